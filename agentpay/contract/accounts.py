@@ -1,0 +1,100 @@
+"""Agent accounts: the Account and Balance objects and the requests about them (contract, "Account", "Balance")."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from attrs import frozen
+
+from agentpay.contract.fields import Cursor, JsonObject, query_integer, text
+from agentpay.contract.policies import Policy
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcString
+
+METADATA_MAX_BYTES = 16 * 1024
+"""The largest `metadata` object of an account, in bytes as sent (D13)."""
+
+
+class AccountStatus(StrEnum):
+    """Whether an account may send: `paused` exactly while its policy is paused (D14)."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+
+
+@frozen(kw_only=True)
+class Account:
+    """An agent account that holds USDC on chain (contract, "Account").
+
+    Attributes:
+        account_id: identifier, `acct_…`.
+        name: display label; not unique.
+        handle: display handle derived from the name, `@…`; not unique.
+        chain_address: on-chain authority address.
+        usdc_token_account: on-chain USDC token account, where deposits go.
+        balance_usdc: USDC held on chain, read live.
+        custody_mode: `custodial`.
+        status: `active` or `paused`; a value this version does not know stays a plain string.
+        policy: the spending policy in force.
+        created_at: when the account was provisioned, UTC.
+    """
+
+    account_id: str
+    name: str
+    handle: str
+    chain_address: str
+    usdc_token_account: str
+    balance_usdc: UsdcString
+    custody_mode: str
+    status: AccountStatus | str
+    policy: Policy
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class Balance:
+    """The live on-chain balance of an account (contract, "Balance").
+
+    Attributes:
+        account_id: identifier, `acct_…`.
+        balance_usdc: USDC held by the account's token account.
+        last_updated: when the balance was read, UTC.
+    """
+
+    account_id: str
+    balance_usdc: UsdcString
+    last_updated: datetime
+
+
+@frozen(kw_only=True)
+class CreateAccount(Request):
+    """Body of `POST /v1/accounts`.
+
+    Attributes:
+        name: 1 to 100 characters after trimming, no control characters (D13).
+        metadata: key-value pairs of the caller's own, at most 16 KiB as sent; stored, never used.
+    """
+
+    name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)]
+    metadata: JsonObject | None = None
+
+    @classmethod
+    def of(cls, name: str, metadata: Mapping[str, Any] | None) -> "CreateAccount":
+        """Return the request for plain arguments."""
+        return cls(name=name, metadata=None if metadata is None else dict(metadata))
+
+
+@frozen(kw_only=True)
+class ListAccounts(Request):
+    """Query of `GET /v1/accounts`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+        status: only accounts with this status.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+    status: AccountStatus | None = None

@@ -1,0 +1,440 @@
+"""The one converter between models and JSON, and the JSON codec under it.
+
+Three jobs: JSON text to Python values and back with exact decimals, models from values, values from models.
+Responses are read leniently where the service may grow (unknown fields, unknown enum values) and strictly in
+types; requests are read strictly, and all their faults are reported together.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+import attrs
+from attrs import frozen
+from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
+from cattrs.errors import IterableValidationError, IterableValidationNote
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
+from agentpay.contract import usdc
+from agentpay.contract.errors import ErrorBody, FieldFault
+from agentpay.contract.fields import JsonValue, Rule, format_timestamp, parse_timestamp
+from agentpay.contract.requests import MAX_NESTING, Request, Unset
+from agentpay.contract.transfers import Transfer
+from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
+
+T = TypeVar("T")
+
+
+class InvalidJsonError(ValueError):
+    """The bytes are not JSON, or not JSON that the service accepts; the text says why."""
+
+
+class InvalidValueError(ValueError):
+    """A value does not fit its model; `faults` names everything that is wrong."""
+
+    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
+        super().__init__("; ".join(f"{fault.field} {fault.message}" for fault in faults))
+        self.faults = faults
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def parse_json(body: bytes) -> JsonValue:
+    """Return the value of JSON from the service; numbers with a point or an exponent are `Decimal`.
+
+    Raises:
+        InvalidJsonError: the bytes are not UTF-8, not JSON, or hold NaN or Infinity.
+    """
+    return _parse(body, None)
+
+
+def parse_request_json(body: bytes) -> JsonValue:
+    """Return the value of JSON from a caller, with all that D5 and D6 refuse refused.
+
+    Raises:
+        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, nesting over 16, or a string
+            that holds NUL or a lone surrogate.
+    """
+    value = _parse(body, _refuse_duplicates)
+    _check_depth_and_strings(value, 0)
+    return value
+
+
+def _parse(
+    body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None
+) -> JsonValue:
+    try:
+        return cast(
+            JsonValue,
+            json.loads(
+                body.decode("utf-8"),
+                parse_float=Decimal,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=pairs,
+            ),
+        )
+    except InvalidJsonError:
+        raise
+    except UnicodeDecodeError:
+        raise InvalidJsonError("must be UTF-8") from None
+    except RecursionError:
+        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}") from None
+    except (ValueError, InvalidOperation):
+        # Beside malformed JSON: an integer of thousands of digits, or an exponent that Decimal cannot hold.
+        raise InvalidJsonError("must be valid JSON") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidJsonError(f"must be valid JSON: {name} is not a JSON number")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise InvalidJsonError("must not repeat a key in an object")
+    return result
+
+
+def _check_depth_and_strings(value: object, depth: int) -> None:
+    if isinstance(value, str):
+        if "\0" in value or not _is_unicode(value):
+            raise InvalidJsonError("must not contain NUL or lone surrogates in strings")
+    elif isinstance(value, dict | list):
+        if depth == MAX_NESTING:
+            raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
+        if isinstance(value, dict):
+            for key, item in value.items():
+                _check_depth_and_strings(key, depth)
+                _check_depth_and_strings(item, depth + 1)
+        else:
+            for item in value:
+                _check_depth_and_strings(item, depth + 1)
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def print_json(value: object) -> bytes:
+    """Return compact JSON. Decimals are printed exactly, in full up to 20 digits of exponent.
+
+    Raises:
+        TypeError: a float, or a type that JSON has no form for.
+        ValueError: a Decimal that is not finite.
+    """
+    return _printed(value, _json_string).encode("ascii")
+
+
+def print_canonical_json(value: object) -> bytes:
+    """Return the canonical form of RFC 8785, in which equal values are equal bytes.
+
+    It serves values whose numbers have at most 15 significant digits and lie within 1e-6 and 1e21, as all of
+    the contract's do: there the shortest decimal is the form that RFC 8785 asks for.
+    """
+    return _printed(value, _canonical_string, sort_keys=True).encode("utf-8")
+
+
+_json_string = json.encoder.encode_basestring_ascii
+_canonical_string = json.encoder.encode_basestring
+
+
+def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = False) -> str:
+    parts: list[str] = []
+    write = parts.append
+
+    def visit(item: object) -> None:
+        if isinstance(item, str):
+            write(string(item))
+        elif item is None:
+            write("null")
+        elif item is True:
+            write("true")
+        elif item is False:
+            write("false")
+        elif isinstance(item, int):
+            write(int.__repr__(item))
+        elif isinstance(item, Decimal):
+            write(_decimal_text(item))
+        elif isinstance(item, Mapping):
+            separator = "{"
+            for key in sorted(item) if sort_keys else item:
+                write(separator)
+                write(string(key))
+                write(":")
+                visit(item[key])
+                separator = ","
+            write("}" if separator == "," else "{}")
+        elif isinstance(item, list | tuple):
+            separator = "["
+            for element in item:
+                write(separator)
+                visit(element)
+                separator = ","
+            write("]" if separator == "," else "[]")
+        else:
+            raise TypeError(
+                f"{type(item).__name__} has no exact JSON form"
+                + ("; use Decimal" if isinstance(item, float) else "")
+            )
+
+    visit(value)
+    return "".join(parts)
+
+
+def _decimal_text(number: Decimal) -> str:
+    if not number.is_finite():
+        raise ValueError("JSON has no form for a number that is not finite")
+    # 1e999999999 is a short text whose digits would fill the memory.
+    if not -20 <= number.adjusted() <= 20:
+        return str(number)
+    text = f"{number:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+# --- Models -----------------------------------------------------------------------------------------------
+
+
+def structure(value: object, model: type[T]) -> T:
+    """Return the model that a JSON value stands for.
+
+    Raises:
+        InvalidValueError: the value does not fit; every fault is named with its path.
+    """
+    try:
+        return _converter.structure(value, model)
+    except (ClassValidationError, IterableValidationError) as error:
+        raise InvalidValueError(tuple(_faults(error, ""))) from None
+    except ValueError as error:
+        raise InvalidValueError((FieldFault(field="body", message=str(error)),)) from None
+
+
+def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has no useful static type
+    """Return the JSON value of a model."""
+    return _converter.unstructure(model)
+
+
+def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
+    if isinstance(error, ClassValidationError):
+        located, others = error.group_exceptions()
+        for inner, note in located:
+            yield from _faults(inner, _join(path, note))
+        for inner in others:
+            if isinstance(inner, ForbiddenExtraKeysError):
+                for name in sorted(inner.extra_fields):
+                    # A key is the caller's text: what is shown of it is short and printable.
+                    yield FieldFault(field=_dotted(path, _shown(name)), message="is not a known field")
+            else:
+                yield from _faults(inner, path)
+    elif isinstance(error, IterableValidationError):
+        located_items, other_items = error.group_exceptions()
+        for inner, note_ in located_items:
+            yield from _faults(inner, f"{path}[{note_.index}]")
+        for inner in other_items:
+            yield from _faults(inner, path)
+    elif isinstance(error, KeyError):
+        yield FieldFault(field=path or "body", message="is required")
+    else:
+        yield FieldFault(field=path or "body", message=str(error) or "is not valid")
+
+
+def _join(path: str, note: AttributeValidationNote | IterableValidationNote) -> str:
+    return _dotted(path, str(note.name).removesuffix("_")) if isinstance(note, AttributeValidationNote) else path
+
+
+def _dotted(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _shown(name: object) -> str:
+    text = str(name)
+    return "".join(c if c.isprintable() else "�" for c in text[:64]) + ("…" if len(text) > 64 else "")
+
+
+def _strict(expected: type, words: str) -> Callable[[object, object], object]:
+    """A hook that takes `expected` and nothing else: cattrs alone would turn 1 into "1" and "no" into True."""
+
+    def hook(value: object, _: object) -> object:
+        if type(value) is not expected:
+            raise ValueError(f"must be {words}")
+        return value
+
+    return hook
+
+
+def _enum_hook(enum: type[Enum]) -> Callable[[object, object], Enum]:
+    words = "must be one of " + ", ".join(str(member.value) for member in enum)
+
+    def hook(value: object, _: object) -> Enum:
+        if not isinstance(value, str):
+            raise ValueError(words)
+        try:
+            return enum(value)
+        except ValueError:
+            raise ValueError(words) from None
+
+    return hook
+
+
+def _is_open_enum(kind: object) -> bool:
+    arguments = get_args(kind)
+    return (
+        get_origin(kind) in (Union, UnionType)
+        and len(arguments) == 2
+        and arguments[1] is str
+        and isinstance(arguments[0], type)
+        and issubclass(arguments[0], Enum)
+    )
+
+
+def _open_enum_hook(kind: object) -> Callable[[object, object], object]:
+    """A hook for `SomeEnum | str`: a value that the enum does not know stays a string."""
+    members: dict[object, Enum] = {member.value: member for member in get_args(kind)[0]}
+
+    def hook(value: object, _: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError("must be a string")
+        return members.get(value, value)
+
+    return hook
+
+
+def _has_unset(kind: object) -> bool:
+    return get_origin(kind) in (Union, UnionType) and any(
+        get_origin(argument) is Literal and isinstance(get_args(argument)[0], Unset) for argument in get_args(kind)
+    )
+
+
+def _unset_hook(kind: object) -> Callable[[object, object], object]:
+    """A hook for `X | None | UnsetType`: what is sent is never `UNSET`, so it is read as the rest."""
+    rest = [argument for argument in get_args(kind) if get_origin(argument) is not Literal]
+    inner: Any = Union[tuple(rest)]  # noqa: UP007 - built at run time from a list of types
+
+    def hook(value: object, _: object) -> object:
+        return _converter.structure(value, inner)
+
+    return hook
+
+
+def _is_tuple(kind: object) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _tuple_hook(kind: object) -> Callable[[object, object], object]:
+    (item, _) = get_args(kind)
+    structure_list = _converter.get_structure_hook(list[item])  # type: ignore[valid-type]
+
+    def hook(value: object, _: object) -> object:
+        if not isinstance(value, list):
+            raise ValueError("must be an array")
+        return tuple(structure_list(value, list[item]))  # type: ignore[valid-type]
+
+    return hook
+
+
+def _rule_of(kind: object) -> Rule | None:
+    for mark in getattr(kind, "__metadata__", ()):
+        if isinstance(mark, Rule):
+            return mark
+    return None
+
+
+def _rule_hook(kind: object) -> Callable[[object, object], object]:
+    rule = _rule_of(kind)
+    assert rule is not None  # noqa: S101 - the predicate of this hook found it
+    parse = rule.parse
+
+    def hook(value: object, _: object) -> object:
+        return parse(value)
+
+    return hook
+
+
+def _is(mark: object) -> Callable[[object], bool]:
+    return lambda kind: kind is mark or kind == mark
+
+
+def _class_of(model: type) -> type:
+    """The class of `model`, which may be a generic one with its argument, such as `PageBody[Account]`."""
+    return get_origin(model) or model
+
+
+def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
+    forbid = issubclass(_class_of(model), Request)
+    renames = {
+        attribute.name: override(rename=attribute.name.removesuffix("_"))
+        for attribute in attrs.fields(_class_of(model))
+        if attribute.name.endswith("_")
+    }
+    build = make_dict_structure_fn(
+        model, _converter, _cattrs_forbid_extra_keys=forbid, _cattrs_detailed_validation=True, **renames  # type: ignore[arg-type]
+    )
+
+    def hook(value: object, kind: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError("must be an object")
+        return build(value, kind)  # type: ignore[arg-type]
+
+    return hook
+
+
+_OMIT_WHEN_NONE = {
+    Transfer: ("error", "message"),
+    ErrorBody: ("request_id", "details", "transfer_id", "status"),
+}
+
+
+def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
+    kind = _class_of(model)
+    overrides = {
+        attribute.name: override(
+            rename=attribute.name.removesuffix("_"),
+            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_NONE.get(kind, ()),
+        )
+        for attribute in attrs.fields(kind)
+    }
+    return make_dict_unstructure_fn(model, _converter, **overrides)  # type: ignore[arg-type]
+
+
+def _make_converter() -> Converter:
+    converter = Converter(detailed_validation=True)
+    # By identity: a hook registered for the class `str` would also catch every `StrEnum`.
+    for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer"), (NoneType, "null")):
+        converter.register_structure_hook_func(_is(kind), _strict(kind, words))
+    converter.register_structure_hook(datetime, lambda value, _: parse_timestamp(value))
+    converter.register_unstructure_hook(datetime, format_timestamp)
+    # Predicates are asked in reverse order of registration: the particular comes last.
+    converter.register_structure_hook_factory(
+        lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _enum_hook
+    )
+    converter.register_structure_hook_factory(attrs.has, _model_structure_hook)
+    converter.register_unstructure_hook_factory(attrs.has, _model_unstructure_hook)
+    converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
+    converter.register_structure_hook_factory(_is_open_enum, _open_enum_hook)
+    converter.register_structure_hook_factory(_has_unset, _unset_hook)
+    converter.register_structure_hook_factory(lambda kind: _rule_of(kind) is not None, _rule_hook)
+    for mark, parse, form in (
+        (UsdcString, usdc.parse_string, usdc.format_string),
+        (UsdcAmount, usdc.parse_amount, usdc.format_string),
+        (UsdcNumber, usdc.parse_number, None),
+    ):
+        converter.register_structure_hook_func(_is(mark), lambda value, _, parse=parse: parse(value))
+        if form is not None:
+            converter.register_unstructure_hook_func(_is(mark), form)
+    converter.register_unstructure_hook(Decimal, lambda number: number)
+    return converter
+
+
+_converter = _make_converter()

@@ -1,0 +1,113 @@
+"""The rules that single fields of requests and responses carry, as `Annotated` marks that the codec reads.
+
+A rule is a small function from what JSON held to the value of the field; it raises `ValueError` with a
+sentence that follows the field's name ("must be a string"). Rules stand on fields, not in models, so that
+every field is judged, whatever became of the others, and a request's answer names all its faults.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+
+
+@frozen
+class Rule:
+    """How one kind of field is read: `parse` takes what JSON held and raises `ValueError` on a fault."""
+
+    parse: Callable[[Any], Any]
+
+
+def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = True) -> Rule:
+    """A string of `minimum` to `maximum` characters.
+
+    Args:
+        minimum: the least number of characters.
+        maximum: the greatest number of characters.
+        trim: remove white space at both ends before counting.
+        control: allow control characters.
+    """
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("must be a string")
+        result = value.strip() if trim else value
+        if len(result) < minimum:
+            raise ValueError("must not be empty" if minimum == 1 else f"must have at least {minimum} characters")
+        if len(result) > maximum:
+            raise ValueError(f"must have at most {maximum} characters")
+        if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in result):
+            raise ValueError("must not contain control characters")
+        return result
+
+    return Rule(parse)
+
+
+def query_integer(*, minimum: int, maximum: int) -> Rule:
+    """An integer in a query string, such as a page size."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
+            number = int(value)
+            if minimum <= number <= maximum:
+                return number
+        raise ValueError(f"must be an integer from {minimum} to {maximum}")
+
+    return Rule(parse)
+
+
+def _parse_counterparty(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
+    if not (identifiers.is_identifier(value, identifiers.ACCOUNT) or identifiers.is_public_key(value)):
+        raise ValueError("must be an account_id or a base58 on-chain address")
+    return value
+
+
+def _parse_object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    return value
+
+
+def parse_timestamp(value: object) -> datetime:
+    """Return the moment that an ISO 8601 string with a UTC offset names, in UTC.
+
+    Raises:
+        ValueError: not such a string, or one without an offset (D5).
+    """
+    if not isinstance(value, str):
+        raise ValueError("must be an ISO 8601 string")
+    # `fromisoformat` also reads dates, week dates and blanks as separators; a moment has a "T".
+    if len(value) > 40 or value[10:11] not in ("T", "t"):
+        raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z")
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("must have a UTC offset, such as the Z of 2026-01-31T12:00:00Z")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must lie within the years 1 to 9999") from None
+
+
+def format_timestamp(moment: datetime) -> str:
+    """Return the wire form of a moment: UTC, milliseconds, `Z` (D18)."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+CATEGORY_MAX_CHARACTERS: Final = 64
+
+Category = Annotated[str, text(minimum=1, maximum=CATEGORY_MAX_CHARACTERS)]
+Counterparty = Annotated[str, Rule(_parse_counterparty)]
+Cursor = Annotated[str, text(maximum=512)]
+JsonObject = Annotated[dict[str, Any], Rule(_parse_object)]
+
+JsonValue = Decimal | int | str | bool | None | list[Any] | dict[str, Any]
+"""What the JSON codec yields: numbers with a fraction or an exponent are `Decimal`, never `float`."""

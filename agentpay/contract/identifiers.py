@@ -1,0 +1,42 @@
+"""The forms of identifiers and on-chain addresses that cross the wire.
+
+An identifier is a prefix and an opaque text. A client never takes one apart; a server refuses, before any
+look-up, what cannot be one of its own (D18).
+"""
+
+import re
+from typing import Final
+
+ACCOUNT: Final = "acct_"
+TRANSFER: Final = "txn_"
+SESSION: Final = "sess_"
+EVENT: Final = "evt_"
+WEBHOOK: Final = "wh_"
+KEY: Final = "key_"
+DELIVERY: Final = "dlv_"
+ENTRY: Final = "entry_"
+OPERATOR: Final = "op_"
+SNAPSHOT: Final = "snap_"
+
+_ULID: Final = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}", re.ASCII)
+_BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58_VALUES: Final = {character: value for value, character in enumerate(_BASE58)}
+
+
+def is_identifier(text: str, prefix: str) -> bool:
+    """Tell whether `text` has the form of an identifier with this prefix: prefix and 26 lower-case ULID."""
+    return text.startswith(prefix) and _ULID.fullmatch(text, len(prefix)) is not None
+
+
+def is_public_key(text: str) -> bool:
+    """Tell whether `text` is a Solana public key: base58 of exactly 32 bytes."""
+    if not 32 <= len(text) <= 44:
+        return False
+    number = 0
+    for character in text:
+        value = _BASE58_VALUES.get(character)
+        if value is None:
+            return False
+        number = number * 58 + value
+    zero_bytes = len(text) - len(text.lstrip("1"))
+    return zero_bytes + (number.bit_length() + 7) // 8 == 32

@@ -1,0 +1,22 @@
+"""One page of a list (contract, "Pagination")."""
+
+from typing import Generic, TypeVar
+
+from attrs import frozen
+
+T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class PageBody(Generic[T]):
+    """What a list endpoint returns.
+
+    Attributes:
+        data: the items, newest first.
+        cursor: passed as `cursor`, fetches the next page; empty on the last.
+        has_more: whether there is a next page.
+    """
+
+    data: tuple[T, ...]
+    cursor: str
+    has_more: bool

@@ -1,0 +1,86 @@
+"""Spending policies: the Policy object, the policy of one account, and its change (contract, "Policy")."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+import attrs
+from attrs import frozen
+
+from agentpay.contract.fields import Category, Counterparty
+from agentpay.contract.requests import UNSET, Request, UnsetType
+from agentpay.contract.usdc import UsdcNumber
+
+
+@frozen(kw_only=True)
+class Policy:
+    """The rules that every transfer of an account is checked against (contract, "Policy").
+
+    Attributes:
+        max_single_transfer: most USDC per transfer or session charge; None is no limit, 0 blocks every one.
+        max_daily_spend: most USDC in a rolling 24-hour window, over transfers and sessions; None is no limit.
+        allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
+            tuple nobody.
+        categories: spend categories that may be paid for; None allows all, an empty tuple none.
+        require_memo: refuse transfers without a memo.
+        escalation_threshold: USDC from which a transfer waits for an operator's approval; None is never.
+        paused: block every outgoing transfer.
+    """
+
+    max_single_transfer: UsdcNumber | None = None
+    max_daily_spend: UsdcNumber | None = None
+    allowed_counterparties: tuple[str, ...] | None = None
+    categories: tuple[str, ...] | None = None
+    require_memo: bool = False
+    escalation_threshold: UsdcNumber | None = None
+    paused: bool = False
+
+
+@frozen(kw_only=True)
+class AccountPolicy(Policy):
+    """The policy of one account, as `GET` and `PUT /v1/accounts/{id}/policy` return it.
+
+    Attributes:
+        account_id: the account, `acct_…`.
+        updated_at: when the policy last changed, UTC.
+    """
+
+    account_id: str
+    updated_at: datetime
+
+
+@frozen(kw_only=True)
+class PolicyChange(Request):
+    """Body of `PUT /v1/accounts/{id}/policy`: any of the seven fields of a Policy, the others left out.
+
+    A field that is None is sent as `null`, which lifts the limit; a field that is `UNSET` is not sent.
+    """
+
+    max_single_transfer: UsdcNumber | None | UnsetType = UNSET
+    max_daily_spend: UsdcNumber | None | UnsetType = UNSET
+    allowed_counterparties: tuple[Counterparty, ...] | None | UnsetType = UNSET
+    categories: tuple[Category, ...] | None | UnsetType = UNSET
+    require_memo: bool | UnsetType = UNSET
+    escalation_threshold: UsdcNumber | None | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+
+    def applied_to(self, policy: Policy) -> Policy:
+        """Return `policy` with the fields that this change carries, as a plain `Policy`."""
+        return Policy(
+            **{
+                name: current if (new := getattr(self, name)) is UNSET else new
+                for name in POLICY_FIELDS
+                for current in (getattr(policy, name),)
+            }
+        )
+
+    @classmethod
+    def to(cls, policy: Policy) -> "PolicyChange":
+        """Return the change that sets all seven fields to those of `policy`."""
+        return cls(**{name: getattr(policy, name) for name in POLICY_FIELDS})
+
+
+POLICY_FIELDS: Final = tuple(field.name for field in attrs.fields(Policy))
+
+Limit = Decimal | int | str | None
+"""What a caller may give for a limit: exact USDC, or None for no limit. Floats are refused."""

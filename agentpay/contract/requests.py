@@ -1,0 +1,36 @@
+"""The mark of everything that a client sends: such models refuse fields they do not know (D5)."""
+
+from enum import Enum
+from typing import Final, Literal
+
+from attrs import frozen
+
+
+BODY_MAX_BYTES: Final = 64 * 1024
+"""The largest request body, in bytes (D6)."""
+
+MAX_NESTING: Final = 16
+"""How deep arrays and objects of a request body may nest (D6)."""
+
+
+@frozen
+class Request:
+    """Base of request bodies and queries. The codec refuses unknown fields in them and names every fault."""
+
+
+class Unset(Enum):
+    """The type of `UNSET`: a field that is left out, as opposed to one that is `null`."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = Unset.UNSET
+"""Leaves a field out of a request."""
+
+UnsetType = Literal[Unset.UNSET]

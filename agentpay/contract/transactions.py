@@ -1,0 +1,99 @@
+"""The history of an account (contract, "Transaction history entry"; D38)."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from attrs import frozen
+
+from agentpay.contract.fields import Cursor, Rule, parse_timestamp, query_integer
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcString
+
+
+class TransactionType(StrEnum):
+    """What a history entry records (D38)."""
+
+    TRANSFER = "transfer"
+    SESSION_SETTLEMENT = "session_settlement"
+    REJECTION = "rejection"
+    DEPOSIT = "deposit"
+
+
+class TransactionStatus(StrEnum):
+    """Whether the money moved (D38)."""
+
+    SETTLED = "settled"
+    REJECTED = "rejected"
+
+
+class TransactionStatusFilter(StrEnum):
+    """Which entries a listing returns (contract, "GET /v1/accounts/:id/transactions")."""
+
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    ALL = "all"
+
+
+class Direction(StrEnum):
+    """Whether money went out of the account or came in (D38)."""
+
+    IN = "in"
+    OUT = "out"
+
+
+@frozen(kw_only=True)
+class Transaction:
+    """One entry of an account's history; a field that does not apply is None (D38).
+
+    Attributes:
+        transaction_id: identifier of the entry, `entry_…`.
+        type: `transfer`, `session_settlement`, `rejection` or `deposit`.
+        status: `settled` or `rejected`.
+        direction: `in` or `out`.
+        account_id: the account whose history this is.
+        amount_usdc: USDC moved or asked for.
+        counterparty: whom the money went to, as sent; for deposits the account_id or token account it came
+            from.
+        memo: the caller's memo.
+        category: the spend category.
+        tx_signature: signature of the on-chain transaction.
+        chain_explorer_url: where to look the transaction up.
+        transfer_id: the transfer, `txn_…`.
+        session_id: the session, `sess_…`.
+        rejection_reason: error code of a rejection.
+        created_at: when the entry was committed, UTC.
+    """
+
+    transaction_id: str
+    type: TransactionType | str
+    status: TransactionStatus | str
+    direction: Direction | str
+    account_id: str
+    amount_usdc: UsdcString
+    counterparty: str | None = None
+    memo: str | None = None
+    category: str | None = None
+    tx_signature: str | None = None
+    chain_explorer_url: str | None = None
+    transfer_id: str | None = None
+    session_id: str | None = None
+    rejection_reason: str | None = None
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ListTransactions(Request):
+    """Query of `GET /v1/accounts/{id}/transactions`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+        status: `settled`, `rejected` or `all`.
+        since: only entries committed after this moment.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 25
+    cursor: Cursor = ""
+    status: TransactionStatusFilter = TransactionStatusFilter.ALL
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None

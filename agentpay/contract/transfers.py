@@ -1,0 +1,84 @@
+"""Transfers of USDC out of an account (contract, "Transfer", "POST /v1/transfers")."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from attrs import field, frozen
+
+from agentpay.contract.fields import Category, text
+from agentpay.contract.requests import BODY_MAX_BYTES, Request
+from agentpay.contract.usdc import UsdcAmount, UsdcString
+
+
+class TransferStatus(StrEnum):
+    """How far a transfer has come (contract, "Transfer"; D27, D28)."""
+
+    PENDING_APPROVAL = "pending_approval"
+    SUBMITTED = "submitted"
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+_FINAL = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED})
+
+
+@frozen(kw_only=True)
+class Transfer:
+    """One transfer of USDC (contract, "Transfer").
+
+    Attributes:
+        transfer_id: identifier, `txn_…`.
+        status: `settled`, `rejected`, `submitted`, `pending_approval` or `failed`; a value this version does
+            not know stays a plain string.
+        from_: source account_id; `from` on the wire.
+        to: recipient, as sent: an account_id or an on-chain USDC token account.
+        amount_usdc: USDC moved or asked for.
+        memo: the caller's memo, or None.
+        idempotency_key: the key under which the transfer was asked for.
+        tx_signature: signature of the on-chain transaction; None before it is signed.
+        chain_explorer_url: where to look the transaction up; None before it is signed.
+        settled_at: when it was final on chain, UTC; None before.
+        error: code of the error of a rejected or failed transfer; None otherwise.
+        message: sentence that explains `error`; None otherwise.
+    """
+
+    transfer_id: str
+    status: TransferStatus | str
+    from_: str = field(alias="from_")
+    to: str
+    amount_usdc: UsdcString
+    memo: str | None = None
+    idempotency_key: str
+    tx_signature: str | None = None
+    chain_explorer_url: str | None = None
+    settled_at: datetime | None = None
+    error: str | None = None
+    message: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the transfer has come to its end: settled, rejected or failed."""
+        return self.status in _FINAL
+
+
+@frozen(kw_only=True)
+class CreateTransfer(Request):
+    """Body of `POST /v1/transfers`.
+
+    Attributes:
+        from_: source account_id; `from` on the wire.
+        to: recipient: an account_id, or an on-chain USDC token account.
+        amount: USDC to move, at least 0.000001.
+        idempotency_key: 1 to 128 characters; the same key never moves money twice within 24 hours.
+        memo: at most 200 characters.
+        category: spend category, 1 to 64 characters (D25).
+    """
+
+    from_: Annotated[str, text(maximum=BODY_MAX_BYTES)] = field(alias="from_")
+    to: Annotated[str, text(maximum=BODY_MAX_BYTES)]
+    amount: UsdcAmount
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
+    memo: Annotated[str, text(maximum=200)] | None = None
+    category: Category | None = None

@@ -1,0 +1,53 @@
+"""Webhook endpoints: registration and its result (contract, "POST /v1/webhooks"; D41, D42)."""
+
+from datetime import datetime
+from typing import Annotated
+
+from attrs import field, frozen
+
+from agentpay.contract.fields import text
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcNumber
+
+SIGNATURE_HEADER = "X-Service-Signature"
+"""Hex HMAC-SHA256 of the raw body under the webhook's secret (contract, "Authentication", 5)."""
+
+
+@frozen(kw_only=True)
+class Webhook:
+    """A registered endpoint (D42).
+
+    Attributes:
+        webhook_id: identifier, `wh_…`.
+        url: where events are posted.
+        events: names of the event types it receives.
+        account_ids: the accounts it hears of; empty is all of the operator.
+        low_balance_threshold_usdc: balance below which `balance.low_threshold` fires, in USDC, or None.
+        secret: key of the signatures, shown at creation only; kept out of `repr`.
+        created_at: when it was registered, UTC.
+    """
+
+    webhook_id: str | None = None
+    url: str | None = None
+    events: tuple[str, ...] = ()
+    account_ids: tuple[str, ...] = ()
+    low_balance_threshold_usdc: UsdcNumber | None = None
+    secret: str = field(repr=False)
+    created_at: datetime | None = None
+
+
+@frozen(kw_only=True)
+class CreateWebhook(Request):
+    """Body of `POST /v1/webhooks`.
+
+    Attributes:
+        url: where events are to be posted, `http(s)`, without user info.
+        events: names of event types, at least one.
+        account_ids: accounts to hear of; empty or left out is all of the operator.
+        low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+    """
+
+    url: Annotated[str, text(minimum=1, maximum=2048)]
+    events: tuple[Annotated[str, text(minimum=1, maximum=64)], ...]
+    account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] = ()
+    low_balance_threshold_usdc: UsdcNumber | None = None

@@ -1,0 +1,1 @@
+"""The chain: its protocol, transactions, keys and the chains themselves."""

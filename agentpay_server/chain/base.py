@@ -1,0 +1,131 @@
+"""What the service asks of a chain, and how a chain fails. Nothing here knows which chain it is.
+
+The protocol is small on purpose: every rule about sending, waiting, expiry and signing again is written once,
+over these calls, in `services/settlement.py`.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from attrs import field, frozen
+
+
+class ChainUnavailableError(Exception):
+    """The chain did not answer, or its answer was lost. Whether a send arrived is unknown."""
+
+
+class FailureReason(StrEnum):
+    """Why a transaction that reached the chain moved nothing, as far as the service tells reasons apart."""
+
+    INSUFFICIENT_FUNDS = "insufficient_funds"
+    ACCOUNT_FROZEN = "account_frozen"
+    ACCOUNT_MISSING = "account_missing"
+    OTHER = "other"
+
+
+@frozen(kw_only=True)
+class Blockhash:
+    """A recent blockhash.
+
+    Attributes:
+        value: base58 text.
+        last_valid_block_height: a transaction that names it can land up to this block height, never above.
+    """
+
+    value: str
+    last_valid_block_height: int
+
+
+@frozen(kw_only=True)
+class TokenAccount:
+    """A USDC token account as it stands on chain.
+
+    Attributes:
+        address: the token account.
+        owner: the address that may spend from it.
+        amount_micro: micro-USDC held.
+        is_frozen: whether the mint's freeze authority has frozen it.
+    """
+
+    address: str
+    owner: str
+    amount_micro: int
+    is_frozen: bool
+
+
+@frozen(kw_only=True)
+class Failure:
+    """A transaction that the chain processed and refused: it moved nothing and never will.
+
+    Attributes:
+        reason: what kind of refusal.
+        detail: the chain's own words, for logs.
+    """
+
+    reason: FailureReason
+    detail: str
+
+
+@frozen(kw_only=True)
+class SignatureStatus:
+    """What the chain knows of a signature.
+
+    Attributes:
+        is_final: whether it has reached the finality that counts as settled here.
+        failure: why it moved nothing; None when it succeeded.
+    """
+
+    is_final: bool
+    failure: Failure | None = None
+
+
+@frozen(kw_only=True)
+class SignedTransaction:
+    """Bytes that may be sent, any number of times: the chain executes one signature at most once.
+
+    Attributes:
+        signature: base58 text of the first signature, which names the transaction.
+        raw: the wire bytes, at most 1,232; kept out of `repr`.
+        last_valid_block_height: above this block height it can no longer land.
+    """
+
+    signature: str
+    raw: bytes = field(repr=False)
+    last_valid_block_height: int
+
+
+class Chain(Protocol):
+    """A Solana cluster. Every coroutine may raise `ChainUnavailableError`."""
+
+    @property
+    def usdc_mint(self) -> str:
+        """Address of the USDC mint."""
+
+    @property
+    def is_test_chain(self) -> bool:
+        """Whether money on it is worthless, so that the sandbox may mint."""
+
+    def explorer_url(self, signature: str) -> str:
+        """Where a person can look a transaction up (D34)."""
+
+    async def latest_blockhash(self) -> Blockhash:
+        """Return a blockhash for a new transaction."""
+
+    async def block_height(self) -> int:
+        """Return the height of the newest block that cannot be undone."""
+
+    async def signature_status(self, signature: str) -> SignatureStatus | None:
+        """Return what became of a transaction; None when the chain has not seen it (yet)."""
+
+    async def send(self, raw: bytes) -> None:
+        """Hand a signed transaction over. Returning tells only that it was handed over."""
+
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        """Return lamports and bytes of data of any account; None where there is none."""
+
+    async def rent_exemption(self, size: int) -> int:
+        """Return the lamports that keep an account of `size` bytes of data alive for good."""

@@ -1,0 +1,1 @@
+"""The in-process server and its transports."""

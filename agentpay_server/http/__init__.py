@@ -1,0 +1,1 @@
+"""HTTP: the endpoint tables bound to the services."""

@@ -1,0 +1,1 @@
+"""Use cases: what an operation does, in units of work and chain calls."""

@@ -1,0 +1,1 @@
+"""The database: tables, runners and statements."""

@@ -1,0 +1,1 @@
+"""Due work, driven by the clock."""
