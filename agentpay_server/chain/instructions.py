@@ -1,0 +1,198 @@
+"""Builders of the few Solana instructions that the service sends, and the programs they call.
+
+Every function is pure: accounts and numbers in, one instruction out. Which instructions make up a
+transaction, and who signs it, is decided in `transactions.py`.
+"""
+
+import hashlib
+import struct
+from typing import Final
+
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+from solders.token import ID as TOKEN_PROGRAM
+from solders.token.associated import get_associated_token_address
+
+__all__ = [
+    "ASSOCIATED_TOKEN_PROGRAM",
+    "MEMO_PROGRAM",
+    "SYSTEM_PROGRAM",
+    "TOKEN_2022_PROGRAM",
+    "TOKEN_PROGRAM",
+    "USDC_DECIMALS",
+    "USDC_MINTS",
+    "allocate",
+    "assign",
+    "associated_token_address",
+    "create_associated_token_account_idempotent",
+    "initialize_metadata",
+    "initialize_metadata_pointer",
+    "initialize_record_mint",
+    "memo",
+    "mint_to_checked",
+    "remove_metadata_field",
+    "transfer_checked",
+    "transfer_lamports",
+    "update_metadata_field",
+]
+
+TOKEN_2022_PROGRAM: Final = Pubkey.from_string("TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb")
+ASSOCIATED_TOKEN_PROGRAM: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
+MEMO_PROGRAM: Final = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
+
+USDC_DECIMALS: Final = 6
+
+USDC_MINTS: Final = {
+    "mainnet-beta": "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v",
+    "devnet": "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU",
+}
+"""Circle's USDC mint, by cluster."""
+
+
+def associated_token_address(owner: str, mint: str) -> str:
+    """Return the address of `owner`'s associated token account for `mint`, whether or not it exists."""
+    return str(get_associated_token_address(Pubkey.from_string(owner), Pubkey.from_string(mint)))
+
+
+# --- System program
+
+
+def transfer_lamports(source: Pubkey, destination: Pubkey, lamports: int) -> Instruction:
+    """Move `lamports` of SOL; `source` signs."""
+    return Instruction(
+        SYSTEM_PROGRAM,
+        struct.pack("<IQ", 2, lamports),
+        [_signer(source, writable=True), _writable(destination)],
+    )
+
+
+def allocate(account: Pubkey, size: int) -> Instruction:
+    """Give `account`, which has no data yet and signs, `size` bytes of data."""
+    return Instruction(SYSTEM_PROGRAM, struct.pack("<IQ", 8, size), [_signer(account, writable=True)])
+
+
+def assign(account: Pubkey, program: Pubkey) -> Instruction:
+    """Hand `account`, which signs, to `program`."""
+    return Instruction(
+        SYSTEM_PROGRAM, struct.pack("<I", 1) + bytes(program), [_signer(account, writable=True)]
+    )
+
+
+# --- Memo program
+
+
+def memo(text: str) -> Instruction:
+    """Log `text` on chain. It names no signer: the transaction's signatures already cover it."""
+    return Instruction(MEMO_PROGRAM, text.encode(), [])
+
+
+# --- Token program
+
+
+def transfer_checked(
+    *, source: Pubkey, destination: Pubkey, owner: Pubkey, mint: Pubkey, amount_micro: int
+) -> Instruction:
+    """Move `amount_micro` micro-USDC between two token accounts; `owner` of the source signs."""
+    return Instruction(
+        TOKEN_PROGRAM,
+        struct.pack("<BQB", 12, amount_micro, USDC_DECIMALS),
+        [_writable(source), _readonly(mint), _writable(destination), _signer(owner)],
+    )
+
+
+def mint_to_checked(
+    *, mint: Pubkey, destination: Pubkey, mint_authority: Pubkey, amount_micro: int
+) -> Instruction:
+    """Create `amount_micro` micro-USDC in a token account; `mint_authority` signs."""
+    return Instruction(
+        TOKEN_PROGRAM,
+        struct.pack("<BQB", 14, amount_micro, USDC_DECIMALS),
+        [_writable(mint), _writable(destination), _signer(mint_authority)],
+    )
+
+
+def create_associated_token_account_idempotent(*, payer: Pubkey, owner: Pubkey, mint: Pubkey) -> Instruction:
+    """Create `owner`'s associated token account, paid by `payer`, who signs; do nothing if it exists."""
+    return Instruction(
+        ASSOCIATED_TOKEN_PROGRAM,
+        b"\x01",
+        [
+            _signer(payer, writable=True),
+            _writable(get_associated_token_address(owner, mint)),
+            _readonly(owner),
+            _readonly(mint),
+            _readonly(SYSTEM_PROGRAM),
+            _readonly(TOKEN_PROGRAM),
+        ],
+    )
+
+
+# --- Token-2022 and its metadata interface: a policy record is the metadata of a mint that never mints.
+# https://github.com/solana-program/token-metadata/blob/main/interface/src/instruction.rs
+
+
+def initialize_metadata_pointer(mint: Pubkey) -> Instruction:
+    """Declare that `mint` carries its own metadata, for good: no authority may point elsewhere."""
+    no_authority = bytes(32)
+    return Instruction(TOKEN_2022_PROGRAM, b"\x27\x00" + no_authority + bytes(mint), [_writable(mint)])
+
+
+def initialize_record_mint(mint: Pubkey, authority: Pubkey) -> Instruction:
+    """Make `mint` a mint of 0 decimals under `authority`, without a freeze authority."""
+    return Instruction(TOKEN_2022_PROGRAM, b"\x14\x00" + bytes(authority) + b"\x00", [_writable(mint)])
+
+
+def initialize_metadata(*, mint: Pubkey, authority: Pubkey, name: str, symbol: str, uri: str) -> Instruction:
+    """Write the three fixed fields; `authority`, the mint authority, signs and may write from now on."""
+    return Instruction(
+        TOKEN_2022_PROGRAM,
+        _INITIALIZE_METADATA + _string(name) + _string(symbol) + _string(uri),
+        [_writable(mint), _readonly(authority), _readonly(mint), _signer(authority)],
+    )
+
+
+def update_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str, value: str) -> Instruction:
+    """Set an additional field, new or not; `authority` signs."""
+    custom_key = b"\x03"
+    return Instruction(
+        TOKEN_2022_PROGRAM,
+        _UPDATE_FIELD + custom_key + _string(key) + _string(value),
+        [_writable(mint), _signer(authority)],
+    )
+
+
+def remove_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str) -> Instruction:
+    """Remove an additional field; do nothing if it is not there; `authority` signs."""
+    idempotent = b"\x01"
+    return Instruction(
+        TOKEN_2022_PROGRAM,
+        _REMOVE_KEY + idempotent + _string(key),
+        [_writable(mint), _signer(authority)],
+    )
+
+
+def _discriminator(name: str) -> bytes:
+    return hashlib.sha256(f"spl_token_metadata_interface:{name}".encode()).digest()[:8]
+
+
+_INITIALIZE_METADATA: Final = _discriminator("initialize_account")
+_UPDATE_FIELD: Final = _discriminator("updating_field")
+_REMOVE_KEY: Final = _discriminator("remove_key_ix")
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def _writable(account: Pubkey) -> AccountMeta:
+    return AccountMeta(account, is_signer=False, is_writable=True)
+
+
+def _readonly(account: Pubkey) -> AccountMeta:
+    return AccountMeta(account, is_signer=False, is_writable=False)
+
+
+def _signer(account: Pubkey, *, writable: bool = False) -> AccountMeta:
+    return AccountMeta(account, is_signer=True, is_writable=writable)

@@ -1,0 +1,239 @@
+"""The transactions of the service: a pure function for each operation, from arguments to signed bytes.
+
+All of it is local and synchronous, so that the signed bytes can be stored in the same commit as the decision
+to send them. Nothing here sends, waits or reads a chain.
+"""
+
+import hashlib
+from typing import Final, Literal
+
+from solders.pubkey import Pubkey
+
+from agentpay_server.chain import instructions
+from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.chain.custody import (
+    POLICY_AUTHORITY,
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    Signer,
+    record_key,
+    spending_key,
+)
+from agentpay_server.chain.policy_record import (
+    MAX_POLICY_CHARACTERS,
+    POLICY_FIELD,
+    RECORD_MINT_BYTES,
+    RECORD_SYMBOL,
+    SHA256_FIELD,
+    VERSION_FIELD,
+    PolicyRecord,
+)
+from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction
+
+MAX_MEMO_BYTES: Final = 821
+"""The longest memo, in bytes of UTF-8, that fits into a transfer."""
+
+_MAX_AMOUNT_MICRO: Final = 2**64 - 1
+
+MemoMode = Literal["id", "full"]
+
+
+def memo_text(transfer_id: str, caller_memo: str | None, mode: MemoMode = "id") -> str:
+    """Return what a transfer says on chain (D32).
+
+    It always starts with the transfer's id, which makes two equal transfers two transactions.
+
+    Args:
+        transfer_id: of the transfer.
+        caller_memo: the caller's memo, which may be private; None or empty for none.
+        mode: `id` publishes nothing of the caller's memo; `full` publishes it, or `sha256:` and its hex
+            digest where it is too long.
+    """
+    if mode == "id" or not caller_memo:
+        return transfer_id
+    text = f"{transfer_id} {caller_memo}"
+    if len(text.encode()) <= MAX_MEMO_BYTES:
+        return text
+    return f"{transfer_id} sha256:{hashlib.sha256(caller_memo.encode()).hexdigest()}"
+
+
+def transfer(
+    signer: Signer,
+    blockhash: Blockhash,
+    *,
+    usdc_mint: str,
+    account_index: int,
+    source: str,
+    recipient: str,
+    amount_micro: int,
+    memo: str,
+) -> SignedTransaction:
+    """Return a transfer from an account's token account.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one.
+        usdc_mint: address of the USDC mint.
+        account_index: whose spending key signs.
+        source: the account's token account.
+        recipient: the token account that is paid.
+        amount_micro: micro-USDC to move, at least 1.
+        memo: see `memo_text`.
+
+    Raises:
+        TransactionTooLargeError: the memo passes `MAX_MEMO_BYTES`.
+    """
+    key = spending_key(account_index)
+    pay = instructions.transfer_checked(
+        source=Pubkey.from_string(source),
+        destination=Pubkey.from_string(recipient),
+        owner=Pubkey.from_string(signer.address(key)),
+        mint=Pubkey.from_string(usdc_mint),
+        amount_micro=_amount(amount_micro),
+    )
+    return sign_transaction(signer, blockhash, [pay, instructions.memo(memo)], key)
+
+
+def provision_account(
+    signer: Signer,
+    blockhash: Blockhash,
+    *,
+    usdc_mint: str,
+    account_index: int,
+    present_lamports: int,
+    rent_exempt_lamports: int,
+) -> SignedTransaction:
+    """Return what puts an account on chain (D19): its authority address, funded, and its token account.
+
+    It can be repeated: the token account is created where there is none, and lamports are only topped up.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one.
+        usdc_mint: address of the USDC mint.
+        account_index: whose account.
+        present_lamports: what the authority address holds already, 0 when it does not exist.
+        rent_exempt_lamports: what it is to hold: the rent exemption of 0 bytes, or 0 to leave it unfunded.
+    """
+    treasury = Pubkey.from_string(signer.address(TREASURY))
+    authority = Pubkey.from_string(signer.address(spending_key(account_index)))
+    steps = []
+    if present_lamports < rent_exempt_lamports:
+        missing = rent_exempt_lamports - present_lamports
+        steps.append(instructions.transfer_lamports(treasury, authority, missing))
+    steps.append(
+        instructions.create_associated_token_account_idempotent(
+            payer=treasury, owner=authority, mint=Pubkey.from_string(usdc_mint)
+        )
+    )
+    return sign_transaction(signer, blockhash, steps)
+
+
+def create_token_account(
+    signer: Signer, blockhash: Blockhash, *, usdc_mint: str, owner: str
+) -> SignedTransaction:
+    """Return what creates the associated token account of any owner, at the treasury's cost; repeatable."""
+    create = instructions.create_associated_token_account_idempotent(
+        payer=Pubkey.from_string(signer.address(TREASURY)),
+        owner=Pubkey.from_string(owner),
+        mint=Pubkey.from_string(usdc_mint),
+    )
+    return sign_transaction(signer, blockhash, [create])
+
+
+def mint(
+    signer: Signer, blockhash: Blockhash, *, usdc_mint: str, token_account: str, amount_micro: int, memo: str
+) -> SignedTransaction:
+    """Return what mints test USDC.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one.
+        usdc_mint: address of a mint whose authority is the test mint authority.
+        token_account: receives the new money.
+        amount_micro: micro-USDC to mint, at least 1.
+        memo: distinct for each minting: equal transactions under one blockhash are one.
+    """
+    create = instructions.mint_to_checked(
+        mint=Pubkey.from_string(usdc_mint),
+        destination=Pubkey.from_string(token_account),
+        mint_authority=Pubkey.from_string(signer.address(TEST_MINT_AUTHORITY)),
+        amount_micro=_amount(amount_micro),
+    )
+    return sign_transaction(signer, blockhash, [create, instructions.memo(memo)], TEST_MINT_AUTHORITY)
+
+
+def write_policy_record(
+    signer: Signer,
+    blockhash: Blockhash,
+    *,
+    account_index: int,
+    record: PolicyRecord,
+    present: tuple[int, int] | None,
+    rent_exempt_lamports: int,
+) -> SignedTransaction:
+    """Return what makes an account's policy record (D26) say `record`, creating it if there is none.
+
+    The policy itself is written where it has at most `MAX_POLICY_CHARACTERS` and fits the packet, which holds
+    about 420 bytes of it beside a creation and 700 beside an update. Elsewhere the field is removed, so that
+    an older policy never stands beside a newer digest.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one.
+        account_index: whose record: its address is that of `record_key(account_index)`.
+        record: what it is to say.
+        present: lamports and bytes of data at that address now; None where there is nothing.
+        rent_exempt_lamports: the rent exemption of `record.size` bytes.
+    """
+    key = record_key(account_index)
+    create = present is None or present[1] == 0
+    lamports = 0 if present is None else present[0]
+    cosigners = (key, POLICY_AUTHORITY) if create else (POLICY_AUTHORITY,)
+    address = Pubkey.from_string(signer.address(key))
+    authority = Pubkey.from_string(signer.address(POLICY_AUTHORITY))
+
+    opening = []
+    if lamports < rent_exempt_lamports:
+        treasury = Pubkey.from_string(signer.address(TREASURY))
+        missing = rent_exempt_lamports - lamports
+        opening.append(instructions.transfer_lamports(treasury, address, missing))
+    if create:
+        # Not the lone `create_account`: it fails for good once a stranger has sent a lamport there.
+        opening += [
+            instructions.allocate(address, RECORD_MINT_BYTES),
+            instructions.assign(address, instructions.TOKEN_2022_PROGRAM),
+            instructions.initialize_metadata_pointer(address),
+            instructions.initialize_record_mint(address, authority),
+            instructions.initialize_metadata(
+                mint=address, authority=authority, name=record.account_id, symbol=RECORD_SYMBOL, uri=""
+            ),
+        ]
+
+    def signed(fields: dict[str, str | None]) -> SignedTransaction:
+        steps = [
+            instructions.remove_metadata_field(mint=address, authority=authority, key=name)
+            if value is None
+            else instructions.update_metadata_field(mint=address, authority=authority, key=name, value=value)
+            for name, value in fields.items()
+        ]
+        return sign_transaction(signer, blockhash, [*opening, *steps], *cosigners)
+
+    digest: dict[str, str | None] = {
+        VERSION_FIELD: str(record.policy_version),
+        SHA256_FIELD: record.policy_sha256,
+    }
+    if record.policy is not None and len(record.policy) <= MAX_POLICY_CHARACTERS:
+        try:
+            return signed({**digest, POLICY_FIELD: record.policy})
+        except TransactionTooLargeError:
+            pass
+    return signed(digest if create else {**digest, POLICY_FIELD: None})
+
+
+def _amount(amount_micro: int) -> int:
+    if not 1 <= amount_micro <= _MAX_AMOUNT_MICRO:
+        raise ValueError(
+            f"an amount to move is between 1 and {_MAX_AMOUNT_MICRO} micro-USDC, not {amount_micro}"
+        )
+    return amount_micro
