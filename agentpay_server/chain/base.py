@@ -101,31 +101,41 @@ class Chain(Protocol):
     @property
     def usdc_mint(self) -> str:
         """Address of the USDC mint."""
+        ...
 
     @property
     def is_test_chain(self) -> bool:
         """Whether money on it is worthless, so that the sandbox may mint."""
+        ...
 
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up (D34)."""
+        ...
 
     async def latest_blockhash(self) -> Blockhash:
         """Return a blockhash for a new transaction."""
+        ...
 
     async def block_height(self) -> int:
         """Return the height of the newest block that cannot be undone."""
+        ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when the chain has not seen it (yet)."""
+        ...
 
     async def send(self, raw: bytes) -> None:
         """Hand a signed transaction over. Returning tells only that it was handed over."""
+        ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        ...
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return lamports and bytes of data of any account; None where there is none."""
+        ...
 
     async def rent_exemption(self, size: int) -> int:
         """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        ...

@@ -52,9 +52,11 @@ class Signer(Protocol):
 
     def address(self, key: KeyPath) -> str:
         """Return the public key in base58."""
+        ...
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature of a serialized transaction message."""
+        ...
 
 
 class Custody:

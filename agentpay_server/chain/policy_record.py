@@ -43,12 +43,19 @@ class PolicyRecord:
     policy: str | None
 
     @property
+    def publishable_policy(self) -> str | None:
+        """The policy, unless it is longer than `MAX_POLICY_CHARACTERS`."""
+        if self.policy is None or len(self.policy) > MAX_POLICY_CHARACTERS:
+            return None
+        return self.policy
+
+    @property
     def size(self) -> int:
-        """Bytes of account data that hold it."""
+        """Bytes of account data that hold it, at most: a policy too long for the chain counts for nothing."""
         texts = [self.account_id, RECORD_SYMBOL, ""]
         texts += [VERSION_FIELD, str(self.policy_version), SHA256_FIELD, self.policy_sha256]
-        if self.policy is not None:
-            texts += [POLICY_FIELD, self.policy]
+        if self.publishable_policy is not None:
+            texts += [POLICY_FIELD, self.publishable_policy]
         strings = sum(_LENGTH.size + len(text.encode()) for text in texts)
         return RECORD_MINT_BYTES + _HEADER.size + _KEYS_BYTES + _LENGTH.size + strings
 

@@ -5,8 +5,10 @@ to send them. Nothing here sends, waits or reads a chain.
 """
 
 import hashlib
+from contextlib import suppress
 from typing import Final, Literal
 
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions
@@ -20,7 +22,6 @@ from agentpay_server.chain.custody import (
     spending_key,
 )
 from agentpay_server.chain.policy_record import (
-    MAX_POLICY_CHARACTERS,
     POLICY_FIELD,
     RECORD_MINT_BYTES,
     RECORD_SYMBOL,
@@ -117,7 +118,7 @@ def provision_account(
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     authority = Pubkey.from_string(signer.address(spending_key(account_index)))
-    steps = []
+    steps: list[Instruction] = []
     if present_lamports < rent_exempt_lamports:
         missing = rent_exempt_lamports - present_lamports
         steps.append(instructions.transfer_lamports(treasury, authority, missing))
@@ -174,9 +175,9 @@ def write_policy_record(
 ) -> SignedTransaction:
     """Return what makes an account's policy record (D26) say `record`, creating it if there is none.
 
-    The policy itself is written where it has at most `MAX_POLICY_CHARACTERS` and fits the packet, which holds
-    about 420 bytes of it beside a creation and 700 beside an update. Elsewhere the field is removed, so that
-    an older policy never stands beside a newer digest.
+    The policy itself is written where it is publishable and fits the packet, which holds some 430 bytes of it
+    beside a creation and over 700 beside an update. Elsewhere the field is removed, so that an older policy
+    never stands beside a newer digest.
 
     Args:
         signer: holds the keys.
@@ -186,49 +187,45 @@ def write_policy_record(
         present: lamports and bytes of data at that address now; None where there is nothing.
         rent_exempt_lamports: the rent exemption of `record.size` bytes.
     """
-    key = record_key(account_index)
-    create = present is None or present[1] == 0
-    lamports = 0 if present is None else present[0]
-    cosigners = (key, POLICY_AUTHORITY) if create else (POLICY_AUTHORITY,)
-    address = Pubkey.from_string(signer.address(key))
+    address = Pubkey.from_string(signer.address(record_key(account_index)))
     authority = Pubkey.from_string(signer.address(POLICY_AUTHORITY))
+    lamports, size = present or (0, 0)
+    missing_lamports = rent_exempt_lamports - lamports
+    exists = size > 0
 
-    opening = []
-    if lamports < rent_exempt_lamports:
+    steps: list[Instruction] = []
+    if missing_lamports > 0:
         treasury = Pubkey.from_string(signer.address(TREASURY))
-        missing = rent_exempt_lamports - lamports
-        opening.append(instructions.transfer_lamports(treasury, address, missing))
-    if create:
+        steps.append(instructions.transfer_lamports(treasury, address, missing_lamports))
+    if not exists:
+        steps += _create_record(address, authority, record.account_id)
+
+    def write(key: str, value: str) -> Instruction:
+        return instructions.update_metadata_field(mint=address, authority=authority, key=key, value=value)
+
+    steps.append(write(VERSION_FIELD, str(record.policy_version)))
+    steps.append(write(SHA256_FIELD, record.policy_sha256))
+    cosigners = (POLICY_AUTHORITY,) if exists else (POLICY_AUTHORITY, record_key(account_index))
+    if record.publishable_policy is not None:
+        with suppress(TransactionTooLargeError):
+            whole = [*steps, write(POLICY_FIELD, record.publishable_policy)]
+            return sign_transaction(signer, blockhash, whole, *cosigners)
+    if exists:
+        steps.append(instructions.remove_metadata_field(mint=address, authority=authority, key=POLICY_FIELD))
+    return sign_transaction(signer, blockhash, steps, *cosigners)
+
+
+def _create_record(address: Pubkey, authority: Pubkey, name: str) -> list[Instruction]:
+    return [
         # Not the lone `create_account`: it fails for good once a stranger has sent a lamport there.
-        opening += [
-            instructions.allocate(address, RECORD_MINT_BYTES),
-            instructions.assign(address, instructions.TOKEN_2022_PROGRAM),
-            instructions.initialize_metadata_pointer(address),
-            instructions.initialize_record_mint(address, authority),
-            instructions.initialize_metadata(
-                mint=address, authority=authority, name=record.account_id, symbol=RECORD_SYMBOL, uri=""
-            ),
-        ]
-
-    def signed(fields: dict[str, str | None]) -> SignedTransaction:
-        steps = [
-            instructions.remove_metadata_field(mint=address, authority=authority, key=name)
-            if value is None
-            else instructions.update_metadata_field(mint=address, authority=authority, key=name, value=value)
-            for name, value in fields.items()
-        ]
-        return sign_transaction(signer, blockhash, [*opening, *steps], *cosigners)
-
-    digest: dict[str, str | None] = {
-        VERSION_FIELD: str(record.policy_version),
-        SHA256_FIELD: record.policy_sha256,
-    }
-    if record.policy is not None and len(record.policy) <= MAX_POLICY_CHARACTERS:
-        try:
-            return signed({**digest, POLICY_FIELD: record.policy})
-        except TransactionTooLargeError:
-            pass
-    return signed(digest if create else {**digest, POLICY_FIELD: None})
+        instructions.allocate(address, RECORD_MINT_BYTES),
+        instructions.assign(address, instructions.TOKEN_2022_PROGRAM),
+        instructions.initialize_metadata_pointer(address),
+        instructions.initialize_record_mint(address, authority),
+        instructions.initialize_metadata(
+            mint=address, authority=authority, name=name, symbol=RECORD_SYMBOL, uri=""
+        ),
+    ]
 
 
 def _amount(amount_micro: int) -> int:
