@@ -1,0 +1,128 @@
+"""Keys: the right ones, forever the same, and never visible."""
+
+import copy
+import hmac
+import pickle
+import struct
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from agentpay_server.chain import custody as custody_module
+from agentpay_server.chain.custody import (
+    POLICY_AUTHORITY,
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    Custody,
+    KeyPath,
+    record_key,
+    spending_key,
+)
+
+SEED = bytes(range(64))
+INDEXES = st.integers(min_value=1, max_value=2**31 - 1)
+
+
+def slip10_secret(seed: bytes, *path: int) -> bytes:
+    """SLIP-0010 for Ed25519, from its text: https://github.com/satoshilabs/slips/blob/master/slip-0010.md."""
+    node = hmac.digest(b"ed25519 seed", seed, "sha512")
+    for index in path:
+        data = b"\x00" + node[:32] + struct.pack(">I", index + 2**31)
+        node = hmac.digest(node[32:], data, "sha512")
+    return node[:32]
+
+
+@given(seed=st.binary(min_size=64, max_size=64), account=INDEXES)
+def test_keys_are_the_slip_10_keys_of_their_documented_paths(seed: bytes, account: int) -> None:
+    custody = Custody(seed)
+    expected = {
+        TREASURY: (0, 0),
+        POLICY_AUTHORITY: (0, 1),
+        TEST_MINT_AUTHORITY: (0, 2),
+        spending_key(account): (account, 0),
+        record_key(account): (account, 1),
+    }
+    for key, (n, k) in expected.items():
+        assert custody.address(key) == str(Keypair.from_seed(slip10_secret(seed, 44, 501, n, k)).pubkey())
+
+
+@given(account=INDEXES, message=st.binary(max_size=1232))
+def test_a_signature_verifies_under_the_address(account: int, message: bytes) -> None:
+    custody = Custody(SEED)
+    key = spending_key(account)
+    signature = Signature.from_bytes(custody.sign(key, message))
+    assert signature.verify(Pubkey.from_string(custody.address(key)), message)
+    assert not signature.verify(Pubkey.from_string(custody.address(record_key(account))), message)
+
+
+def test_no_two_keys_are_the_same() -> None:
+    custody = Custody(SEED)
+    keys = [TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY]
+    keys += [key for n in range(1, 50) for key in (spending_key(n), record_key(n))]
+    assert len({custody.address(key) for key in keys}) == len(keys)
+
+
+def test_a_key_that_fell_out_of_the_cache_is_derived_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custody_module, "_CACHED_KEYS", 2)
+    custody = Custody(SEED)
+    first = [custody.address(spending_key(n)) for n in range(1, 10)]
+    assert [custody.address(spending_key(n)) for n in range(1, 10)] == first
+
+
+@pytest.mark.parametrize("size", [0, 32, 63, 65])
+def test_a_seed_has_64_bytes(size: int) -> None:
+    with pytest.raises(ValueError, match="64 bytes"):
+        Custody(bytes(size))
+
+
+@pytest.mark.parametrize("index", [-1, 0, 2**31])
+def test_an_account_index_outside_the_range_is_refused_and_never_the_services_own(index: int) -> None:
+    with pytest.raises(ValueError, match="index"):
+        spending_key(index)
+    with pytest.raises(ValueError, match="index"):
+        record_key(index)
+
+
+@pytest.mark.parametrize("key", [KeyPath(-1, 0), KeyPath(0, -1), KeyPath(2**31, 0), KeyPath(0, 2**31)])
+def test_a_path_that_cannot_be_derived_is_an_error_that_can_be_caught(key: KeyPath) -> None:
+    with pytest.raises(ValueError, match="derivation index"):
+        Custody(SEED).address(key)
+
+
+def test_repr_str_and_tracebacks_show_no_secret() -> None:
+    custody = Custody(SEED)
+    address = custody.address(TREASURY)
+    custody.sign(TREASURY, b"message")
+    try:
+        custody.address(KeyPath(-1, 0))
+    except ValueError as error:
+        shown = "".join(traceback.format_exception(error))
+    shown += repr(custody) + str(custody) + f"{custody}" + repr([custody])
+    secret = slip10_secret(SEED, 44, 501, 0, 0)
+    keypair = Keypair.from_seed(secret)
+    for form in (
+        SEED.hex(),
+        repr(SEED),
+        secret.hex(),
+        repr(secret),
+        str(keypair),
+        repr(bytes(keypair)),
+        address,
+    ):
+        assert form not in shown
+    assert not hasattr(custody, "__dict__")
+
+
+def test_custody_can_be_neither_pickled_nor_copied() -> None:
+    custody = Custody(SEED)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(custody, protocol)
+    for duplicate in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            duplicate(custody)

@@ -1,0 +1,436 @@
+"""The embedded chain: executed at most once, never forgotten, and honest about what can no longer land."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from chain_world import START_US, World, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from agentpay_server.chain import embedded, instructions, transactions
+from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
+from agentpay_server.chain.custody import TREASURY, spending_key
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
+
+LANDED = SignatureStatus(is_final=True)
+
+
+def failure_of(status: SignatureStatus | None) -> FailureReason:
+    assert status is not None
+    assert status.is_final
+    assert status.failure is not None
+    assert status.failure.detail
+    return status.failure.reason
+
+
+def fill(world: World, count: int) -> None:
+    """Land `count` distinct transactions that touch no account under test."""
+    treasury = world.pubkey(TREASURY)
+    for _ in range(count):
+        world.filled += 1
+        step = instructions.transfer_lamports(treasury, treasury, world.filled)
+        world.land(sign_transaction(world.custody, world.blockhash(), [step]))
+
+
+def provably_expired(world: World, transaction: SignedTransaction) -> bool:
+    height = world.height()
+    return world.status(transaction) is None and height > transaction.last_valid_block_height
+
+
+# --- Refusals
+
+
+def test_a_shortfall_is_insufficient_funds_and_moves_nothing(world: World) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    assert failure_of(world.send(world.transfer(1, recipient, 11))) is FailureReason.INSUFFICIENT_FUNDS
+    assert (world.balance(source), world.balance(recipient)) == (10, 0)
+
+
+def test_a_frozen_recipient_or_source_is_account_frozen(world: World) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    world.freeze(recipient)
+    assert failure_of(world.send(world.transfer(1, recipient, 1))) is FailureReason.ACCOUNT_FROZEN
+    world.freeze(source)
+    other = world.account(3)
+    assert failure_of(world.send(world.transfer(1, other, 1))) is FailureReason.ACCOUNT_FROZEN
+
+
+def test_a_recipient_that_is_no_token_account_is_account_missing(world: World) -> None:
+    world.account(1, 10)
+    world.account(2)
+    world.close(2)
+    closed, never_made, wallet = world.token_address(2), world.token_address(3), world.owner(2)
+    for n, recipient in enumerate((closed, never_made, wallet, world.usdc)):
+        status = world.send(world.transfer(1, recipient, 1, memo=f"txn_{n}"))
+        assert failure_of(status) is FailureReason.ACCOUNT_MISSING
+    assert world.balance(world.token_address(1)) == 10
+
+
+def test_a_missing_source_is_account_missing(world: World) -> None:
+    recipient = world.account(2)
+    assert failure_of(world.send(world.transfer(1, recipient, 1))) is FailureReason.ACCOUNT_MISSING
+
+
+def test_a_recipient_of_another_mint_is_refused(world: World) -> None:
+    world.account(1, 10)
+    mint = world.new_mint()
+    world.land(
+        transactions.create_token_account(
+            world.custody, world.blockhash(), usdc_mint=mint, owner=world.owner(2)
+        )
+    )
+    recipient = instructions.associated_token_address(world.owner(2), mint)
+    assert failure_of(world.send(world.transfer(1, recipient, 1))) is FailureReason.OTHER
+
+
+def test_a_treasury_without_sol_is_not_mistaken_for_an_account_without_usdc(world: World) -> None:
+    """The System program's error 1 says the same as the Token program's, of another purse."""
+    treasury = world.pubkey(TREASURY)
+    world.svm.set_account(treasury, Account(1_000_000, b"", instructions.SYSTEM_PROGRAM))
+    step = instructions.transfer_lamports(treasury, world.pubkey(spending_key(1)), 2_000_000)
+    status = world.send(sign_transaction(world.custody, world.blockhash(), [step]))
+    assert failure_of(status) is FailureReason.OTHER
+
+
+def test_leaving_an_account_below_rent_exemption_is_a_final_failure(world: World) -> None:
+    step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(spending_key(1)), 5)
+    status = world.send(sign_transaction(world.custody, world.blockhash(), [step]))
+    assert failure_of(status) is FailureReason.OTHER
+
+
+def test_a_failure_stays_a_failure_when_its_cause_is_gone(world: World) -> None:
+    source, recipient = world.account(1, 1), world.account(2)
+    transaction = world.transfer(1, recipient, 5)
+    assert failure_of(world.send(transaction)) is FailureReason.INSUFFICIENT_FUNDS
+    world.mint(source, 10)
+    assert failure_of(world.send(transaction)) is FailureReason.INSUFFICIENT_FUNDS
+    assert world.balance(recipient) == 0
+
+
+# --- At most once
+
+
+def test_the_same_bytes_execute_once(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    for _ in range(3):
+        assert world.send(transaction) == LANDED
+    assert world.balance(recipient) == 3
+
+
+def test_the_same_bytes_execute_once_even_after_more_transactions_than_litesvm_remembers(
+    world: World,
+) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
+    world.land(landed)
+    failure = world.send(failed)
+    fill(world, 4_200)
+    assert world.height() >= 4
+    assert (world.status(landed), world.status(failed)) == (LANDED, failure)
+    assert (world.send(landed), world.send(failed)) == (LANDED, failure)
+    assert world.balance(recipient) == 3
+
+
+def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_for_its_blockhash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded, "_HISTORY_TRANSACTIONS", 4)
+    world = World()
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    world.land(transaction)
+    fill(world, 20)
+    world.land(transaction)
+    assert world.balance(recipient) == 3
+
+
+def test_a_landed_transaction_stays_landed_after_its_blockhash_expired(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    world.land(transaction)
+    world.chain.expire_blockhash()
+    assert world.send(transaction) == LANDED
+    assert world.balance(recipient) == 3
+
+
+def test_equal_transfers_with_distinct_ids_are_distinct(world: World) -> None:
+    world.account(1, 1_000)
+    recipient = world.account(2)
+    batch = [world.transfer(1, recipient, 1, memo=f"txn_{n}") for n in range(200)]
+    assert len({transaction.signature for transaction in batch}) == 200
+    for transaction in batch:
+        world.land(transaction)
+    assert world.balance(recipient) == 200
+
+
+# --- Expiry
+
+
+def test_a_transaction_with_an_expired_blockhash_never_lands_and_can_be_proved_so(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    assert not provably_expired(world, transaction)
+    world.chain.expire_blockhash()
+    assert provably_expired(world, transaction)
+    assert world.send(transaction) is None
+    assert provably_expired(world, transaction)
+    assert world.balance(recipient) == 0
+
+
+def test_a_blockhash_lives_for_at_most_a_thousand_transactions(world: World) -> None:
+    world.account(1, 10)
+    first = world.blockhash()
+    unsent = world.transfer(1, world.token_address(1), 1)
+    fill(world, 1_000 - world.chain._landed_under_blockhash - 1)
+    assert world.blockhash() == first
+    fill(world, 1)
+    second = world.blockhash()
+    assert second.value != first.value
+    assert second.last_valid_block_height == first.last_valid_block_height + 1
+    assert provably_expired(world, unsent)
+
+
+def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    honest = world.transfer(1, recipient, 3)
+    raw = bytearray(honest.raw)
+    raw[70] ^= 1  # The second signature.
+    forged = SignedTransaction(
+        signature=honest.signature,
+        raw=bytes(raw),
+        last_valid_block_height=honest.last_valid_block_height,
+    )
+    assert world.send(forged) is None
+    assert provably_expired(world, forged)
+    assert world.balance(recipient) == 0
+
+
+def test_an_empty_treasury_lands_nothing_and_a_new_transaction_may_follow(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    world.svm.set_account(world.pubkey(TREASURY), Account(1, b"", instructions.SYSTEM_PROGRAM))
+    unpaid = world.transfer(1, recipient, 3)
+    assert world.send(unpaid) is None
+    assert provably_expired(world, unpaid)
+    world.svm.set_account(world.pubkey(TREASURY), Account(10**12, b"", instructions.SYSTEM_PROGRAM))
+    world.land(world.transfer(1, recipient, 3))
+    assert world.send(unpaid) is None
+    assert world.balance(recipient) == 3
+
+
+# --- What may be sent
+
+
+def test_more_bytes_than_a_packet_are_refused(world: World) -> None:
+    with pytest.raises(TransactionTooLargeError, match=r"1233 bytes"):
+        run(world.chain.send(bytes(MAX_TRANSACTION_BYTES + 1)))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x00", b"\x01", b"\xff" * 100, bytes(300)])
+def test_bytes_that_are_no_transaction_are_refused(world: World, raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        run(world.chain.send(raw))
+
+
+@settings(max_examples=50)
+@given(position=st.integers(min_value=0, max_value=400), flip=st.integers(min_value=1, max_value=255))
+def test_altered_bytes_move_no_money(position: int, flip: int) -> None:
+    world = World()
+    source, recipient = world.account(1, 10), world.account(2)
+    raw = bytearray(world.transfer(1, recipient, 3).raw)
+    raw[position] ^= flip
+    with suppress(ValueError):
+        run(world.chain.send(bytes(raw)))
+    assert (world.balance(source), world.balance(recipient)) == (10, 0)
+
+
+# --- Reading
+
+
+def test_token_accounts_answers_in_order_and_none_for_everything_else(world: World) -> None:
+    first, second = world.account(1, 10), world.account(2)
+    world.freeze(second)
+    world.account(3)
+    world.close(3)
+    mint = world.new_mint()
+    world.land(
+        transactions.create_token_account(
+            world.custody, world.blockhash(), usdc_mint=mint, owner=world.owner(1)
+        )
+    )
+    others = [
+        instructions.associated_token_address(world.owner(1), mint),
+        world.token_address(3),
+        world.token_address(4),
+        world.owner(1),
+        world.usdc,
+        str(instructions.TOKEN_PROGRAM),
+        "not an address",
+        "",
+        "I" * 44,
+        first + "1",
+    ]
+    found = run(world.chain.token_accounts([*others, second, first]))
+    assert found[: len(others)] == [None] * len(others)
+    frozen, free = found[len(others) :]
+    assert frozen is not None
+    assert free is not None
+    assert (frozen.address, frozen.owner, frozen.amount_micro, frozen.is_frozen) == (
+        second,
+        world.owner(2),
+        0,
+        True,
+    )
+    assert (free.address, free.owner, free.amount_micro, free.is_frozen) == (first, world.owner(1), 10, False)
+
+
+def test_a_forged_token_account_of_another_program_does_not_count(world: World) -> None:
+    genuine = world.svm.get_account(Pubkey.from_string(world.account(1, 10)))
+    assert genuine is not None
+    forged = Pubkey.from_bytes(bytes([5]) * 32)
+    for program in (instructions.SYSTEM_PROGRAM, instructions.TOKEN_2022_PROGRAM):
+        world.svm.set_account(forged, Account(genuine.lamports, genuine.data, program))
+        assert world.token_account(str(forged)) is None
+
+
+def test_account_size_tells_lamports_and_bytes(world: World) -> None:
+    address = world.account(1)
+    assert run(world.chain.account_size(address)) == (run(world.chain.rent_exemption(165)), 165)
+    assert run(world.chain.account_size(world.owner(9))) is None
+    assert run(world.chain.account_size("not an address")) is None
+
+
+def test_an_unknown_signature_has_no_status(world: World) -> None:
+    world.account(1, 10)
+    assert world.status(world.transfer(1, world.token_address(1), 1)) is None
+    assert run(world.chain.signature_status("not a signature")) is None
+
+
+def test_it_is_a_test_chain_with_usdc_at_its_mainnet_address(world: World) -> None:
+    assert world.chain.is_test_chain
+    assert world.chain.usdc_mint == "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v"
+    assert (
+        world.chain.explorer_url("5sig")
+        == "https://explorer.solana.com/tx/5sig?cluster=custom&customUrl=http%3A%2F%2Flocalhost%3A8899"
+    )
+
+
+# --- Time, repetition, threads
+
+
+def test_the_chains_clock_follows_ours_and_each_transaction_is_one_slot(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    slot = world.svm.get_clock().slot
+    assert world.svm.get_clock().unix_timestamp == START_US // 1_000_000
+    world.now_us += 86_400 * 1_000_000 + 999_999
+    world.land(world.transfer(1, recipient, 1))
+    assert world.svm.get_clock().unix_timestamp == START_US // 1_000_000 + 86_400
+    assert world.svm.get_clock().slot == slot + 1
+
+
+def test_the_same_seed_and_the_same_calls_give_the_same_signatures_and_balances() -> None:
+    def history() -> list[object]:
+        world = World()
+        world.account(1, 1_000)
+        recipient = world.account(2)
+        seen: list[object] = []
+        for n in range(30):
+            transaction = world.transfer(1, recipient, n + 1, memo=f"txn_{n}")
+            seen.append((transaction.signature, world.send(transaction), world.height()))
+            if n % 10 == 9:
+                world.chain.expire_blockhash()
+        return [*seen, world.balance(recipient), world.blockhash()]
+
+    assert history() == history()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda world: run(world.chain.latest_blockhash()),
+        lambda world: run(world.chain.block_height()),
+        lambda world: run(world.chain.signature_status("x")),
+        lambda world: run(world.chain.send(b"")),
+        lambda world: run(world.chain.token_accounts([])),
+        lambda world: run(world.chain.account_size(world.usdc)),
+        lambda world: run(world.chain.rent_exemption(0)),
+        lambda world: world.chain.expire_blockhash(),
+    ],
+)
+def test_use_from_another_thread_is_refused(world: World, use: Callable[[World], object]) -> None:
+    caught: list[Exception] = []
+
+    def elsewhere() -> None:
+        try:
+            use(world)
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in caught] == ["an EmbeddedChain was used outside the thread that made it"]
+
+
+# --- Everything at once
+
+Step = tuple[str, int, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["transfer", "transfer", "replay", "expire", "hold"]),
+        st.integers(min_value=1, max_value=3),
+        st.integers(min_value=1, max_value=3),
+        st.integers(min_value=1, max_value=60),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=STEPS)
+def test_any_mix_of_sends_replays_and_expiries_agrees_with_a_dictionary(steps: list[Step]) -> None:
+    """Balances follow a plain dictionary, and every transaction is landed, failed or provably expired."""
+    world = World()
+    model = dict.fromkeys((1, 2, 3), 100)
+    for index in model:
+        world.account(index, 100)
+    made: list[tuple[SignedTransaction, int, int, int]] = []
+    outcomes: dict[str, bool] = {}
+
+    def send(transaction: SignedTransaction, source: int, recipient: int, amount: int) -> None:
+        lives = world.height() <= transaction.last_valid_block_height
+        status = world.send(transaction)
+        if transaction.signature not in outcomes and lives:
+            outcomes[transaction.signature] = model[source] >= amount
+            if model[source] >= amount:
+                model[source] -= amount
+                model[recipient] += amount
+        expected = outcomes.get(transaction.signature)
+        assert (None if status is None else status.failure is None) == expected
+
+    for n, (kind, source, recipient, amount) in enumerate(steps):
+        if kind == "expire":
+            world.chain.expire_blockhash()
+        elif kind == "replay" and made:
+            send(*made[amount % len(made)])
+        elif kind in ("transfer", "hold"):
+            transaction = world.transfer(source, world.token_address(recipient), amount, memo=f"txn_{n}")
+            made.append((transaction, source, recipient, amount))
+            if kind == "transfer":
+                send(*made[-1])
+        assert {index: world.balance(world.token_address(index)) for index in model} == model
+    world.chain.expire_blockhash()
+    for transaction, *_ in made:
+        assert (transaction.signature in outcomes) != provably_expired(world, transaction)

@@ -1,0 +1,48 @@
+"""Explorer links (D34), and what a program's refusal is called."""
+
+import pytest
+
+from agentpay_server.chain.base import FailureReason
+from agentpay_server.chain.explorer import explorer_url
+from agentpay_server.chain.failures import failure_reason
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("cluster", "query"),
+    [
+        ("mainnet-beta", ""),
+        ("devnet", "?cluster=devnet"),
+        ("testnet", "?cluster=testnet"),
+        ("http://127.0.0.1:8899", "?cluster=custom&customUrl=http%3A%2F%2F127.0.0.1%3A8899"),
+        ("http://[::1]:8899", "?cluster=custom&customUrl=http%3A%2F%2F%5B%3A%3A1%5D%3A8899"),
+    ],
+)
+def test_each_cluster_has_its_query(cluster: str, query: str) -> None:
+    assert explorer_url("5sig", cluster) == f"https://explorer.solana.com/tx/5sig{query}"
+
+
+def test_the_keys_that_providers_put_into_urls_are_not_published() -> None:
+    url = explorer_url("5sig", "https://user:SECRET@rpc.example:443/v2/SECRET?api-key=SECRET#SECRET")
+    assert (
+        url == "https://explorer.solana.com/tx/5sig?cluster=custom&customUrl=https%3A%2F%2Frpc.example%3A443"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (1, FailureReason.INSUFFICIENT_FUNDS),
+        (17, FailureReason.ACCOUNT_FROZEN),
+        ("InvalidAccountData", FailureReason.ACCOUNT_MISSING),
+        ("UninitializedAccount", FailureReason.ACCOUNT_MISSING),
+        (4, FailureReason.OTHER),
+        ("ComputationalBudgetExceeded", FailureReason.OTHER),
+        (987_654, FailureReason.OTHER),
+    ],
+)
+def test_a_code_of_the_token_program_has_a_reason_and_no_other_programs_code_has(
+    error: int | str, reason: FailureReason
+) -> None:
+    assert failure_reason(str(TOKEN_PROGRAM), error) is reason
+    assert failure_reason(str(SYSTEM_PROGRAM), error) is FailureReason.OTHER

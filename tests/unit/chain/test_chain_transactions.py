@@ -1,0 +1,260 @@
+"""Transactions: what the signed bytes do when a chain executes them, and what they may not be."""
+
+import hashlib
+
+import pytest
+from chain_world import SEED, World, decoded, program_data, run
+from hypothesis import given
+from hypothesis import strategies as st
+from solders.pubkey import Pubkey
+
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import Blockhash, FailureReason, SignedTransaction
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
+from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.chain.transactions import MAX_MEMO_BYTES, memo_text
+
+TRANSFER_ID = "txn_01jgfjjz000123456789abcdef"
+BLOCKHASH = Blockhash(value=str(Pubkey.from_bytes(bytes([9]) * 32)), last_valid_block_height=77)
+
+
+def build_transfer(memo: str, *, amount_micro: int = 1, account_index: int = 1) -> SignedTransaction:
+    """Build a transfer without any chain."""
+    custody = Custody(SEED)
+    source, recipient = (str(Pubkey.from_bytes(bytes([n]) * 32)) for n in (1, 2))
+    return transactions.transfer(
+        custody,
+        BLOCKHASH,
+        usdc_mint=USDC_MINTS["devnet"],
+        account_index=account_index,
+        source=source,
+        recipient=recipient,
+        amount_micro=amount_micro,
+        memo=memo,
+    )
+
+
+# --- Transfers
+
+
+def test_a_transfer_moves_exactly_the_amount(world: World) -> None:
+    source = world.account(1, 10_000_000)
+    recipient = world.account(2, 5)
+    world.land(world.transfer(1, recipient, 2_500_001))
+    assert (world.balance(source), world.balance(recipient)) == (7_499_999, 2_500_006)
+
+
+def test_a_transfer_may_empty_the_account(world: World) -> None:
+    source = world.account(1, 1)
+    recipient = world.account(2)
+    world.land(world.transfer(1, recipient, 1))
+    assert (world.balance(source), world.balance(recipient)) == (0, 1)
+
+
+def test_a_transfer_carries_one_memo_and_the_chain_logs_it(world: World) -> None:
+    world.account(1, 10)
+    transaction = world.transfer(1, world.account(2), 1, memo=TRANSFER_ID)
+    world.land(transaction)
+    assert program_data(transaction, MEMO_PROGRAM) == [TRANSFER_ID.encode()]
+    assert any(TRANSFER_ID in line for line in world.logs(transaction))
+
+
+def test_the_treasury_pays_the_fee_and_the_account_spends_no_sol(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    before = world.lamports(world.owner(1))
+    world.land(world.transfer(1, recipient, 1))
+    assert world.lamports(world.owner(1)) == before
+
+
+def test_one_accounts_key_cannot_spend_anothers_money(world: World) -> None:
+    rich = world.account(1, 10)
+    thief = world.account(2)
+    status = world.send(
+        transactions.transfer(
+            world.custody,
+            world.blockhash(),
+            usdc_mint=world.usdc,
+            account_index=2,
+            source=rich,
+            recipient=thief,
+            amount_micro=1,
+            memo=TRANSFER_ID,
+        )
+    )
+    assert status is not None
+    assert status.failure is not None
+    assert status.failure.reason is FailureReason.OTHER
+    assert (world.balance(rich), world.balance(thief)) == (10, 0)
+
+
+@pytest.mark.parametrize("amount_micro", [0, -1, 2**64])
+def test_an_amount_that_no_token_account_can_hold_is_refused(amount_micro: int) -> None:
+    with pytest.raises(ValueError, match="micro-USDC"):
+        build_transfer("memo", amount_micro=amount_micro)
+
+
+def test_the_signed_transaction_names_its_signature_and_its_end_but_not_its_bytes() -> None:
+    transaction = build_transfer(TRANSFER_ID)
+    assert transaction.signature == str(decoded(transaction).signatures[0])
+    assert transaction.last_valid_block_height == BLOCKHASH.last_valid_block_height
+    assert all(decoded(transaction).verify_with_results())
+    assert transaction.raw.hex() not in repr(transaction)
+    assert repr(transaction.raw) not in repr(transaction)
+
+
+def test_the_same_arguments_give_the_same_bytes_and_another_memo_gives_another_signature() -> None:
+    assert build_transfer("txn_a") == build_transfer("txn_a")
+    assert build_transfer("txn_a").signature != build_transfer("txn_b").signature
+
+
+def test_any_signer_can_take_the_place_of_custody_and_is_asked_for_the_needed_keys_alone() -> None:
+    custody = Custody(SEED)
+    asked: list[KeyPath] = []
+
+    class RemoteSigner:
+        def address(self, key: KeyPath) -> str:
+            return custody.address(key)
+
+        def sign(self, key: KeyPath, message: bytes) -> bytes:
+            asked.append(key)
+            return custody.sign(key, message)
+
+    minting = {"usdc_mint": USDC_MINTS["devnet"], "token_account": USDC_MINTS["devnet"], "memo": "m"}
+    remote = transactions.mint(RemoteSigner(), BLOCKHASH, amount_micro=1, **minting)
+    assert asked == [TREASURY, TEST_MINT_AUTHORITY]
+    assert remote == transactions.mint(custody, BLOCKHASH, amount_micro=1, **minting)
+
+
+# --- The packet
+
+
+def test_the_longest_memo_fills_the_packet_and_lands(world: World) -> None:
+    world.account(1, 10)
+    transaction = world.transfer(1, world.account(2), 1, memo="é" * (MAX_MEMO_BYTES // 2) + "a")
+    assert len(transaction.raw) == MAX_TRANSACTION_BYTES
+    world.land(transaction)
+
+
+def test_a_memo_one_byte_too_long_is_refused_before_signing() -> None:
+    with pytest.raises(TransactionTooLargeError, match="1233 bytes"):
+        build_transfer("a" * (MAX_MEMO_BYTES + 1))
+
+
+@given(memo=st.text(max_size=1_000))
+def test_every_memo_in_full_mode_fits_and_starts_with_the_transfer_id(memo: str) -> None:
+    text = memo_text(TRANSFER_ID, memo, "full")
+    assert text.startswith(TRANSFER_ID)
+    assert len(build_transfer(text).raw) <= MAX_TRANSACTION_BYTES
+
+
+# --- The memo's text (D32)
+
+
+@pytest.mark.parametrize("memo", [None, "", "rent", "x" * 5_000])
+def test_by_default_nothing_of_the_callers_memo_is_published(memo: str | None) -> None:
+    assert memo_text(TRANSFER_ID, memo) == TRANSFER_ID
+
+
+@pytest.mark.parametrize("memo", [None, ""])
+def test_no_memo_adds_nothing_in_full_mode(memo: str | None) -> None:
+    assert memo_text(TRANSFER_ID, memo, "full") == TRANSFER_ID
+
+
+def test_full_mode_publishes_the_memo() -> None:
+    assert memo_text(TRANSFER_ID, "invoice 42", "full") == f"{TRANSFER_ID} invoice 42"
+
+
+def test_full_mode_publishes_the_digest_of_exactly_the_memos_that_do_not_fit() -> None:
+    longest = "m" * (MAX_MEMO_BYTES - len(TRANSFER_ID) - 1)
+    assert memo_text(TRANSFER_ID, longest, "full") == f"{TRANSFER_ID} {longest}"
+    digest = hashlib.sha256(longest.encode() + b"m").hexdigest()
+    assert memo_text(TRANSFER_ID, longest + "m", "full") == f"{TRANSFER_ID} sha256:{digest}"
+
+
+# --- Accounts
+
+
+def test_provisioning_makes_a_rent_exempt_authority_and_an_empty_token_account(world: World) -> None:
+    address = world.account(1)
+    assert run(world.chain.account_size(world.owner(1))) == (run(world.chain.rent_exemption(0)), 0)
+    account = world.token_account(address)
+    assert account is not None
+    assert (account.owner, account.amount_micro, account.is_frozen) == (world.owner(1), 0, False)
+
+
+def test_provisioning_twice_changes_nothing(world: World) -> None:
+    address = world.account(1, 10)
+    before = (world.lamports(world.owner(1)), world.lamports(address), world.token_account(address))
+    again = world.provision(1)
+    world.land(again)
+    world.chain.expire_blockhash()
+    third = world.provision(1)
+    assert third.signature != again.signature
+    world.land(third)
+    assert (world.lamports(world.owner(1)), world.lamports(address), world.token_account(address)) == before
+
+
+def test_provisioning_succeeds_where_a_stranger_already_created_or_funded_something(world: World) -> None:
+    world.land(
+        transactions.create_token_account(
+            world.custody, world.blockhash(), usdc_mint=world.usdc, owner=world.owner(1)
+        )
+    )
+    world.account(1)
+    assert world.lamports(world.owner(1)) == run(world.chain.rent_exemption(0))
+
+
+def test_funding_the_authority_can_be_left_out(world: World) -> None:
+    world.land(
+        transactions.provision_account(
+            world.custody,
+            world.blockhash(),
+            usdc_mint=world.usdc,
+            account_index=1,
+            present_lamports=0,
+            rent_exempt_lamports=0,
+        )
+    )
+    assert run(world.chain.account_size(world.owner(1))) is None
+    assert world.balance(world.token_address(1)) == 0
+
+
+def test_an_outside_recipient_gets_a_token_account_that_can_be_paid(world: World) -> None:
+    owner = str(Pubkey.from_bytes(bytes([3]) * 32))
+    create = transactions.create_token_account(
+        world.custody, world.blockhash(), usdc_mint=world.usdc, owner=owner
+    )
+    world.land(create)
+    world.account(1, 10)
+    address = associated_token_address(owner, world.usdc)
+    world.land(world.transfer(1, address, 4))
+    account = world.token_account(address)
+    assert account is not None
+    assert (account.owner, account.amount_micro) == (owner, 4)
+
+
+# --- Test money
+
+
+def test_minting_adds_exactly_the_amount_each_time(world: World) -> None:
+    address = world.account(1)
+    world.mint(address, 7)
+    world.mint(address, 7)
+    assert world.balance(address) == 14
+
+
+def test_two_mintings_with_one_memo_under_one_blockhash_are_one(world: World) -> None:
+    address = world.account(1)
+    mint = transactions.mint(
+        world.custody,
+        world.blockhash(),
+        usdc_mint=world.usdc,
+        token_account=address,
+        amount_micro=7,
+        memo="funding 1",
+    )
+    world.land(mint)
+    world.land(mint)
+    assert world.balance(address) == 7
