@@ -1,0 +1,135 @@
+"""Spend USDC from software agents under rules: the client of the agent payment account service.
+
+`AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise. Names are loaded when
+first used, so that a part of the package costs nothing to those who use another.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from agentpay._version import __version__
+
+if TYPE_CHECKING:
+    from agentpay._async.client import AsyncAgentPay
+    from agentpay._async.paging import AsyncPage
+    from agentpay._sync.client import AgentPay
+    from agentpay._sync.paging import Page
+    from agentpay.contract.accounts import Account, AccountStatus, Balance
+    from agentpay.contract.policies import AccountPolicy, Policy
+    from agentpay.contract.requests import UNSET
+    from agentpay.contract.transactions import (
+        Direction,
+        Transaction,
+        TransactionStatus,
+        TransactionType,
+    )
+    from agentpay.contract.transfers import Transfer, TransferStatus
+    from agentpay.contract.webhooks import Webhook
+    from agentpay.errors import (
+        AccountPausedError,
+        AgentPayError,
+        APIConnectionError,
+        APIError,
+        APITimeoutError,
+        AuthenticationError,
+        ChainUnavailableError,
+        ClosedClientError,
+        ConfigurationError,
+        ConflictError,
+        DecodingError,
+        FieldFault,
+        IdempotencyConflictError,
+        InsufficientBalanceError,
+        InvalidRecipientError,
+        InvalidRequestError,
+        NotFoundError,
+        PermissionDeniedError,
+        PolicyViolationError,
+        PreconditionFailedError,
+        RateLimitedError,
+        ServerError,
+        TransferFailedError,
+        TransferOutcomeUnknownError,
+        TransferRejectedError,
+        WaitTimeoutError,
+    )
+
+__all__ = [
+    "UNSET",
+    "APIConnectionError",
+    "APIError",
+    "APITimeoutError",
+    "Account",
+    "AccountPausedError",
+    "AccountPolicy",
+    "AccountStatus",
+    "AgentPay",
+    "AgentPayError",
+    "AsyncAgentPay",
+    "AsyncPage",
+    "AuthenticationError",
+    "Balance",
+    "ChainUnavailableError",
+    "ClosedClientError",
+    "ConfigurationError",
+    "ConflictError",
+    "DecodingError",
+    "Direction",
+    "FieldFault",
+    "IdempotencyConflictError",
+    "InsufficientBalanceError",
+    "InvalidRecipientError",
+    "InvalidRequestError",
+    "NotFoundError",
+    "Page",
+    "PermissionDeniedError",
+    "Policy",
+    "PolicyViolationError",
+    "PreconditionFailedError",
+    "RateLimitedError",
+    "ServerError",
+    "Transaction",
+    "TransactionStatus",
+    "TransactionType",
+    "Transfer",
+    "TransferFailedError",
+    "TransferOutcomeUnknownError",
+    "TransferRejectedError",
+    "TransferStatus",
+    "WaitTimeoutError",
+    "Webhook",
+    "__version__",
+]
+
+_HOMES = {
+    "AgentPay": "agentpay._sync.client",
+    "AsyncAgentPay": "agentpay._async.client",
+    "AsyncPage": "agentpay._async.paging",
+    "Page": "agentpay._sync.paging",
+    "Account": "agentpay.contract.accounts",
+    "AccountStatus": "agentpay.contract.accounts",
+    "Balance": "agentpay.contract.accounts",
+    "AccountPolicy": "agentpay.contract.policies",
+    "Policy": "agentpay.contract.policies",
+    "UNSET": "agentpay.contract.requests",
+    "Direction": "agentpay.contract.transactions",
+    "Transaction": "agentpay.contract.transactions",
+    "TransactionStatus": "agentpay.contract.transactions",
+    "TransactionType": "agentpay.contract.transactions",
+    "Transfer": "agentpay.contract.transfers",
+    "TransferStatus": "agentpay.contract.transfers",
+    "Webhook": "agentpay.contract.webhooks",
+}
+"""Where the public names live; those that are not here live in `agentpay.errors`."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,146 @@
+"""Sans-IO: when a request is sent again, for how long to wait before, and when its outcome is unknown.
+
+`attempts` is a generator. It yields `Send` and is answered with a `Reply` or with the exception that stands
+for a missing one; it yields `Sleep` and is answered with nothing. It returns the model and its reply, or
+raises. All of its state is its own, so that any number of calls run side by side on one client. The rules:
+
+- Sent again, at most `max_retries` times: no connection, no answer in time, and 429, 502, 503, 504.
+- What would do a thing twice (`Repeat.IF_NOT_PROCESSED`) is sent again only when the request certainly did
+  nothing.
+- The pause is drawn from 0 to an exponentially growing limit (full jitter), and is never shorter than
+  `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts: the caller knows better.
+- A request with an idempotency key ends in `TransferOutcomeUnknownError` when an attempt may have done its
+  work and no later answer settled the question.
+
+It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
+"""
+
+import random as _random
+import time
+from collections.abc import Callable, Generator
+from enum import Enum
+from itertools import count
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay._requests import PreparedRequest, Reply, read
+from agentpay.contract.endpoints import Repeat
+from agentpay.contract.errors import ErrorCode
+from agentpay.errors import (
+    AgentPayError,
+    APIConnectionError,
+    APIError,
+    TransferOutcomeUnknownError,
+)
+
+BACKOFF_BASE: Final = 0.5
+"""Longest first pause, in seconds; it doubles with every retry."""
+
+BACKOFF_CAP: Final = 8.0
+"""Longest pause that is drawn, in seconds."""
+
+RETRY_AFTER_CAP: Final = 30.0
+"""Longest `Retry-After` that is waited for, in seconds."""
+
+_RETRIED: Final = frozenset({429, 502, 503, 504})
+_TURNED_AWAY: Final = frozenset({401, 403, 429})
+_LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 413, 415, 422})
+
+
+class Send:
+    """Send the request now."""
+
+
+@frozen
+class Sleep:
+    """Wait for `seconds`."""
+
+    seconds: float
+
+
+SEND: Final = Send()
+
+
+class _Effect(Enum):
+    """What a failed attempt says about the work that was asked for."""
+
+    NONE = "this attempt did nothing"
+    POSSIBLE = "this attempt may have done it"
+    SETTLED = "the service has decided on it"
+
+
+def attempts(
+    request: PreparedRequest,
+    *,
+    max_retries: int,
+    now: Callable[[], float] = time.time,
+    random: Callable[[], float] = _random.random,
+) -> Generator[Send | Sleep, Any, tuple[Any, Reply]]:
+    """Yield what to do next until the request is answered; return its model and its reply.
+
+    Args:
+        request: what to send.
+        max_retries: how often to send it again.
+        now: seconds since the epoch.
+        random: a number from 0 up to 1.
+
+    Raises:
+        AgentPayError: the request failed for good.
+    """
+    in_doubt = False
+    transfer_id: str | None = None
+    for retries in count():
+        outcome = yield SEND
+        result = read(request.endpoint, outcome, now=now()) if isinstance(outcome, Reply) else outcome
+        if not isinstance(result, AgentPayError):
+            return result, outcome
+        effect = _effect_of(result)
+        in_doubt = effect is _Effect.POSSIBLE or (in_doubt and effect is _Effect.NONE)
+        transfer_id = getattr(result, "transfer_id", None) or transfer_id
+        pause = None
+        if retries < max_retries and _may_repeat(request, result, effect):
+            pause = _pause(result, retries, random)
+        if pause is not None:
+            yield Sleep(pause)
+        elif in_doubt and request.idempotency_key is not None:
+            raise TransferOutcomeUnknownError(
+                idempotency_key=request.idempotency_key, transfer_id=transfer_id
+            ) from result
+        else:
+            raise result
+    raise AssertionError  # pragma: no cover - `count` has no end
+
+
+def _effect_of(error: AgentPayError) -> _Effect:
+    if isinstance(error, APIConnectionError):
+        return _Effect.POSSIBLE if error.may_have_been_processed else _Effect.NONE
+    if not isinstance(error, APIError):
+        # Something was answered that cannot be read. It may have been "done".
+        return _Effect.POSSIBLE
+    if error.status in _TURNED_AWAY:
+        return _Effect.NONE
+    if error.status in _LAST_WORDS:
+        # Without the service's body it is a proxy's word, which knows nothing of earlier attempts.
+        return _Effect.NONE if error.code is None else _Effect.SETTLED
+    if error.status == 503 and error.code == ErrorCode.CHAIN_UNAVAILABLE and error.transfer_id is None:
+        # Nothing was stored and nothing will be sent (D8, D29).
+        return _Effect.NONE
+    return _Effect.POSSIBLE
+
+
+def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect) -> bool:
+    transient = isinstance(error, APIConnectionError) or (
+        isinstance(error, APIError) and error.status in _RETRIED
+    )
+    return transient and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
+
+
+def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:
+    """Seconds to wait before the next attempt, or None when the service asks for too many."""
+    asked = error.retry_after if isinstance(error, APIError) else None
+    if asked is not None and asked > RETRY_AFTER_CAP:
+        return None
+    # The exponent is bounded: 2**1024 is no float, and any number of retries may be asked for.
+    limit = min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(retries, 16))
+    return max(asked or 0.0, random() * limit)

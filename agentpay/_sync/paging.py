@@ -1,0 +1,67 @@
+# Generated from agentpay/_async by scripts/unasync.py. Edit that one.
+"""Pages of a list: what one answer held, and the way to the next one. How a page is fetched is given."""
+
+from collections.abc import Iterator, Callable
+from typing import Generic, TypeVar
+
+from agentpay.contract.pages import PageBody
+from agentpay.errors import DecodingError
+
+T = TypeVar("T")
+
+
+class Page(Generic[T]):
+    """One page of a list, newest first. Iterating over it goes through this page and all that follow.
+
+    Attributes:
+        data: the items of this page.
+        cursor: passed as `cursor`, fetches the next page; empty on the last.
+        has_more: whether there is a next page.
+    """
+
+    def __init__(
+        self, fetch: Callable[[str | None], PageBody[T]], cursor: str | None, body: PageBody[T]
+    ) -> None:
+        self._fetch = fetch
+        self._own_cursor = cursor
+        self.data = body.data
+        self.cursor = body.cursor
+        self.has_more = body.has_more
+
+    @classmethod
+    def first(
+        cls, fetch: Callable[[str | None], PageBody[T]], cursor: str | None
+    ) -> "Page[T]":
+        """Fetch the page at `cursor`."""
+        return cls(fetch, cursor, fetch(cursor))
+
+    def next_page(self) -> "Page[T]":
+        """Fetch the next page, with the filters of this one.
+
+        Raises:
+            RuntimeError: this is the last page; ask `has_more` before.
+            DecodingError: the service promised more but gave no new cursor.
+            AgentPayError: the request failed.
+        """
+        if not self.has_more:
+            raise RuntimeError("this is the last page: ask has_more before next_page")
+        if self.cursor in ("", self._own_cursor):
+            raise DecodingError(
+                "the service says that the list has more, but its cursor leads nowhere new. "
+                "Report it to the service's operators"
+            )
+        return self.first(self._fetch, self.cursor)
+
+    def __iter__(self) -> Iterator[T]:
+        page = self
+        while True:
+            for item in page.data:
+                yield item
+            if not page.has_more:
+                return
+            page = page.next_page()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.data)}, has_more={self.has_more}>"
+
+

@@ -1,0 +1,311 @@
+"""Every exception that the SDK raises beside `TypeError` and `ValueError` for arguments that cannot be meant.
+
+    AgentPayError
+      + ConfigurationError (ValueError)     the client cannot be made from these settings
+      + ClosedClientError                   the client was closed before the call
+      + APIConnectionError                  no answer came
+      |   - APITimeoutError                 not within the timeout
+      + DecodingError                       an answer came that is not what the contract says
+      + TransferOutcomeUnknownError         the transfer may or may not have been made
+      + WaitTimeoutError                    the transfer was not final in time
+      + APIError                            the service answered with an error
+          - InvalidRequestError             400, and 405, 413, 415
+          - AuthenticationError             401
+          - TransferRejectedError           402
+          |   . PolicyViolationError            policy_violation
+          |   . AccountPausedError              account_paused
+          |   . InsufficientBalanceError        insufficient_balance
+          |   . TransferFailedError             transfer_failed
+          - PermissionDeniedError           403
+          - NotFoundError                   404
+          - ConflictError                   409
+          |   . IdempotencyConflictError        idempotency_conflict
+          - PreconditionFailedError         412
+          - InvalidRecipientError           422
+          - RateLimitedError                429
+          - ServerError                     500 and above
+              . ChainUnavailableError           chain_unavailable
+
+All can be pickled and copied with everything they carry. This module decides nothing: which answer becomes
+which exception is the business of `agentpay._requests`.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agentpay.contract.errors import FieldFault
+
+if TYPE_CHECKING:
+    from agentpay.contract.transfers import Transfer
+
+__all__ = [
+    "APIConnectionError",
+    "APIError",
+    "APITimeoutError",
+    "AccountPausedError",
+    "AgentPayError",
+    "AuthenticationError",
+    "ChainUnavailableError",
+    "ClosedClientError",
+    "ConfigurationError",
+    "ConflictError",
+    "DecodingError",
+    "FieldFault",
+    "IdempotencyConflictError",
+    "InsufficientBalanceError",
+    "InvalidRecipientError",
+    "InvalidRequestError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "PolicyViolationError",
+    "PreconditionFailedError",
+    "RateLimitedError",
+    "ServerError",
+    "TransferFailedError",
+    "TransferOutcomeUnknownError",
+    "TransferRejectedError",
+    "WaitTimeoutError",
+]
+
+
+def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str, Any]) -> "AgentPayError":
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class AgentPayError(Exception):
+    """Base of every exception that the SDK raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are rebuilt from `args` alone by default, which fails for keyword-only constructors.
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
+
+class ConfigurationError(AgentPayError, ValueError):
+    """The client cannot be made from these settings; the message names the setting."""
+
+
+class ClosedClientError(AgentPayError):
+    """The client was closed before the call. Make a new one, or close it later."""
+
+    def __init__(self) -> None:
+        super().__init__("this client is closed: make a new one, or keep it open until the last call is done")
+
+
+class APIConnectionError(AgentPayError):
+    """No answer came: the connection could not be made, or was lost. Check the network and the base URL.
+
+    Attributes:
+        may_have_been_processed: whether the request may have reached the service all the same. When False,
+            sending it again cannot do a thing twice.
+    """
+
+    def __init__(self, message: str, *, may_have_been_processed: bool) -> None:
+        super().__init__(message)
+        self.may_have_been_processed = may_have_been_processed
+
+
+class APITimeoutError(APIConnectionError):
+    """No answer came within the timeout. Raise `timeout`, or call again later."""
+
+
+class DecodingError(AgentPayError):
+    """An answer came that is not what the contract says. Check that the base URL is that of the service.
+
+    Attributes:
+        status: HTTP status of the answer.
+        request_id: identifies the request in the service's logs, or None.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.request_id = request_id
+
+
+class TransferOutcomeUnknownError(AgentPayError):
+    """It is not known whether the transfer was made: the answer was lost, or the chain is not done yet.
+
+    Never pay again under a new key. Call `transfers.create` with the same parameters and this
+    `idempotency_key`: it resumes that transfer and never makes a second one (contract, "Idempotency rules").
+    The last error is the `__cause__`.
+
+    Attributes:
+        idempotency_key: the key to call `transfers.create` again with.
+        transfer_id: the transfer, for `transfers.get`, where an answer named it; else None.
+    """
+
+    def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
+        known = f" (transfer {transfer_id})" if transfer_id else ""
+        super().__init__(
+            f"it is not known whether the transfer was made{known}. Do not pay again under a new key: call "
+            f"transfers.create with the same parameters and idempotency_key={idempotency_key!r} to resume it"
+        )
+        self.idempotency_key = idempotency_key
+        self.transfer_id = transfer_id
+
+
+class WaitTimeoutError(AgentPayError):
+    """The transfer was not final in time. It still may be settled: call `transfers.wait` again.
+
+    Attributes:
+        transfer_id: the transfer.
+        transfer: the transfer as it was last read.
+    """
+
+    def __init__(self, *, transfer: "Transfer", timeout: float) -> None:
+        super().__init__(
+            f"transfer {transfer.transfer_id} is {transfer.status} after {timeout:g} s. It may still be "
+            "settled: call transfers.wait again, or transfers.get; do not pay again"
+        )
+        self.transfer_id = transfer.transfer_id
+        self.transfer = transfer
+
+
+class APIError(AgentPayError):
+    """The service answered with an error (contract, "Errors").
+
+    Attributes:
+        message: the service's sentence.
+        status: HTTP status.
+        code: the service's error code, such as `policy_violation`; None when the answer was not the
+            service's own, as that of a proxy.
+        request_id: identifies the request in the service's logs, or None.
+        transfer_id: the transfer that the answer is about, or None.
+        transfer_status: status of that transfer, or None.
+        details: what is wrong with the request, fault by fault.
+        retry_after: seconds after which the service asks to be called again, or None.
+    """
+
+    advice: ClassVar[str] = "Quote the request id when asking the service's operators about it"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str | None = None,
+        request_id: str | None = None,
+        transfer_id: str | None = None,
+        transfer_status: str | None = None,
+        details: tuple[FieldFault, ...] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.transfer_id = transfer_id
+        self.transfer_status = transfer_status
+        self.details = details
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        text = f"{self.status} {self.code or 'error'}: {self.message.rstrip('.')}"
+        # The service's message may already list the faults; the reader needs each of them once.
+        text += "".join(f"; {fault.field} {fault.message}" for fault in self.details)
+        where = [
+            f"{name} {value}"
+            for name, value in (("transfer", self.transfer_id), ("request", self.request_id))
+            if value is not None
+        ]
+        return text + (f" ({', '.join(where)})" if where else "") + f". {self.advice}"
+
+
+class InvalidRequestError(APIError):
+    """The request is not valid; `details` names every fault (status 400, 405, 413 or 415)."""
+
+    advice = "Correct the request; sent again as it is, it fails again"
+
+
+class AuthenticationError(APIError):
+    """The API key is missing, malformed or revoked (status 401)."""
+
+    advice = "Pass a valid key as api_key, or set AGENTPAY_API_KEY"
+
+
+class PermissionDeniedError(APIError):
+    """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
+
+    advice = "Use an operator key, or an agent-scoped key of that account"
+
+
+class NotFoundError(APIError):
+    """No such thing, or it belongs to another operator (status 404)."""
+
+    advice = "Check the identifier, and that it belongs to the operator of the API key"
+
+
+class TransferRejectedError(APIError):
+    """The transfer was refused and no money moved (status 402)."""
+
+    advice = "No money moved; read the message for the reason"
+
+
+class PolicyViolationError(TransferRejectedError):
+    """The account's policy refuses the transfer; the message names the limit (`policy_violation`)."""
+
+    advice = "No money moved; change the transfer, or the policy, and transfer under a new idempotency key"
+
+
+class AccountPausedError(TransferRejectedError):
+    """The account's policy is paused (`account_paused`)."""
+
+    advice = "No money moved; call policies.resume, then transfer under a new idempotency key"
+
+
+class InsufficientBalanceError(TransferRejectedError):
+    """The account holds too little USDC (`insufficient_balance`)."""
+
+    advice = (
+        "No money moved; fund the account's usdc_token_account, then call again with the same idempotency key"
+    )
+
+
+class TransferFailedError(TransferRejectedError):
+    """The transfer was submitted and provably did not land on chain (`transfer_failed`)."""
+
+    advice = "No money moved; call again with the same idempotency key for a new attempt"
+
+
+class ConflictError(APIError):
+    """The request contradicts the present state (status 409)."""
+
+    advice = "Read the present state, then decide anew"
+
+
+class IdempotencyConflictError(ConflictError):
+    """The idempotency key was used with other parameters within 24 hours (`idempotency_conflict`)."""
+
+    advice = "Send the parameters that the key was first used with, or use a new key for a new transfer"
+
+
+class PreconditionFailedError(APIError):
+    """The thing was changed by someone else since it was read (status 412)."""
+
+    advice = "Read it again and repeat the change"
+
+
+class InvalidRecipientError(APIError):
+    """The recipient can hold no USDC: no token account of USDC, and no account_id (status 422)."""
+
+    advice = "Pay an account_id, or a USDC token account rather than the wallet that owns it"
+
+
+class RateLimitedError(APIError):
+    """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
+
+    advice = "Slow down, wait for retry_after seconds, or raise max_retries"
+
+
+class ServerError(APIError):
+    """The service, or something in front of it, failed (status 500 and above)."""
+
+    advice = "Call again later, and quote the request id should it persist"
+
+
+class ChainUnavailableError(ServerError):
+    """The service cannot reach the blockchain (`chain_unavailable`)."""
+
+    advice = "Call again with backoff, after retry_after seconds where it is given"

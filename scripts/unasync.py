@@ -1,0 +1,59 @@
+"""Generate `agentpay/_sync` from `agentpay/_async`, or tell with `--check` whether it is current."""
+
+import re
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "agentpay"
+
+HEADER = "# Generated from agentpay/_async by scripts/unasync.py. Edit that one.\n"
+
+SUBSTITUTIONS = [
+    # What exists in the async client alone.
+    (r" *# unasync: async only\n(?s:.*?)# unasync: end of async only\n", ""),
+    # A list that is awaited or iterated over is, without awaiting, its first page.
+    (r"\bAsyncPages\(", "Page.first("),
+    (r"\bAsyncPages\b", "Page"),
+    (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
+    (r"\b(collections\.abc import) (.*)\bAwaitable, ", r"\1 \2"),
+    (r"\b(collections\.abc import .*), Generator\b", r"\1"),
+    (r"\bagentpay\._async\b", "agentpay._sync"),
+    (r"\b_async\b", "_sync"),
+    (r"\bA((?:sync) client)", r"S\1"),
+    (r"\basync client\b", "sync client"),
+    (r"\basync (def|for|with)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
+    (r"\bAsync([A-Z]\w*)", r"\1"),
+]
+
+
+def unasync(source: str) -> str:
+    """Return the sync twin of an async module."""
+    for pattern, replacement in SUBSTITUTIONS:
+        source = re.sub(pattern, replacement, source)
+    return HEADER + source
+
+
+def main() -> int:
+    """Write the generated modules; with `--check`, write nothing and return 1 when one is not current."""
+    check = "--check" in sys.argv[1:]
+    wanted = {
+        PACKAGE / "_sync" / path.name: unasync(path.read_text(encoding="utf-8"))
+        for path in sorted((PACKAGE / "_async").glob("*.py"))
+    }
+    stale = [path for path in (PACKAGE / "_sync").glob("*.py") if path not in wanted]
+    stale += [
+        path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(PACKAGE.parent)}")
+        if not check and path in wanted:
+            path.write_text(wanted[path], encoding="utf-8")
+        elif not check:
+            path.unlink()
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
