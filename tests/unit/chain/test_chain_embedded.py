@@ -243,7 +243,7 @@ def test_bytes_that_are_no_transaction_are_refused(world: World, raw: bytes) -> 
         run(world.chain.send(raw))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(position=st.integers(min_value=0, max_value=400), flip=st.integers(min_value=1, max_value=255))
 def test_altered_bytes_move_no_money(position: int, flip: int) -> None:
     world = World()

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 from chain_world import SEED, World, decoded, program_data, run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
@@ -142,6 +142,7 @@ def test_a_memo_one_byte_too_long_is_refused_before_signing() -> None:
         build_transfer("a" * (MAX_MEMO_BYTES + 1))
 
 
+@settings(deadline=None)
 @given(memo=st.text(max_size=1_000))
 def test_every_memo_in_full_mode_fits_and_starts_with_the_transfer_id(memo: str) -> None:
     text = memo_text(TRANSFER_ID, memo, "full")
