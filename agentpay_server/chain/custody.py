@@ -62,26 +62,28 @@ class Signer(Protocol):
 class Custody:
     """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` says nothing."""
 
-    __slots__ = ("_keypair",)
+    __slots__ = ("_derive",)
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != _SEED_BYTES:
             raise ValueError(f"a custody seed has {_SEED_BYTES} bytes, not {len(seed)}")
 
         @lru_cache(maxsize=_CACHED_KEYS)
-        def keypair(key: KeyPath) -> Keypair:
+        def derive(key: KeyPath) -> tuple[Keypair, str]:
             path = f"m/44'/501'/{_index(key.account)}'/{_index(key.change)}'"
-            return Keypair.from_seed_and_derivation_path(seed, path)
+            keypair = Keypair.from_seed_and_derivation_path(seed, path)
+            # The address is kept beside its key: a Keypair computes it anew each time, half a signature long.
+            return keypair, str(keypair.pubkey())
 
-        self._keypair: Callable[[KeyPath], Keypair] = keypair
+        self._derive: Callable[[KeyPath], tuple[Keypair, str]] = derive
 
     def address(self, key: KeyPath) -> str:
         """Return the public key in base58."""
-        return str(self._keypair(key).pubkey())
+        return self._derive(key)[1]
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature of a serialized transaction message."""
-        return bytes(self._keypair(key).sign_message(message))
+        return bytes(self._derive(key)[0].sign_message(message))
 
     def __repr__(self) -> str:
         return "<Custody>"
