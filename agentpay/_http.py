@@ -8,7 +8,6 @@ leaves. Whether to send again, and what a reply means, is decided elsewhere.
 # `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
 # ruff: noqa: ASYNC109
 
-import asyncio
 import logging
 import ssl
 import threading
@@ -233,6 +232,11 @@ class Http(_Edge):
             outcome = body.outcome()
         except httpx.HTTPError as error:
             outcome = _failure(error, request, timeout)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            raise error.with_traceback(None)  # noqa: B904 - the same exception
         self._log(request, outcome, started)
         return outcome
 
@@ -243,6 +247,13 @@ class Http(_Edge):
             self._client.close()
 
 
+async def _sleep(seconds: float) -> None:
+    # Loading asyncio takes longer than loading all of this package, and the sync client never needs it.
+    import asyncio  # noqa: PLC0415
+
+    await asyncio.sleep(seconds)
+
+
 class AsyncHttp(_Edge):
     """The edge of the async client."""
 
@@ -250,7 +261,7 @@ class AsyncHttp(_Edge):
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
         super().__init__(base_url, given)
-        self.sleep = asyncio.sleep
+        self.sleep = _sleep
         self._client = given
         self._owned = given is None
         self._transport = transport
@@ -293,6 +304,11 @@ class AsyncHttp(_Edge):
             outcome = body.outcome()
         except httpx.HTTPError as error:
             outcome = _failure(error, request, timeout)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            raise error.with_traceback(None)  # noqa: B904 - the same exception
         self._log(request, outcome, started)
         return outcome
 

@@ -20,9 +20,7 @@ import time
 from collections.abc import Callable, Generator
 from enum import Enum
 from itertools import count
-from typing import Any, Final
-
-from attrs import frozen
+from typing import Any, Final, NamedTuple
 
 from agentpay._requests import PreparedRequest, Reply, read
 from agentpay.contract.endpoints import Repeat
@@ -52,8 +50,7 @@ class Send:
     """Send the request now."""
 
 
-@frozen
-class Sleep:
+class Sleep(NamedTuple):
     """Wait for `seconds`."""
 
     seconds: float

@@ -30,7 +30,7 @@ All can be pickled and copied with everything they carry. This module decides no
 which exception is the business of `agentpay._requests`.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agentpay.contract.errors import FieldFault
 
@@ -65,6 +65,9 @@ __all__ = [
     "TransferRejectedError",
     "WaitTimeoutError",
 ]
+
+
+_SHOWN_FAULTS: Final = 20
 
 
 def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str, Any]) -> "AgentPayError":
@@ -203,8 +206,9 @@ class APIError(AgentPayError):
 
     def __str__(self) -> str:
         text = f"{self.status} {self.code or 'error'}: {self.message.rstrip('.')}"
-        # The service's message may already list the faults; the reader needs each of them once.
-        text += "".join(f"; {fault.field} {fault.message}" for fault in self.details)
+        text += "".join(f"; {fault.field} {fault.message}" for fault in self.details[:_SHOWN_FAULTS])
+        if len(self.details) > _SHOWN_FAULTS:
+            text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
         where = [
             f"{name} {value}"
             for name, value in (("transfer", self.transfer_id), ("request", self.request_id))
