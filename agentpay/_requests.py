@@ -17,7 +17,7 @@ from agentpay.contract import codec
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.requests import Request
+from agentpay.contract.requests import UNSET, Request
 
 MESSAGE_MAX_CHARACTERS: Final = 2000
 """How much of the service's message an exception keeps."""
@@ -127,8 +127,10 @@ def read(endpoint: Endpoint, reply: Reply, *, now: float) -> Any:  # noqa: ANN40
         reply: the answer.
         now: seconds since the epoch, against which a date in `Retry-After` is read.
     """
-    model = endpoint.responses.get(reply.status)
+    model = endpoint.responses.get(reply.status, UNSET)
     if model is None:
+        return None
+    if model is UNSET:
         if reply.status >= 400:
             return _api_error(reply, now)
         problem = f"the status {reply.status} is not one of this operation"

@@ -1,1 +1,7 @@
-"""The reference server: the whole service, with real Solana transactions, in a process or on a port."""
+"""The reference server: the whole service, with real Solana transactions, in process or on a port."""
+
+from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay_server.embedded.server import AgentPayServer
+from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
+
+__all__ = ["AgentPayServer", "AsyncServerClient", "OnchainMemo", "PolicyUpdate", "ServerClient", "Settings"]

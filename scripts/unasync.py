@@ -1,12 +1,13 @@
-"""Generate `agentpay/_sync` from `agentpay/_async`, or tell with `--check` whether it is current."""
+"""Generate each `_sync` package from the `_async` one beside it, or tell with `--check` if all are current."""
 
 import re
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "agentpay"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = [ROOT / "agentpay", ROOT / "agentpay_server" / "clients"]
 
-HEADER = "# Generated from agentpay/_async by scripts/unasync.py. Edit that one.\n"
+HEADER = "# Generated from _async by scripts/unasync.py. Edit that one.\n"
 
 SUBSTITUTIONS = [
     # What exists in the async client alone.
@@ -17,7 +18,6 @@ SUBSTITUTIONS = [
     (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
     (r"\b(collections\.abc import) (.*)\bAwaitable, ", r"\1 \2"),
     (r"\b(collections\.abc import .*), Generator\b", r"\1"),
-    (r"\bagentpay\._async\b", "agentpay._sync"),
     (r"\b_async\b", "_sync"),
     (r"\bA((?:sync) client)", r"S\1"),
     (r"\basync client\b", "sync client"),
@@ -39,15 +39,16 @@ def main() -> int:
     """Write the generated modules; with `--check`, write nothing and return 1 when one is not current."""
     check = "--check" in sys.argv[1:]
     wanted = {
-        PACKAGE / "_sync" / path.name: unasync(path.read_text(encoding="utf-8"))
-        for path in sorted((PACKAGE / "_async").glob("*.py"))
+        package / "_sync" / path.name: unasync(path.read_text(encoding="utf-8"))
+        for package in PACKAGES
+        for path in sorted((package / "_async").glob("*.py"))
     }
-    stale = [path for path in (PACKAGE / "_sync").glob("*.py") if path not in wanted]
+    stale = [path for package in PACKAGES for path in (package / "_sync").glob("*.py") if path not in wanted]
     stale += [
         path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     for path in stale:
-        print(f"{'stale' if check else 'wrote'}: {path.relative_to(PACKAGE.parent)}")
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
         if not check and path in wanted:
             path.write_text(wanted[path], encoding="utf-8")
         elif not check:

@@ -1,4 +1,4 @@
-# Generated from agentpay/_async by scripts/unasync.py. Edit that one.
+# Generated from _async by scripts/unasync.py. Edit that one.
 """The sync client: settings, resources and the driver of the retry generator, which sends and sleeps.
 
 What is sent, what an answer means and when to send again is decided in `agentpay._requests` and

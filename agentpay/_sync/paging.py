@@ -1,4 +1,4 @@
-# Generated from agentpay/_async by scripts/unasync.py. Edit that one.
+# Generated from _async by scripts/unasync.py. Edit that one.
 """Pages of a list: what one answer held, and the way to the next one. How a page is fetched is given."""
 
 from collections.abc import Iterator, Callable

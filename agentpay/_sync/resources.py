@@ -1,4 +1,4 @@
-# Generated from agentpay/_async by scripts/unasync.py. Edit that one.
+# Generated from _async by scripts/unasync.py. Edit that one.
 """The resources of the service, one class each: arguments become a prepared request, its answer a model.
 
 Every method takes `timeout` (seconds, None without limit) and `max_retries` for this call alone, and raises

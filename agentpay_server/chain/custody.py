@@ -47,6 +47,11 @@ def record_key(account_index: int) -> KeyPath:
     return KeyPath(_account(account_index), 1)
 
 
+def outside_address(seed: bytes) -> str:
+    """Return the address of the key that 32 bytes make; the key itself is not kept."""
+    return str(Keypair.from_seed(seed).pubkey())
+
+
 class Signer(Protocol):
     """Whatever holds the keys. Both calls are synchronous: signing happens inside a unit of work."""
 

@@ -1,0 +1,69 @@
+"""Time as a parameter: what the service calls now, in integer microseconds since 1970, UTC.
+
+Every rule that depends on time takes it from a `Clock`, so that a test can stand still, step over 24 hours in
+a moment, and see the same thing twice. Waits on the network are not the clock's business: they are real.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+SECOND_US: Final = 1_000_000
+HOUR_US: Final = 3_600 * SECOND_US
+DAY_US: Final = 24 * HOUR_US
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether it stands still until it is moved."""
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970, UTC."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    is_manual: Final = False
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970, UTC."""
+        return time.time_ns() // 1_000
+
+
+class ManualClock:
+    """A clock that stands still until it is moved, and never goes back.
+
+    Args:
+        start: the time that it shows at first, with a UTC offset; cut to milliseconds.
+    """
+
+    is_manual: Final = True
+
+    def __init__(self, start: datetime) -> None:
+        if start.tzinfo is None:
+            raise ValueError("a clock starts at a time with a UTC offset, such as datetime(…, tzinfo=UTC)")
+        self._now_us = to_us(start) // 1_000 * 1_000
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970, UTC."""
+        return self._now_us
+
+    def move_to(self, now_us: int) -> None:
+        """Show `now_us` from now on; an earlier time than is shown changes nothing."""
+        self._now_us = max(self._now_us, now_us)
+
+
+def to_us(moment: datetime) -> int:
+    """Return microseconds since 1970 of a moment that has a UTC offset, exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_us(moment_us: int) -> datetime:
+    """Return the moment that lies `moment_us` microseconds after 1970, in UTC."""
+    return _EPOCH + timedelta(microseconds=moment_us)

@@ -1,0 +1,199 @@
+"""The console: what an operator does on the dashboard (decisions, "What stands beside /v1").
+
+Models and endpoints for what exists now: agent-scoped keys, accounts in full, the audit trail.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from attrs import field, frozen
+
+from agentpay.contract.accounts import Account
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcString
+
+
+@frozen(kw_only=True)
+class CreateAgentKey(Request):
+    """Body of `POST /console/agent-keys`.
+
+    Attributes:
+        account_id: the account that the key is to be bound to.
+        name: display label, 1 to 100 characters.
+    """
+
+    account_id: Annotated[str, text(maximum=128)]
+    name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)] | None = None
+
+
+@frozen(kw_only=True)
+class AgentKey:
+    """An agent-scoped key, without the key itself (D16).
+
+    Attributes:
+        key_id: identifier, `key_…`.
+        account_id: the account that it is bound to.
+        name: display label, or None.
+        created_at: when it was made, UTC.
+    """
+
+    key_id: str
+    account_id: str
+    name: str | None
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class NewAgentKey:
+    """An agent-scoped key as it is made: the one time that the key is shown.
+
+    Attributes:
+        key_id: identifier, `key_…`.
+        account_id: the account that it is bound to.
+        name: display label, or None.
+        key: the key; kept out of `repr`.
+        created_at: when it was made, UTC.
+    """
+
+    key_id: str
+    account_id: str
+    name: str | None
+    key: str = field(repr=False)
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ListAgentKeys(Request):
+    """Query of `GET /console/agent-keys`."""
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class PolicyRecordView:
+    """The on-chain record of a policy (D26).
+
+    Attributes:
+        address: the record's account on chain.
+        version: the version that the chain holds; 0 before the first write has landed.
+        tx_signature: signature of the write of that version, or None.
+    """
+
+    address: str
+    version: int
+    tx_signature: str | None
+
+
+@frozen(kw_only=True)
+class AccountDetail(Account):
+    """An account with all that its operator may know of it: the fields of an Account, and these.
+
+    Attributes:
+        metadata: what was given at creation, or None.
+        policy_version: counts the changes of the policy, from 1.
+        policy_record: the on-chain record; None before the policy first changed.
+        spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours.
+        reserved_usdc: USDC of that which transfers in flight hold and may yet give back.
+        remaining_usdc: USDC that `max_daily_spend` still allows; None without that limit.
+    """
+
+    metadata: dict[str, Any] | None
+    policy_version: int
+    policy_record: PolicyRecordView | None
+    spent_usdc: UsdcString
+    reserved_usdc: UsdcString
+    remaining_usdc: UsdcString | None
+
+
+@frozen(kw_only=True)
+class AuditEntry:
+    """One change that was made: who, what, before, after, when.
+
+    Attributes:
+        key_id: the key that made it.
+        action: what was done, `resource.action`.
+        subject: identifier of what was changed.
+        before: state before, or None.
+        after: state after, or None.
+        request_id: the request, or None for a change made in process.
+        created_at: when, UTC.
+    """
+
+    key_id: str
+    action: str
+    subject: str
+    before: Any
+    after: Any
+    request_id: str | None
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ListAudit(Request):
+    """Query of `GET /console/audit`."""
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+CREATE_AGENT_KEY: Final = Endpoint(
+    name="console.agent_keys.create",
+    method="POST",
+    path="/console/agent-keys",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=CreateAgentKey,
+    responses={201: NewAgentKey},
+    summary="Make an agent-scoped key, bound to one account.",
+)
+LIST_AGENT_KEYS: Final = Endpoint(
+    name="console.agent_keys.list",
+    method="GET",
+    path="/console/agent-keys",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListAgentKeys,
+    responses={200: PageBody[AgentKey]},
+    summary="List the live agent-scoped keys, newest first.",
+)
+REVOKE_AGENT_KEY: Final = Endpoint(
+    name="console.agent_keys.revoke",
+    method="DELETE",
+    path="/console/agent-keys/{key_id}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={204: None},
+    summary="Revoke an agent-scoped key.",
+)
+GET_ACCOUNT_DETAIL: Final = Endpoint(
+    name="console.accounts.get",
+    method="GET",
+    path="/console/accounts/{account_id}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: AccountDetail},
+    summary="Read an account with metadata, policy record and what is spent of its limits.",
+)
+LIST_AUDIT: Final = Endpoint(
+    name="console.audit.list",
+    method="GET",
+    path="/console/audit",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListAudit,
+    responses={200: PageBody[AuditEntry]},
+    summary="List what was changed by whom, newest first.",
+)
+
+CONSOLE_ENDPOINTS: Final = (
+    CREATE_AGENT_KEY,
+    LIST_AGENT_KEYS,
+    REVOKE_AGENT_KEY,
+    GET_ACCOUNT_DETAIL,
+    LIST_AUDIT,
+)
+"""Every operation of the console."""

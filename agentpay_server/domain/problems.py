@@ -1,0 +1,89 @@
+"""The one exception that services raise towards a caller: a declared error with its body."""
+
+from typing import Final
+
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+
+RETRY_AFTER_SECONDS: Final = 1
+"""What a 503 advises: the chain is asked again that soon by the service itself."""
+
+
+class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
+    """A request cannot be done, for a reason that the interface declares.
+
+    Args:
+        code: the error code; it decides the HTTP status.
+        message: a sentence that says what happened and what to do.
+        details: every fault of an invalid request.
+        transfer_id: the transfer that the answer is about, when one is stored.
+        status: the status of that transfer.
+        retry_after_seconds: how long to wait before asking again.
+        allow: the methods that the path does have, for a 405.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        details: tuple[FieldFault, ...] | None = None,
+        transfer_id: str | None = None,
+        status: str | None = None,
+        retry_after_seconds: int | None = None,
+        allow: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+        self.transfer_id = transfer_id
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds
+        self.allow = allow
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status of the answer."""
+        return HTTP_STATUS[self.code]
+
+    def body(self, request_id: str) -> ErrorBody:
+        """Return the body of the answer; the 402 of a transfer is exactly four fields (D1)."""
+        is_refused_transfer = self.http_status == 402
+        return ErrorBody(
+            error=self.code,
+            message=self.message,
+            request_id=None if is_refused_transfer else request_id,
+            details=self.details,
+            transfer_id=self.transfer_id,
+            status=self.status,
+        )
+
+
+def not_found(kind: str, identifier: str) -> Problem:
+    """A 404: the same for an identifier that does not exist and for one of another operator (D4)."""
+    return Problem(
+        ErrorCode.NOT_FOUND,
+        f"There is no {kind} {shown(identifier)} among those that this key may see; check the identifier.",
+    )
+
+
+def invalid(*faults: FieldFault) -> Problem:
+    """A 400 that names every fault (D5)."""
+    named = "; ".join(f"{fault.field} {fault.message}" for fault in faults[:3])
+    more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+    return Problem(ErrorCode.INVALID_REQUEST, f"The request is not valid: {named}{more}.", details=faults)
+
+
+def chain_unavailable() -> Problem:
+    """A 503 that left nothing behind: nothing is stored, nothing will be sent (D8, D29)."""
+    return Problem(
+        ErrorCode.CHAIN_UNAVAILABLE,
+        "The chain did not answer, and nothing was done; try again shortly.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def shown(text: str) -> str:
+    """Return a caller's text for a sentence: printable, and cut to 80 characters."""
+    printable = "".join(character if character.isprintable() else "�" for character in text[:80])
+    return printable + ("…" if len(text) > 80 else "")

@@ -1,0 +1,98 @@
+"""The life of a transfer and of its idempotency key, as pure rules.
+
+    (none) ── policy refuses ─────────────────────────────► rejected
+    (none) ── amount at the escalation threshold ─────────► pending_approval
+    (none) ── policy allows ──────────────────────────────► submitted
+    pending_approval ── approved ─────────────────────────► submitted
+    pending_approval ── refused, rejected or expired ─────► rejected
+    submitted ── final on chain ──────────────────────────► settled
+    submitted ── provably did not and cannot land ────────► failed
+
+`settled`, `rejected` and `failed` are final. Money moves in `submitted` alone. A key is held by one transfer
+at a time, until 24 hours after that transfer became final; an unresolved one holds it for as long as it takes
+(D29).
+"""
+
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.clock import DAY_US
+
+KEY_LIFETIME_US: Final = DAY_US
+
+TRANSITIONS: Final = frozenset(
+    {
+        (None, TransferStatus.REJECTED),
+        (None, TransferStatus.PENDING_APPROVAL),
+        (None, TransferStatus.SUBMITTED),
+        (TransferStatus.PENDING_APPROVAL, TransferStatus.SUBMITTED),
+        (TransferStatus.PENDING_APPROVAL, TransferStatus.REJECTED),
+        (TransferStatus.SUBMITTED, TransferStatus.SETTLED),
+        (TransferStatus.SUBMITTED, TransferStatus.FAILED),
+    }
+)
+"""Every change of status that there is."""
+
+
+@frozen(kw_only=True)
+class Terms:
+    """The parameters that make two requests under one key the same request (D29)."""
+
+    account_id: str
+    to: str
+    amount_micro: int
+    memo: str | None
+    category: str | None
+
+
+@frozen(kw_only=True)
+class KeyHolder:
+    """The transfer that holds an idempotency key.
+
+    Attributes:
+        terms: what it was asked for.
+        status: how far it has come.
+        error: code of its refusal or failure.
+        key_expires_us: when the key is free again; None while the transfer is not final.
+    """
+
+    terms: Terms
+    status: str
+    error: str | None
+    key_expires_us: int | None
+
+
+class Verdict(Enum):
+    """What a request under an idempotency key amounts to."""
+
+    NEW = "new"
+    """Nothing holds the key: make a transfer."""
+
+    CONFLICT = "conflict"
+    """The key is held under other parameters."""
+
+    REPLAY = "replay"
+    """Answer as the stored transfer stands; move nothing."""
+
+    RESUME = "resume"
+    """The stored transfer is under way: finish that one, start no other."""
+
+    RETRY = "retry"
+    """The stored transfer failed for a reason that is not policy: make a new one in its place."""
+
+
+def verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:
+    """Judge a request by the transfer that holds its key (contract, "Idempotency rules"; D29)."""
+    if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
+        return Verdict.NEW
+    if holder.terms != terms:
+        return Verdict.CONFLICT
+    if holder.status == TransferStatus.SUBMITTED:
+        return Verdict.RESUME
+    if holder.status == TransferStatus.FAILED or holder.error == ErrorCode.INSUFFICIENT_BALANCE:
+        return Verdict.RETRY
+    return Verdict.REPLAY

@@ -1,0 +1,61 @@
+"""A real loopback port for a server that runs in process, by uvicorn on the owner's loop."""
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+
+
+class Listener:
+    """Serves an ASGI application on a socket until it is closed."""
+
+    def __init__(self, app: Any, sock: socket.socket) -> None:  # noqa: ANN401 - any ASGI application
+        config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, ws="none")
+        self._server = uvicorn.Server(config)
+        self._socket = sock
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where the application is reached."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Return once requests are accepted."""
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the listener stopped before it accepted requests")
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """Answer what is under way, then let go of the socket."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        self._socket.close()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: address to bind.
+        port: port to bind; 0 takes a free one.
+
+    Raises:
+        OSError: the address is not to be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    return sock

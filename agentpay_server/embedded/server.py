@@ -1,0 +1,272 @@
+"""`AgentPayServer`: the whole service in process, for tests and for starting out.
+
+It lives on a thread of its own, with its database, chain and clock. Clients that it hands out reach it
+without a socket; `listen` opens a real port beside them.
+"""
+
+import asyncio
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, NoReturn, Self
+
+
+
+from agentpay._async.client import AsyncAgentPay
+from agentpay._sync.client import AgentPay
+from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay_server.clients._async.console import AsyncConsole
+from agentpay_server.clients._async.sandbox import AsyncSandbox
+from agentpay_server.clients._sync.console import Console
+from agentpay_server.clients._sync.sandbox import Sandbox
+from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.embedded.listener import Listener, bound_socket
+from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
+from agentpay_server.http.app import Application
+from agentpay_server.runtime import Runtime, manual_clock, start_runtime
+from agentpay_server.settings import Settings
+
+IN_PROCESS_URL = "http://agentpay.invalid"
+"""What clients of a server without a port take for its address."""
+
+
+class AgentPayServer:
+    """A payment service in process: real behaviour, real Solana transactions, nothing outside.
+
+    Use it as a context manager, sync or async:
+
+        with AgentPayServer() as server:
+            client = server.client()
+            account = client.accounts.create(name="Research bot")
+            server.sandbox.fund(account.account_id, "100")
+
+    Every server is a world of its own; any number can live in one process. It may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Literal["manual", "system"] | datetime = "manual",
+        seed: int | None = None,
+        operator_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Put a server together; it starts with `with`, or with `start`.
+
+        Args:
+            clock: `manual` stands still, at the time of the start, until `sandbox.clock.advance` moves it; a
+                datetime does so at that time; `system` runs with the machine's.
+            seed: makes identifiers, keys and signatures repeat; None takes them from the system.
+            operator_key: the key of the first operator; None makes a new one.
+            settings: how the server behaves where the contract leaves a choice.
+
+        Raises:
+            ValueError: a datetime without a UTC offset, or another word for `clock`.
+        """
+        self._clock = _clock(clock)
+        self._seed = seed
+        self._wanted_key = operator_key
+        self._settings = settings
+        self._owner: OwnerThread | None = None
+        self._world: _World | None = None
+
+    def start(self) -> Self:
+        """Start the server. Its methods can be called from then on.
+
+        Raises:
+            RuntimeError: it was started before.
+            ValueError: `operator_key` is not an operator key.
+        """
+        if self._owner is not None:
+            raise RuntimeError("a server starts once; make a new one")
+        self._owner = OwnerThread("agentpay-server")
+        try:
+            runtime = self._owner.call(
+                start_runtime(
+                    settings=self._settings,
+                    clock=self._clock,
+                    seed=self._seed,
+                    operator_key=self._wanted_key,
+                )
+            )
+        except BaseException:
+            self._owner.stop()
+            raise
+        self._world = _World(runtime, self._owner)
+        return self
+
+    def close(self) -> None:
+        """Finish what is under way, close the port and the clients' way in; calling it again does nothing."""
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    @property
+    def operator_key(self) -> str:
+        """The key of the first operator."""
+        return self._running.runtime.operator.key
+
+    @property
+    def base_url(self) -> str:
+        """Where the server is reached: its port after `listen`, else a name that only its own clients know."""
+        return self._running.base_url
+
+    @property
+    def console(self) -> Console:
+        """What the first operator does on the dashboard."""
+        return self._running.operator.console
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """What only a test chain can do: money from nowhere, outside recipients, time."""
+        return self._running.operator.sandbox
+
+    @property
+    def async_console(self) -> AsyncConsole:
+        """`console`, to be awaited."""
+        return self._running.async_operator.console
+
+    @property
+    def async_sandbox(self) -> AsyncSandbox:
+        """`sandbox`, to be awaited."""
+        return self._running.async_operator.sandbox
+
+    def client(self, *, api_key: str | None = None) -> AgentPay:
+        """Return a client of the server, in process. It needs no closing.
+
+        Args:
+            api_key: whose client; the first operator's by default.
+        """
+        return self._running.client(api_key)
+
+    def async_client(self, *, api_key: str | None = None) -> AsyncAgentPay:
+        """Return an async client of the server, in process, for any event loop. It needs no closing.
+
+        Args:
+            api_key: whose client; the first operator's by default.
+        """
+        return self._running.async_client(api_key)
+
+    def agent_client(self, account_id: str) -> AgentPay:
+        """Return the client of an agent: with a new agent-scoped key of one account (D16).
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        return self.client(api_key=self.console.create_agent_key(account_id).key)
+
+    def async_agent_client(self, account_id: str) -> AsyncAgentPay:
+        """Return the async client of an agent: with a new agent-scoped key of one account (D16).
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        return self.async_client(api_key=self.console.create_agent_key(account_id).key)
+
+    def listen(self, *, port: int = 0) -> str:
+        """Open a port on 127.0.0.1 beside the way in process, until the server closes.
+
+        Args:
+            port: which one; 0 takes a free one.
+
+        Returns:
+            The address of the server, which is `base_url` from then on.
+
+        Raises:
+            RuntimeError: it listens already.
+            OSError: the port is not to be had.
+        """
+        return self._running.listen(port)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        # Starting takes milliseconds and waits for nothing outside: no reason to leave the caller's thread.
+        return self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        state = "not running" if self._world is None else self._world.base_url
+        return f"<{type(self).__name__} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a server lives in its process: make a new one where it is needed")
+
+    @property
+    def _running(self) -> "_World":
+        if self._world is None:
+            raise RuntimeError("the server is not running: use it as a context manager, or call start()")
+        return self._world
+
+
+class _World:
+    """A running server, and the ways into it."""
+
+    def __init__(self, runtime: Runtime, owner: OwnerThread) -> None:
+        self.runtime = runtime
+        self.base_url = IN_PROCESS_URL
+        self._owner = owner
+        self._app = Application(runtime)
+        self._listener: Listener | None = None
+        self._transport = EmbeddedTransport(self._app, owner)
+        self._async_transport = AsyncEmbeddedTransport(self._app, owner)
+        key = runtime.operator.key
+        self.operator = ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
+        self.async_operator = AsyncServerClient(
+            api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport
+        )
+
+    def client(self, api_key: str | None) -> AgentPay:
+        """Return a new client."""
+        key = self.runtime.operator.key if api_key is None else api_key
+        return AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
+
+    def async_client(self, api_key: str | None) -> AsyncAgentPay:
+        """Return a new async client."""
+        key = self.runtime.operator.key if api_key is None else api_key
+        return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
+
+    def listen(self, port: int) -> str:
+        """Open a port and return its address."""
+        if self._listener is not None:
+            raise RuntimeError(f"the server listens already, on {self.base_url}")
+        listener = Listener(self._app, bound_socket("127.0.0.1", port))
+        self._owner.call(listener.start())
+        self._listener = listener
+        self.base_url = listener.base_url
+        return self.base_url
+
+    def close(self) -> None:
+        """Close the port, finish what is under way, stop the thread."""
+        try:
+            if self._listener is not None:
+                self._owner.call(self._listener.close())
+            self._owner.call(self.runtime.stop())
+        finally:
+            self._owner.stop()
+
+
+def _clock(choice: Literal["manual", "system"] | datetime) -> Clock:
+    if isinstance(choice, datetime):
+        return manual_clock(choice)
+    if choice == "manual":
+        return manual_clock()
+    if choice == "system":
+        return SystemClock()
+    raise ValueError("clock is 'manual', 'system', or a datetime with a UTC offset")

@@ -1,0 +1,183 @@
+"""The ASGI application: the endpoint tables bound to their handlers, and the order of checks of D11.
+
+A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
+size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
+way is a `Problem`; anything else is a fault of the server, answered with a bare 500 and logged.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from agentpay.contract import codec
+from agentpay.contract.endpoints import ENDPOINTS, CREATE_WEBHOOK, Endpoint
+from agentpay.contract.endpoints import Scope as KeyScope
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.contract.console import CONSOLE_ENDPOINTS
+from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.domain.principals import Principal, forbidden
+from agentpay_server.domain.problems import Problem
+from agentpay_server.http.auth import authenticated
+from agentpay_server.http.bodies import read_body, require_json, structured_body, structured_query
+from agentpay_server.http.exchange import JSON_TYPE, Call, Reply
+from agentpay_server.http.handlers import Handler, console_handlers, sandbox_handlers, v1_handlers
+from agentpay_server.http.problems import Headers, rendered
+from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.runtime import Runtime
+
+REQUEST_ID: Final = "req_"
+
+BOUND_ENDPOINTS: Final = (
+    *(endpoint for endpoint in ENDPOINTS if endpoint is not CREATE_WEBHOOK),
+    *CONSOLE_ENDPOINTS,
+    *SANDBOX_ENDPOINTS,
+)
+"""Every endpoint that this server serves."""
+
+logger = logging.getLogger(__name__)
+
+
+class Application:
+    """The server as ASGI."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._keys = runtime.keys
+        self._identifiers = runtime.context.identifiers
+        handlers = {**v1_handlers(runtime), **console_handlers(runtime), **sandbox_handlers(runtime)}
+        per_minute = runtime.context.settings.rate_limit_per_minute
+        limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
+        self._router = Router(
+            routes=_routes(BOUND_ENDPOINTS, handlers, limit), redirect_slashes=False, default=_no_route
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
+            return
+        request_id = self._identifiers.new(REQUEST_ID)
+        try:
+            headers = _headers(scope)
+            scope["agentpay.headers"] = headers
+            scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
+            await self._router(scope, receive, _stamped(send, request_id))
+        except Problem as problem:
+            status, extra, body = rendered(problem, request_id)
+            await _respond(_stamped(send, request_id), status, body, extra)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            await _respond(_stamped(send, request_id), 500, _internal_error(request_id), [])
+
+
+class _Path:
+    """All endpoints of one path, by method."""
+
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint], handlers: Mapping[str, Handler], limit: RateLimit | None
+    ) -> None:
+        self._endpoints = endpoints
+        self._handlers = handlers
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["method"])
+        if endpoint is None:
+            allow = tuple(sorted(self._endpoints))
+            raise Problem(
+                ErrorCode.METHOD_NOT_ALLOWED,
+                f"This path does not take {scope['method']}; it takes {', '.join(allow)}.",
+                allow=allow,
+            )
+        principal: Principal = scope["agentpay.principal"]
+        headers: Mapping[str, str] = scope["agentpay.headers"]
+        path = scope["path_params"]
+        _require_scope(endpoint, principal, path)
+        if self._limit is not None:
+            self._limit.take(principal.key_id)
+        body = None
+        if endpoint.request is not None:
+            raw = await read_body(headers, receive)
+            require_json(headers)
+            body = structured_body(raw, endpoint.request)
+        query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
+        call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
+        reply = await self._handlers[endpoint.name](call)
+        await _respond(send, reply.status, _printed(reply), list(reply.headers))
+
+
+def _routes(
+    endpoints: Iterable[Endpoint], handlers: Mapping[str, Handler], limit: RateLimit | None
+) -> list[Route]:
+    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+    for endpoint in endpoints:
+        by_path[endpoint.path][endpoint.method] = endpoint
+    return [Route(path, _Path(methods, handlers, limit)) for path, methods in by_path.items()]
+
+
+def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
+    """Refuse what the key may not do, from key and route alone, before any look-up (D3, D16)."""
+    operation = f"{endpoint.method} {endpoint.path}"
+    if endpoint.scope is KeyScope.OPERATOR:
+        principal.require_operator(operation)
+    elif "account_id" in path:
+        principal.require_account(path["account_id"], operation)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """Return header fields by lower-case name; a repeated one is joined, as RFC 9110 5.3 says."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _stamped(send: Send, request_id: str) -> Send:
+    """Return a `send` that adds `X-Request-Id` to the answer (D1)."""
+
+    async def stamped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+        await send(message)
+
+    return stamped
+
+
+async def _respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    if body:
+        headers.append((b"content-type", JSON_TYPE))
+    if status != 204:
+        headers.append((b"content-length", str(len(body)).encode("ascii")))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _printed(reply: Reply) -> bytes:
+    return b"" if reply.model is None else codec.print_json(codec.unstructure(reply.model))
+
+
+def _internal_error(request_id: str) -> bytes:
+    message = f"The server failed; quote request {request_id} to whoever runs it."
+    return codec.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise Problem(
+        ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
+    )
+
+
+async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Take part in the start and stop of an ASGI server; refuse everything else."""
+    if scope["type"] != "lifespan":
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,135 @@
+"""Reading requests: the body under its limits, then body and query into their models (D5, D6)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.types import Receive
+
+from agentpay.contract import codec
+from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
+from agentpay.contract.codec import InvalidJsonError, InvalidValueError
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.domain.problems import Problem, invalid
+
+_TOO_LARGE: Final = Problem(
+    ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes; send less."
+)
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
+    """Return the whole body, if it is within the limit; nothing of it is parsed before.
+
+    Raises:
+        Problem: `payload_too_large`.
+    """
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > BODY_MAX_BYTES:
+        raise _TOO_LARGE
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > BODY_MAX_BYTES:
+            raise _TOO_LARGE
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    return b"".join(chunks)
+
+
+def require_json(headers: Mapping[str, str]) -> None:
+    """Refuse a body that says it is something else than JSON in UTF-8; one that says nothing is tried.
+
+    Raises:
+        Problem: `unsupported_media_type`.
+    """
+    content_type = headers.get("content-type")
+    if content_type is None:
+        return
+    media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    charsets = [p.removeprefix("charset=").strip('"') for p in parameters if p.startswith("charset=")]
+    if media_type != "application/json" or any(charset not in ("utf-8", "utf8") for charset in charsets):
+        raise Problem(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send Content-Type: application/json."
+        )
+
+
+def structured_body(body: bytes, model: type) -> object:
+    """Return the model of a JSON body.
+
+    Raises:
+        Problem: `invalid_request`, with every fault.
+    """
+    try:
+        value = codec.parse_request_json(body)
+    except InvalidJsonError as error:
+        raise invalid(FieldFault(field="body", message=str(error))) from None
+    faults = _oversize_metadata(body) if model is CreateAccount and isinstance(value, dict) else ()
+    try:
+        request = codec.structure(value, model)
+    except InvalidValueError as error:
+        raise invalid(*error.faults, *faults) from None
+    if faults:
+        raise invalid(*faults)
+    return request
+
+
+def structured_query(query_string: bytes, model: type) -> object:
+    """Return the model of a query string; parameters that the endpoint does not know are ignored.
+
+    Raises:
+        Problem: `invalid_request`, with every fault.
+    """
+    known = {name for name in model.__annotations__}
+    values: dict[str, Any] = {}
+    faults = []
+    try:
+        pairs = parse_qsl(
+            query_string.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict"
+        )
+    except ValueError:
+        raise invalid(FieldFault(field="query", message="must be percent-encoded UTF-8")) from None
+    for name, value in pairs:
+        if name not in known:
+            continue
+        if name in values:
+            faults.append(FieldFault(field=name, message="must not be repeated"))
+        values[name] = value
+    try:
+        query = codec.structure(values, model)
+    except InvalidValueError as error:
+        raise invalid(*error.faults, *faults) from None
+    if faults:
+        raise invalid(*faults)
+    return query
+
+
+def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
+    """Measure `metadata` as it was sent, white space and escapes included (D13)."""
+    if len(body) <= METADATA_MAX_BYTES:
+        return ()
+    text = body.decode("utf-8")
+    decoder = json.JSONDecoder()
+    position = text.index("{") + 1
+    while True:
+        position = _skip(text, position, " \t\n\r,")
+        if text[position] == "}":
+            return ()
+        name, position = decoder.raw_decode(text, position)
+        start = _skip(text, position, " \t\n\r:")
+        _, position = decoder.raw_decode(text, start)
+        if name == "metadata" and len(text[start:position].encode()) > METADATA_MAX_BYTES:
+            message = f"must be at most {METADATA_MAX_BYTES} bytes of JSON"
+            return (FieldFault(field="metadata", message=message),)
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while text[position] in characters:
+        position += 1
+    return position

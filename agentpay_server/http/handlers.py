@@ -1,0 +1,129 @@
+"""The operations behind the endpoints, by the endpoint's name: each turns a call into a reply."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.console import Console
+from agentpay_server.http.exchange import Call, Reply
+from agentpay_server.runtime import Runtime
+from agentpay_server.sandbox import Sandbox
+from agentpay_server.services.policies import VersionedPolicy
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of `/v1`."""
+    accounts, policies, transfers = runtime.accounts, runtime.policies, runtime.transfers
+    complete = runtime.context.tasks.complete
+
+    async def create_account(call: Call) -> Reply:
+        return Reply(status=201, model=await complete(accounts.create(call.principal, call.body)))
+
+    async def list_accounts(call: Call) -> Reply:
+        return Reply(status=200, model=await accounts.list(call.principal, call.query))
+
+    async def get_account(call: Call) -> Reply:
+        return Reply(status=200, model=await accounts.get(call.principal, call.path["account_id"]))
+
+    async def get_balance(call: Call) -> Reply:
+        return Reply(status=200, model=await accounts.balance(call.principal, call.path["account_id"]))
+
+    async def list_transactions(call: Call) -> Reply:
+        page = await runtime.history.list(call.principal, call.path["account_id"], call.query)
+        return Reply(status=200, model=page)
+
+    async def get_policy(call: Call) -> Reply:
+        return _policy(await policies.get(call.principal, call.path["account_id"]))
+
+    async def put_policy(call: Call) -> Reply:
+        if_match = call.headers.get("if-match")
+        account_id = call.path["account_id"]
+        return _policy(
+            await complete(policies.put(call.principal, account_id, call.body, if_match=if_match))
+        )
+
+    async def create_transfer(call: Call) -> Reply:
+        transfer = await complete(transfers.create(call.principal, call.body))
+        is_settled = transfer.status == TransferStatus.SETTLED
+        return Reply(status=200 if is_settled else 202, model=transfer)
+
+    async def get_transfer(call: Call) -> Reply:
+        return Reply(status=200, model=await transfers.get(call.principal, call.path["transfer_id"]))
+
+    return {
+        "accounts.create": create_account,
+        "accounts.list": list_accounts,
+        "accounts.get": get_account,
+        "accounts.balance": get_balance,
+        "accounts.transactions": list_transactions,
+        "policies.get": get_policy,
+        "policies.put": put_policy,
+        "transfers.create": create_transfer,
+        "transfers.get": get_transfer,
+    }
+
+
+def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console."""
+    console = Console(runtime)
+
+    async def create_agent_key(call: Call) -> Reply:
+        return Reply(status=201, model=await console.create_agent_key(call.principal, call.body))
+
+    async def list_agent_keys(call: Call) -> Reply:
+        return Reply(status=200, model=await console.list_agent_keys(call.principal, call.query))
+
+    async def revoke_agent_key(call: Call) -> Reply:
+        await console.revoke_agent_key(call.principal, call.path["key_id"])
+        return Reply(status=204)
+
+    async def get_account(call: Call) -> Reply:
+        return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
+
+    async def list_audit(call: Call) -> Reply:
+        return Reply(status=200, model=await console.list_audit(call.principal, call.query))
+
+    return {
+        "console.agent_keys.create": create_agent_key,
+        "console.agent_keys.list": list_agent_keys,
+        "console.agent_keys.revoke": revoke_agent_key,
+        "console.accounts.get": get_account,
+        "console.audit.list": list_audit,
+    }
+
+
+def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the sandbox."""
+    sandbox = Sandbox(runtime)
+    complete = runtime.context.tasks.complete
+
+    async def fund(call: Call) -> Reply:
+        funding = await complete(sandbox.fund(call.principal, call.path["account_id"], call.body))
+        return Reply(status=200, model=funding)
+
+    async def create_operator(call: Call) -> Reply:
+        return Reply(status=201, model=await sandbox.create_operator(call.principal, call.body))
+
+    async def create_token_account(_: Call) -> Reply:
+        return Reply(status=201, model=await complete(sandbox.create_token_account()))
+
+    async def get_clock(_: Call) -> Reply:
+        return Reply(status=200, model=await sandbox.clock())
+
+    async def advance_clock(call: Call) -> Reply:
+        return Reply(status=200, model=await complete(sandbox.advance_clock(call.body)))
+
+    return {
+        "sandbox.accounts.fund": fund,
+        "sandbox.operators.create": create_operator,
+        "sandbox.token_accounts.create": create_token_account,
+        "sandbox.clock.get": get_clock,
+        "sandbox.clock.advance": advance_clock,
+    }
+
+
+def _policy(versioned: VersionedPolicy) -> Reply:
+    return Reply(
+        status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),)
+    )

@@ -1,0 +1,27 @@
+"""Problems as HTTP: the body, the status and the headers that each one asks for (D1, D2, D6, D7)."""
+
+from typing import Final
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.domain.problems import Problem
+
+Headers = list[tuple[bytes, bytes]]
+
+UNAUTHORIZED: Final = Problem(
+    ErrorCode.UNAUTHORIZED,
+    "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+)
+
+
+def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
+    """Return status, headers and body of a problem."""
+    headers: Headers = []
+    if problem.code is ErrorCode.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after_seconds is not None:
+        headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
+    if problem.allow:
+        headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
+    body = codec.print_json(codec.unstructure(problem.body(request_id)))
+    return problem.http_status, headers, body

@@ -1,0 +1,42 @@
+"""Where identifiers and secrets get their chance from: the system, or a seed that repeats a run."""
+
+import random
+import secrets
+from typing import Protocol
+
+from ulid import ULID
+
+from agentpay_server.clock import Clock
+
+
+class Randomness(Protocol):
+    """A source of random bytes."""
+
+    def randbytes(self, count: int) -> bytes:
+        """Return `count` random bytes."""
+
+
+class SystemRandomness:
+    """The operating system's source, fit for secrets."""
+
+    def randbytes(self, count: int) -> bytes:
+        """Return `count` random bytes."""
+        return secrets.token_bytes(count)
+
+
+def randomness(seed: int | None) -> Randomness:
+    """Return the system's source, or one that repeats itself for tests when there is a seed."""
+    return SystemRandomness() if seed is None else random.Random(seed)  # noqa: S311 - asked for by the seed
+
+
+class Identifiers:
+    """Makes identifiers: a prefix and a ULID of the clock's time and 80 random bits (D18)."""
+
+    def __init__(self, clock: Clock, source: Randomness) -> None:
+        self._clock = clock
+        self._source = source
+
+    def new(self, prefix: str) -> str:
+        """Return a new identifier with this prefix."""
+        milliseconds = self._clock.now_us() // 1_000
+        return prefix + str(ULID(milliseconds.to_bytes(6, "big") + self._source.randbytes(10))).lower()

@@ -1,0 +1,152 @@
+"""The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
+
+from sqlalchemy import Connection
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.custody import outside_address
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.contract.sandbox import (
+    AdvanceClock,
+    ClockReading,
+    CreateOperator,
+    Fund,
+    Funding,
+    Operator,
+    OutsideTokenAccount,
+)
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import Problem, chain_unavailable
+from agentpay_server.runtime import Runtime
+from agentpay_server.services import audit
+from agentpay_server.services.policies import own_account
+from agentpay_server.services.settlement import Landed
+from agentpay_server.store import entries
+from agentpay_server.store.accounts import AccountRecord
+
+
+class Sandbox:
+    """The operations of the sandbox, for any operator."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._context = runtime.context
+
+    async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
+        """Mint test USDC to an account of the operator's; it is in the history as a deposit.
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`, `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        context = self._context
+        account = await context.database.run(own_account, principal, account_id)
+        chain, amount_micro = context.chain, to_micro(request.amount)
+        try:
+            signed = transactions.mint(
+                context.signer,
+                await chain.latest_blockhash(),
+                usdc_mint=chain.usdc_mint,
+                token_account=account.usdc_token_account,
+                amount_micro=amount_micro,
+                memo=context.identifiers.new(identifiers.ENTRY),
+            )
+            await self._land(signed)
+            (held,) = await chain.token_accounts([account.usdc_token_account])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
+        balance_micro = 0 if held is None else held.amount_micro
+        return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
+
+    async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
+        """Make a second tenant, with a key that is shown once."""
+        self._require_test_chain()
+        principal.require_operator("POST /sandbox/operators")
+        operator = await self._runtime.keys.create_operator(request.name)
+        return Operator(operator_id=operator.operator_id, key=operator.key)
+
+    async def create_token_account(self) -> OutsideTokenAccount:
+        """Make an outside recipient: a USDC token account of an owner whose key nobody has.
+
+        Raises:
+            Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        context = self._context
+        owner = outside_address(context.randomness.randbytes(32))
+        try:
+            signed = transactions.create_token_account(
+                context.signer,
+                await context.chain.latest_blockhash(),
+                usdc_mint=context.chain.usdc_mint,
+                owner=owner,
+            )
+            await self._land(signed)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        return OutsideTokenAccount(
+            owner=owner, usdc_token_account=associated_token_address(owner, context.chain.usdc_mint)
+        )
+
+    async def clock(self) -> ClockReading:
+        """Return what the server takes for now."""
+        return ClockReading(now=from_us(self._context.clock.now_us()))
+
+    async def advance_clock(self, request: AdvanceClock) -> ClockReading:
+        """Move a manual clock, and return when all that fell due on the way has run.
+
+        Raises:
+            Problem: `clock_not_manual`.
+        """
+        self._require_test_chain()
+        await self._runtime.schedule.advance(int(request.seconds * SECOND_US))
+        return await self.clock()
+
+    async def _land(self, signed: SignedTransaction) -> None:
+        patience_seconds = self._context.settings.settlement_wait_seconds
+        outcome = await self._runtime.settlement.outcome(
+            signed, is_new=True, patience_seconds=patience_seconds
+        )
+        if not isinstance(outcome, Landed):
+            raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
+
+    def _book_funding(
+        self,
+        connection: Connection,
+        principal: Principal,
+        account: AccountRecord,
+        amount_micro: int,
+        tx_signature: str,
+    ) -> None:
+        now_us = self._context.clock.now_us()
+        deposit: dict[str, object] = {
+            "transaction_id": self._context.identifiers.new(identifiers.ENTRY),
+            "account_id": account.account_id,
+            "type": TransactionType.DEPOSIT.value,
+            "status": TransactionStatus.SETTLED.value,
+            "direction": Direction.IN.value,
+            "amount": amount_micro,
+            "tx_signature": tx_signature,
+            "created_us": now_us,
+        }
+        entries.insert_entries(connection, deposit)
+        audit.record(
+            connection,
+            principal,
+            action="sandbox.fund",
+            subject=account.account_id,
+            now_us=now_us,
+            after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": tx_signature},
+        )
+
+    def _require_test_chain(self) -> None:
+        if not self._context.chain.is_test_chain:
+            raise Problem(
+                ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
+            )

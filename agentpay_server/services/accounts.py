@@ -1,0 +1,174 @@
+"""Accounts: provisioned on chain, then stored; read with their live balance (contract, "Account", "Balance").
+
+The chain comes first and the row after, so that no half-made account is ever listed. What a crash between the
+two leaves behind is an empty token account that nobody was told of; its place in the custody tree is burned.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
+from agentpay.contract.pages import PageBody
+from agentpay.contract.policies import Policy
+from agentpay.contract.usdc import from_micro
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import ChainUnavailableError, Failure
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.clock import from_us
+from agentpay_server.domain.cursors import List
+from agentpay_server.domain.handles import handle_of
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import chain_unavailable
+from agentpay_server.services import audit
+from agentpay_server.services.context import Context
+from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
+from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.store import accounts as store
+from agentpay_server.store.accounts import AccountRecord
+
+_CUSTODIAL = "custodial"
+
+
+class Accounts:
+    """Provisions and reads accounts."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._settlement = settlement
+
+    async def create(self, principal: Principal, request: CreateAccount) -> Account:
+        """Provision an account on chain and return it (contract, "POST /v1/accounts"; D12, D13, D19).
+
+        Raises:
+            Problem: `chain_unavailable`; nothing is left behind.
+        """
+        principal.require_operator("POST /v1/accounts")
+        key_index = await self._context.database.run(store.next_key_index)
+        try:
+            await self._provision(key_index)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        record = await self._context.database.run(self._insert, principal, request, key_index)
+        return _account(record, 0)
+
+    async def get(self, principal: Principal, account_id: str) -> Account:
+        """Return an account with its live balance (contract, "GET /v1/accounts/:id").
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        record = await self._context.database.run(own_account, principal, account_id)
+        (balance,) = await self._balances([record])
+        return _account(record, balance)
+
+    async def list(self, principal: Principal, query: ListAccounts) -> PageBody[Account]:
+        """Return a page of the operator's accounts, newest first (contract, "GET /v1/accounts"; D15).
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+        """
+        principal.require_operator("GET /v1/accounts")
+        listing = List("accounts", principal.operator_id)
+        paused = None if query.status is None else query.status is AccountStatus.PAUSED
+        before = listing.before(query.cursor)
+        rows = await self._context.database.run(
+            store.page, principal.operator_id, before, query.limit + 1, paused=paused
+        )
+        balances = dict(zip(rows, await self._balances(rows), strict=True))
+        return listing.page(
+            rows, query.limit, seq=lambda row: row.seq, item=lambda row: _account(row, balances[row])
+        )
+
+    async def balance(self, principal: Principal, account_id: str) -> Balance:
+        """Return the live balance of an account (contract, "GET /v1/accounts/:id/balance").
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        record = await self._context.database.run(own_account, principal, account_id)
+        (balance,) = await self._balances([record])
+        return Balance(
+            account_id=record.account_id,
+            balance_usdc=from_micro(balance),
+            last_updated=from_us(self._context.clock.now_us()),
+        )
+
+    async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
+        """Return what the accounts hold on chain, in micro-USDC."""
+        if not records:
+            return []
+        try:
+            found = await self._context.chain.token_accounts([row.usdc_token_account for row in records])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        return [0 if account is None else account.amount_micro for account in found]
+
+    async def _provision(self, key_index: int) -> None:
+        """Put the account on chain; repeated until it is there, which it can be without harm."""
+        chain, signer = self._context.chain, self._context.signer
+        authority = signer.address(spending_key(key_index))
+        while True:
+            present = await chain.account_size(authority)
+            signed = transactions.provision_account(
+                signer,
+                await chain.latest_blockhash(),
+                usdc_mint=chain.usdc_mint,
+                account_index=key_index,
+                present_lamports=0 if present is None else present[0],
+                rent_exempt_lamports=await chain.rent_exemption(0),
+            )
+            patience_seconds = self._context.settings.settlement_wait_seconds
+            outcome = await self._settlement.outcome(
+                signed, is_new=True, patience_seconds=patience_seconds
+            )
+            if isinstance(outcome, Landed):
+                return
+            if isinstance(outcome, Failure):
+                raise ChainUnavailableError(f"the chain refused to provision an account: {outcome.detail}")
+
+    def _insert(
+        self, connection: Connection, principal: Principal, request: CreateAccount, key_index: int
+    ) -> AccountRecord:
+        context, now_us = self._context, self._context.clock.now_us()
+        account_id = context.identifiers.new(identifiers.ACCOUNT)
+        address = context.signer.address(spending_key(key_index))
+        metadata = request.metadata
+        store.insert_account(
+            connection,
+            account_id=account_id,
+            operator_id=principal.operator_id,
+            name=request.name,
+            handle=handle_of(request.name),
+            metadata=None if metadata is None else codec.print_json(metadata).decode("ascii"),
+            key_index=key_index,
+            chain_address=address,
+            usdc_token_account=associated_token_address(address, context.chain.usdc_mint),
+            policy=canonical_policy(Policy()),
+            paused=False,
+            policy_version=1,
+            policy_updated_us=now_us,
+            spent_total=0,
+            last_spend_us=0,
+            in_flight=0,
+            created_us=now_us,
+        )
+        audit.record(connection, principal, action="accounts.create", subject=account_id, now_us=now_us)
+        return own_account(connection, principal, account_id)
+
+
+def _account(record: AccountRecord, balance_micro: int) -> Account:
+    return Account(
+        account_id=record.account_id,
+        name=record.name,
+        handle=record.handle,
+        chain_address=record.chain_address,
+        usdc_token_account=record.usdc_token_account,
+        balance_usdc=from_micro(balance_micro),
+        custody_mode=_CUSTODIAL,
+        status=AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
+        policy=stored_policy(record.policy),
+        created_at=from_us(record.created_us),
+    )

@@ -1,0 +1,40 @@
+"""What every service works with: the database, the chain, the keys, the clock, chance and settings."""
+
+import asyncio
+
+from attrs import frozen
+
+from agentpay_server.chain.base import Chain
+from agentpay_server.chain.custody import Signer
+from agentpay_server.clock import Clock
+from agentpay_server.randomness import Identifiers, Randomness
+from agentpay_server.services.tasks import Tasks
+from agentpay_server.settings import Settings
+from agentpay_server.store.database import Database
+
+
+@frozen(kw_only=True)
+class Context:
+    """The parts that are wired once, in `runtime.py`, and shared by all services.
+
+    Attributes:
+        database: runs units of work.
+        chain: the chain.
+        signer: holds the keys that sign.
+        clock: tells the time.
+        randomness: source of keys.
+        identifiers: source of identifiers.
+        settings: how the server behaves.
+        tasks: the tasks that the server owns.
+        wakeup: set when a due time has changed, for whoever waits for the next one.
+    """
+
+    database: Database
+    chain: Chain
+    signer: Signer
+    clock: Clock
+    randomness: Randomness
+    identifiers: Identifiers
+    settings: Settings
+    tasks: Tasks
+    wakeup: asyncio.Event

@@ -1,0 +1,172 @@
+"""Writing policies on chain: one record per account, written again until the chain holds the newest (D26).
+
+A write is repeatable: it says what the record shall say, not how it changes. What must not happen is that an
+older write lands after a newer one, so one write at a time is under way for an account, and it is followed to
+its proven end, by the stored transaction, before the next is signed.
+"""
+
+import asyncio
+import hashlib
+from typing import Final
+
+from attrs import frozen
+from sqlalchemy import Connection
+
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.clock import SECOND_US
+from agentpay_server.services.context import Context
+from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import chain_transactions
+from agentpay_server.store import policy_records as store
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import State
+
+_BATCH: Final = 100
+_LONGEST_PAUSE_US: Final = 300 * SECOND_US
+
+
+class PolicyRecords:
+    """Keeps the on-chain records of policies up to date."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._settlement = settlement
+        self._writers: dict[str, asyncio.Task[None]] = {}
+
+    def write_soon(self, account_id: str) -> "asyncio.Task[None]":
+        """Start writing the record of an account, if it is due; whoever changed the policy does not wait."""
+        writer = self._writers.get(account_id)
+        if writer is None:
+            writer = self._context.tasks.start(self._write(account_id))
+            self._writers[account_id] = writer
+            writer.add_done_callback(lambda _: self._writers.pop(account_id, None))
+        return writer
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next record is due to be written; None when all are."""
+        return await self._context.database.run(store.next_due_us)
+
+    async def run_due(self) -> None:
+        """Write every record that is due now."""
+        now_us = self._context.clock.now_us()
+        for account_id in await self._context.database.run(store.due, now_us, _BATCH):
+            await self.write_soon(account_id)
+
+    async def _write(self, account_id: str) -> None:
+        """Write the record of an account until it is the newest policy, or the chain does not answer."""
+        try:
+            while await self._write_once(account_id):
+                pass
+        except ChainUnavailableError:
+            await self._context.database.run(self._postpone, account_id)
+            self._context.wakeup.set()
+
+    async def _write_once(self, account_id: str) -> bool:
+        """Take one step towards the newest record, and tell whether there is another to take now.
+
+        Raises:
+            ChainUnavailableError: it is to be tried again later.
+        """
+        database = self._context.database
+        state = await database.run(_state, account_id)
+        if state is None:
+            return False
+        signed, version, is_new = state.signed, state.record.signed_version, False
+        if signed is None:
+            if state.record.due_us is None or state.record.due_us > self._context.clock.now_us():
+                return False
+            signed = await self._sign(state)
+            version, is_new = state.account.policy_version, True
+            await database.run(_store_attempt, state, signed)
+        patience_seconds = self._context.settings.settlement_wait_seconds
+        outcome = await self._settlement.outcome(signed, is_new=is_new, patience_seconds=patience_seconds)
+        if isinstance(outcome, Landed):
+            return await database.run(self._book, account_id, signed, version)
+        end = State.FAILED if isinstance(outcome, Failure) else State.EXPIRED
+        await database.run(chain_transactions.set_state, signed.signature, end)
+        if isinstance(outcome, Failure):
+            raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
+        return True
+
+    async def _sign(self, state: "_State") -> SignedTransaction:
+        """Return the write of the newest policy; it may be sent once it is stored."""
+        account, chain = state.account, self._context.chain
+        wanted = PolicyRecord(
+            account_id=account.account_id,
+            policy_version=account.policy_version,
+            policy_sha256=hashlib.sha256(account.policy.encode()).hexdigest(),
+            policy=account.policy,
+        )
+        blockhash = await chain.latest_blockhash()
+        return transactions.write_policy_record(
+            self._context.signer,
+            blockhash,
+            account_index=account.key_index,
+            record=wanted,
+            present=await chain.account_size(state.record.address),
+            rent_exempt_lamports=await chain.rent_exemption(wanted.size),
+        )
+
+    def _book(
+        self, connection: Connection, account_id: str, signed: SignedTransaction, version: int
+    ) -> bool:
+        """Store which version the chain holds now, and return whether a newer one waits."""
+        chain_transactions.set_state(connection, signed.signature, State.LANDED)
+        account = account_store.account(connection, account_id, lock=True)
+        assert account is not None  # noqa: S101 - accounts are never deleted
+        is_newest = account.policy_version == version
+        store.set_written(
+            connection,
+            account_id,
+            version=version,
+            tx_signature=signed.signature,
+            due_us=None if is_newest else self._context.clock.now_us(),
+        )
+        return not is_newest
+
+    def _postpone(self, connection: Connection, account_id: str) -> None:
+        record = store.record(connection, account_id)
+        if record is None:
+            return
+        failures = record.failures + 1
+        pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
+        due_us = self._context.clock.now_us() + pause_us
+        store.set_due(connection, account_id, due_us=due_us, failures=failures)
+
+
+@frozen
+class _State:
+    """Where the writing of one record stands."""
+
+    account: AccountRecord
+    record: store.PolicyRecord
+    attempts: int
+    # The write that is under way, which must come to its end before another is signed.
+    signed: SignedTransaction | None
+
+
+def _state(connection: Connection, account_id: str) -> _State | None:
+    record = store.record(connection, account_id)
+    account = account_store.account(connection, account_id)
+    if record is None or account is None:
+        return None
+    latest = chain_transactions.latest_attempt(connection, _subject(account_id))
+    return _State(
+        account=account,
+        record=record,
+        attempts=0 if latest is None else latest.attempt,
+        signed=None if latest is None or latest.state != State.SIGNED else latest.transaction,
+    )
+
+
+def _store_attempt(connection: Connection, state: _State, signed: SignedTransaction) -> None:
+    account = state.account
+    chain_transactions.insert_attempt(connection, _subject(account.account_id), state.attempts + 1, signed)
+    store.set_signed(connection, account.account_id, account.policy_version)
+
+
+def _subject(account_id: str) -> str:
+    return f"policy:{account_id}"

@@ -1,0 +1,177 @@
+"""Bringing signed transactions to their end: landed, failed or expired, and never a guess in between.
+
+The rules, each for a reason (the chain may lose requests, lose replies, lag or go away):
+
+1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
+2. The block height is read before the status, from the same chain: a status that is missing after the height
+   has passed the transaction's last valid one is proof that it can never land.
+3. An error of the chain decides nothing. The loop asks again.
+
+Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Final, Generic, Protocol, TypeVar
+
+from attrs import frozen
+
+from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.services.context import Context
+from agentpay_server.store.chain_transactions import AttemptRecord
+
+T = TypeVar("T", covariant=True)
+
+FIRST_PAUSE_SECONDS: Final = 0.02
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+
+class Expired(Enum):
+    """The transaction did not land and never can."""
+
+    EXPIRED = "expired"
+
+
+class Landed(Enum):
+    """The transaction is final on chain, and did what it says."""
+
+    LANDED = "landed"
+
+
+Outcome = Landed | Expired | Failure
+
+
+class Steps(Protocol, Generic[T]):
+    """What becomes of a thing that a signed transaction settles, at each end that the transaction can have.
+
+    Every step is one unit of work and safe to repeat: two drivers of one subject, here or in two processes,
+    do no harm.
+    """
+
+    async def sent(self) -> None:
+        """The transaction was handed over, and is not final yet."""
+
+    async def landed(self, signed: SignedTransaction) -> T:
+        """Book that it is done."""
+
+    async def failed(self, signed: SignedTransaction, failure: Failure) -> T:
+        """Book that it moved nothing."""
+
+    async def expired(self, attempt: AttemptRecord) -> "AttemptRecord | Ended[T]":
+        """Store a newly signed attempt and return it, or book that there will be none."""
+
+
+@frozen
+class Ended(Generic[T]):
+    """A subject that has come to its end without another attempt."""
+
+    result: T
+
+
+class Settlement:
+    """Drives subjects to their end, one driver each in this process."""
+
+    def __init__(self, context: Context) -> None:
+        self._chain = context.chain
+        self._tasks = context.tasks
+        self._drivers: dict[str, asyncio.Task[object]] = {}
+
+    def drive(
+        self, subject: str, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool
+    ) -> "asyncio.Task[T]":
+        """Return the task that brings `subject` to its end, started if nobody drives it yet.
+
+        Args:
+            subject: what the transaction is for.
+            attempt: its newest stored attempt.
+            steps: what to book at each end.
+            is_new: whether the attempt was stored just now, by this call's caller: it is sent at once,
+                without asking first whether it is there already.
+        """
+        running = self._drivers.get(subject)
+        if running is None:
+            running = self._tasks.start(self._to_its_end(attempt, steps, is_new=is_new))
+            self._drivers[subject] = running
+            running.add_done_callback(lambda _: self._drivers.pop(subject, None))
+        return running  # type: ignore[return-value] - a subject has one kind of steps
+
+    async def _to_its_end(self, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool) -> T:
+        while True:
+            signed = attempt.transaction
+            outcome = await self.outcome(signed, steps.sent, is_new=is_new)
+            if isinstance(outcome, Landed):
+                return await steps.landed(signed)
+            if isinstance(outcome, Failure):
+                return await steps.failed(signed, outcome)
+            following = await self._patiently(steps.expired, attempt)
+            if isinstance(following, Ended):
+                return following.result
+            attempt, is_new = following, True
+
+    async def outcome(
+        self,
+        signed: SignedTransaction,
+        sent: Callable[[], Awaitable[None]] | None = None,
+        *,
+        is_new: bool,
+        patience_seconds: float = math.inf,
+    ) -> Outcome:
+        """Send a stored transaction until its end is known, and return that end.
+
+        Args:
+            signed: the transaction.
+            sent: called once when it was handed over and is not final at the next look.
+            is_new: whether it certainly was never sent.
+            patience_seconds: how long to go on asking.
+
+        Raises:
+            ChainUnavailableError: the end was not known within `patience_seconds`; it may still land.
+        """
+        deadline = asyncio.get_running_loop().time() + patience_seconds
+        pause = FIRST_PAUSE_SECONDS
+        is_sent = False
+        must_send = is_new
+        while True:
+            try:
+                if must_send:
+                    await self._chain.send(signed.raw)
+                    is_sent = True
+                end, must_send = await self._look(signed)
+                if end is not None:
+                    return end
+            except ChainUnavailableError:
+                # A reply was lost, or a request: the next look tells.
+                must_send = False
+            if is_sent and sent is not None:
+                await sent()
+                sent = None
+            if asyncio.get_running_loop().time() + pause > deadline:
+                raise ChainUnavailableError("the end of a transaction was not known in time")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+        """Return the end, if it is known, and else whether the bytes should be sent again."""
+        height = await self._chain.block_height()
+        status = await self._chain.signature_status(signed.signature)
+        if status is None:
+            if height > signed.last_valid_block_height:
+                return Expired.EXPIRED, False
+            return None, True
+        if not status.is_final:
+            return None, False
+        return (Landed.LANDED if status.failure is None else status.failure), False
+
+    async def _patiently(
+        self, step: Callable[[AttemptRecord], Awaitable[AttemptRecord | Ended[T]]], attempt: AttemptRecord
+    ) -> AttemptRecord | Ended[T]:
+        """Take a step that needs the chain, as often as it takes for the chain to answer."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await step(attempt)
+            except ChainUnavailableError:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,1 @@
+"""Transfers of USDC: deciding, sending, booking, answering."""

@@ -1,0 +1,272 @@
+"""Deciding about a new transfer: one unit of work that refuses it, sets it aside for approval, or reserves it.
+
+The policy check, the reservation and the signed bytes are one commit. Nothing here sends, and nothing here
+waits: what is read from the chain comes in as `Sight`.
+"""
+
+from attrs import frozen
+from sqlalchemy import Connection
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import Policy
+from agentpay.contract.transfers import CreateTransfer, TransferStatus
+from agentpay.contract.usdc import to_micro
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import Blockhash
+from agentpay_server.domain import policy as rules
+from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms, Verdict, verdict
+from agentpay_server.services.context import Context
+from agentpay_server.services.policies import stored_policy
+from agentpay_server.services.transfers import booking
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import chain_transactions, spends
+from agentpay_server.store import transfers as store
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.transfers import TransferRecord
+
+
+@frozen(kw_only=True)
+class Sight:
+    """What a request finds on chain, and what the books said just before.
+
+    Attributes:
+        balance_micro: micro-USDC that the source's token account holds.
+        recipient: whom the transfer pays.
+        blockhash: a recent one, to sign under.
+        in_flight_micro: micro-USDC that may or may not have left that balance already.
+        spent_total_micro: the account's running total of spends.
+    """
+
+    balance_micro: int
+    recipient: Recipient
+    blockhash: Blockhash
+    in_flight_micro: int
+    spent_total_micro: int
+
+
+class Contended(Exception):  # noqa: N818 - a signal inside this module
+    """The balance may already be less amounts that also count as in flight: it must be read again."""
+
+
+@frozen(kw_only=True)
+class Accepted:
+    """A decision that is committed: the transfer, and what is to be sent for it, if anything."""
+
+    transfer: TransferRecord
+    attempt: AttemptRecord | None = None
+
+
+class Acceptance:
+    """The unit of work that decides about a new transfer and reserves, or refuses, in one commit.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        request: what is asked.
+        sight: what was read from the chain; None when the account was paused at the first look.
+        is_last_look: whether there is no time left to read the balance again should it be contended.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        request: CreateTransfer,
+        sight: Sight | None,
+        *,
+        is_last_look: bool,
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._request = request
+        self._sight = sight
+        self._is_last_look = is_last_look
+        self._amount = to_micro(request.amount)
+
+    def __call__(self, connection: Connection) -> Accepted | None:
+        """Decide. None asks for everything to be looked at again: the world moved between look and lock."""
+        request = self._request
+        source = account_store.account(connection, request.from_, lock=True)
+        assert source is not None  # noqa: S101 - accounts are never deleted
+        holder = store.key_holder(connection, source.operator_id, request.idempotency_key)
+        now_us = self._context.clock.now_us()
+        if verdict(key_holder_of(holder), terms_of(request), now_us) not in (Verdict.NEW, Verdict.RETRY):
+            return None
+        policy = stored_policy(source.policy)
+        refusal = rules.paused_refusal(policy)
+        if refusal is None and self._sight is None:
+            return None
+        if holder is not None:
+            store.free_key(connection, holder.transfer_id)
+        # Time never goes back within an account: the order of its spends is the order of their times.
+        spent_us = max(now_us, source.last_spend_us)
+        sight = self._sight
+        if refusal is None and sight is not None:
+            refusal = self._refusal(connection, source, policy, sight, spent_us)
+        if refusal is not None:
+            return self._refused(connection, refusal, now_us)
+        assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
+        if rules.needs_approval(policy, self._amount):
+            return self._pending(connection, policy, sight, now_us)
+        return self._submitted(connection, source, sight, spent_us, now_us)
+
+    def _refusal(
+        self, connection: Connection, source: AccountRecord, policy: Policy, sight: Sight, spent_us: int
+    ) -> Refusal | None:
+        spend = Spend(
+            amount_micro=self._amount,
+            to=self._request.to,
+            recipient=sight.recipient,
+            memo=self._request.memo,
+            category=self._request.category,
+        )
+        # Everything that was in flight when the balance was read, and everything accepted since, may be in
+        # that balance or not. Counting all of it can only refuse too much, never allow too much.
+        unsure = sight.in_flight_micro + source.spent_total - sight.spent_total_micro
+        means = Means(
+            spent_micro=0 if policy.max_daily_spend is None else spends.spent(connection, source, spent_us),
+            available_micro=sight.balance_micro - unsure,
+        )
+        refusal = rules.spending_refusal(policy, spend, means)
+        if (
+            refusal is not None
+            and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
+            and unsure
+            and not self._is_last_look
+        ):
+            raise Contended
+        return refusal
+
+    def _submitted(
+        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
+    ) -> Accepted:
+        context, request = self._context, self._request
+        transfer_id = context.identifiers.new(identifiers.TRANSFER)
+        signed = transactions.transfer(
+            context.signer,
+            sight.blockhash,
+            usdc_mint=context.chain.usdc_mint,
+            account_index=source.key_index,
+            source=source.usdc_token_account,
+            recipient=sight.recipient.token_account,
+            amount_micro=self._amount,
+            memo=transactions.memo_text(transfer_id, request.memo, context.settings.onchain_memo.value),
+        )
+        transfer = self._inserted(
+            connection,
+            transfer_id=transfer_id,
+            status=TransferStatus.SUBMITTED,
+            recipient=sight.recipient,
+            tx_signature=signed.signature,
+            spent_us=spent_us,
+            created_us=now_us,
+        )
+        total = source.spent_total + self._amount
+        spends.insert_spend(connection, source.account_id, spent_us=spent_us, running_total=total)
+        account_store.reserve(
+            connection, source.account_id, spent_total=total, spent_us=spent_us, amount=self._amount
+        )
+        chain_transactions.insert_attempt(connection, transfer_id, 1, signed)
+        return Accepted(transfer=transfer, attempt=AttemptRecord(1, signed, State.SIGNED))
+
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Accepted:
+        transfer = self._inserted(
+            connection,
+            transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
+            status=TransferStatus.REJECTED,
+            recipient=None,
+            error=refusal.code.value,
+            message=refusal.message,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+            created_us=now_us,
+        )
+        booking.book_rejection(connection, self._context, transfer, refusal.code, refusal.message, now_us)
+        return Accepted(transfer=transfer)
+
+    def _pending(
+        self, connection: Connection, policy: Policy, sight: Sight, now_us: int
+    ) -> Accepted:
+        transfer = self._inserted(
+            connection,
+            transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
+            status=TransferStatus.PENDING_APPROVAL,
+            recipient=sight.recipient,
+            created_us=now_us,
+        )
+        escalated = booking.escalated(transfer, policy.escalation_threshold)
+        booking.record_events(connection, self._context, transfer, now_us, escalated)
+        return Accepted(transfer=transfer)
+
+    def _inserted(
+        self,
+        connection: Connection,
+        *,
+        transfer_id: str,
+        status: TransferStatus,
+        recipient: Recipient | None,
+        created_us: int,
+        tx_signature: str | None = None,
+        spent_us: int | None = None,
+        error: str | None = None,
+        message: str | None = None,
+        key_expires_us: int | None = None,
+    ) -> TransferRecord:
+        record = TransferRecord(
+            seq=0,
+            transfer_id=transfer_id,
+            operator_id=self._principal.operator_id,
+            account_id=self._request.from_,
+            key_id=self._principal.key_id,
+            to=self._request.to,
+            recipient_account_id=None if recipient is None else recipient.account_id,
+            recipient_token_account=None if recipient is None else recipient.token_account,
+            amount=self._amount,
+            memo=self._request.memo,
+            category=self._request.category,
+            idempotency_key=self._request.idempotency_key,
+            holds_key=True,
+            key_expires_us=key_expires_us,
+            status=status.value,
+            error=error,
+            message=message,
+            tx_signature=tx_signature,
+            initiated=False,
+            spent_us=spent_us,
+            settled_us=None,
+            created_us=created_us,
+        )
+        store.insert_transfer(connection, record)
+        return record
+
+
+def terms_of(request: CreateTransfer) -> Terms:
+    """Return the parameters of a request that its idempotency key stands for."""
+    return Terms(
+        account_id=request.from_,
+        to=request.to,
+        amount_micro=to_micro(request.amount),
+        memo=request.memo,
+        category=request.category,
+    )
+
+
+def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
+    """Return what the rule of idempotency needs of the transfer that holds a key."""
+    if record is None:
+        return None
+    return KeyHolder(
+        terms=Terms(
+            account_id=record.account_id,
+            to=record.to,
+            amount_micro=record.amount,
+            memo=record.memo,
+            category=record.category,
+        ),
+        status=record.status,
+        error=record.error,
+        key_expires_us=record.key_expires_us,
+    )

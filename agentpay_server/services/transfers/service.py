@@ -1,0 +1,291 @@
+"""Transfers: from a request to money moved, refused or provably not moved (contract, "POST /v1/transfers").
+
+The order is that of D11: `from`, idempotency, paused, recipient, the rest of the policy, balance. This module
+looks things up and waits; `acceptance.py` decides, `settling.py` books the end, and `services/settlement.py`
+brings signed bytes to it.
+"""
+
+import asyncio
+
+import attrs
+from attrs import frozen
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay.contract.usdc import from_micro
+from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
+from agentpay_server.clock import from_us
+from agentpay_server.domain.policy import Recipient
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import (
+    RETRY_AFTER_SECONDS,
+    Problem,
+    chain_unavailable,
+    not_found,
+    shown,
+)
+from agentpay_server.domain.transfers import Verdict, verdict
+from agentpay_server.services.context import Context
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.transfers.acceptance import (
+    Acceptance,
+    Accepted,
+    Contended,
+    Sight,
+    key_holder_of,
+    terms_of,
+)
+from agentpay_server.services.transfers.settling import TransferSteps
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import chain_transactions
+from agentpay_server.store import transfers as store
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.transfers import TransferRecord
+
+
+@frozen(kw_only=True)
+class _View:
+    """What a request finds in the database: its source, who holds its key, whom it names as recipient."""
+
+    source: AccountRecord
+    holder: TransferRecord | None
+    recipient: AccountRecord | None
+
+
+class Transfers:
+    """Creates, finishes and reads transfers."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._clock = context.clock
+        self._settlement = settlement
+
+    async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
+        """Move USDC, or say why not (contract, "POST /v1/transfers"; D21 to D33).
+
+        Returns:
+            The transfer: settled, or pending approval.
+
+        Raises:
+            Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer, `invalid_recipient`,
+                `chain_unavailable`: without a transfer nothing was done, with one its outcome is not yet known.
+        """
+        principal.require_account(request.from_, "POST /v1/transfers")
+        request = attrs.evolve(request, memo=request.memo or None)
+        deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+        while True:
+            view = await self._database.run(_view, principal, request)
+            judged = verdict(key_holder_of(view.holder), terms_of(request), self._clock.now_us())
+            if judged in (Verdict.NEW, Verdict.RETRY):
+                acceptance = await self._acceptance(principal, request, view, deadline)
+                if acceptance is None:
+                    continue
+                transfer = await self._accepted(acceptance, deadline)
+            else:
+                assert view.holder is not None  # noqa: S101 - only a held key is judged otherwise
+                transfer = await self._repeated(judged, view.holder, deadline)
+            return self._answer(transfer)
+
+    async def get(self, principal: Principal, transfer_id: str) -> Transfer:
+        """Return one transfer (contract, "GET /v1/transfers/:id"; D28).
+
+        Raises:
+            Problem: `not_found`, also for a transfer of another operator or of another account than an
+                agent-scoped key is bound to.
+        """
+        record = None
+        if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
+            record = await self._database.run(store.transfer, transfer_id)
+        if (
+            record is None
+            or record.operator_id != principal.operator_id
+            or (principal.is_agent and record.account_id != principal.account_id)
+        ):
+            raise not_found("transfer", transfer_id)
+        return self._shown(record)
+
+    # --- A new transfer -----------------------------------------------------------------------------------
+
+    async def _acceptance(
+        self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
+    ) -> "Accepted | None":
+        """Decide about a new transfer, in one unit of work; None asks for everything to be looked at again."""
+        if view.source.paused:
+            return await self._decide(principal, request, None, is_last_look=False)
+        try:
+            sight = await self._look(request, view)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        is_last_look = asyncio.get_running_loop().time() >= deadline
+        try:
+            return await self._decide(principal, request, sight, is_last_look=is_last_look)
+        except Contended:
+            await self._others_finished(view.source.account_id, deadline)
+            return None
+
+    async def _decide(
+        self, principal: Principal, request: CreateTransfer, sight: Sight | None, *, is_last_look: bool
+    ) -> "Accepted | None":
+        acceptance = Acceptance(self._context, principal, request, sight, is_last_look=is_last_look)
+        try:
+            return await self._database.run(acceptance)
+        except IntegrityError:
+            # Another request under this key, for another source account, was first: look again.
+            holder = await self._database.run(
+                store.key_holder, principal.operator_id, request.idempotency_key
+            )
+            if holder is None:
+                raise
+            return None
+
+    async def _look(self, request: CreateTransfer, view: _View) -> Sight:
+        """Read from the chain what the decision needs.
+
+        Raises:
+            Problem: `invalid_recipient`.
+            ChainUnavailableError: nothing was decided.
+        """
+        address = request.to if view.recipient is None else view.recipient.usdc_token_account
+        if request.to.startswith(identifiers.ACCOUNT) and view.recipient is None:
+            raise _invalid_recipient(request.to, "is not an account of this service")
+        if not identifiers.is_public_key(address):
+            raise _invalid_recipient(request.to, "is neither an account_id nor an on-chain address")
+        if address == view.source.usdc_token_account:
+            raise _invalid_recipient(request.to, "is the source account itself")
+        source, target = await self._chain.token_accounts([view.source.usdc_token_account, address])
+        if target is None:
+            raise _invalid_recipient(request.to, "is not an existing USDC token account")
+        if target.is_frozen:
+            raise _invalid_recipient(request.to, "is a frozen token account")
+        return Sight(
+            balance_micro=_spendable(source),
+            recipient=Recipient(
+                account_id=None if view.recipient is None else view.recipient.account_id,
+                token_account=target.address,
+                owner=target.owner,
+            ),
+            blockhash=await self._chain.latest_blockhash(),
+            in_flight_micro=view.source.in_flight,
+            spent_total_micro=view.source.spent_total,
+        )
+
+    async def _others_finished(self, account_id: str, deadline: float) -> None:
+        """Wait, until the deadline, for the transfers of an account that are under way."""
+        for record in await self._database.run(store.submitted, account_id):
+            await self._waited_for(record, deadline)
+
+    async def _accepted(self, accepted: "Accepted", deadline: float) -> TransferRecord:
+        if accepted.attempt is None:
+            return accepted.transfer
+        return await self._driven(accepted.transfer, accepted.attempt, deadline, is_new=True)
+
+    # --- A transfer that is there already -----------------------------------------------------------------
+
+    async def _repeated(self, judged: Verdict, holder: TransferRecord, deadline: float) -> TransferRecord:
+        if judged is Verdict.CONFLICT:
+            raise Problem(
+                ErrorCode.IDEMPOTENCY_CONFLICT,
+                "This idempotency_key was used with other parameters; send the same ones, or take a new key.",
+            )
+        if judged is Verdict.REPLAY:
+            return holder
+        return await self._waited_for(holder, deadline)
+
+    async def _waited_for(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
+        attempt = await self._database.run(chain_transactions.latest_attempt, transfer.transfer_id)
+        if attempt is None or attempt.state != State.SIGNED:
+            # It came to its end between the two look-ups.
+            return await self._read_again(transfer.transfer_id)
+        return await self._driven(transfer, attempt, deadline, is_new=False)
+
+    async def _driven(
+        self, transfer: TransferRecord, attempt: AttemptRecord, deadline: float, *, is_new: bool
+    ) -> TransferRecord:
+        """Return the transfer at its end, or as it stands at the deadline."""
+        steps = TransferSteps(self._context, transfer)
+        driver = self._settlement.drive(transfer.transfer_id, attempt, steps, is_new=is_new)
+        remaining = deadline - asyncio.get_running_loop().time()
+        done, _ = await asyncio.wait({driver}, timeout=max(remaining, 0))
+        if done:
+            return driver.result()
+        return await self._read_again(transfer.transfer_id)
+
+    async def _read_again(self, transfer_id: str) -> TransferRecord:
+        record = await self._database.run(store.transfer, transfer_id)
+        assert record is not None  # noqa: S101 - transfers are never deleted
+        return record
+
+    # --- Answers ------------------------------------------------------------------------------------------
+
+    def _answer(self, record: TransferRecord) -> Transfer:
+        """Return the transfer of a settled or pending record.
+
+        Raises:
+            Problem: it was refused, failed, or its outcome is not known yet.
+        """
+        if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL):
+            return self._shown(record)
+        if record.status == TransferStatus.SUBMITTED:
+            raise Problem(
+                ErrorCode.CHAIN_UNAVAILABLE,
+                "The transfer is under way and its outcome is not known yet; send the same idempotency_key again, "
+                "or read the transfer. Never pay again under another key.",
+                transfer_id=record.transfer_id,
+                status=TransferStatus.SUBMITTED,
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        raise Problem(
+            ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
+            record.message or "The transfer was refused.",
+            transfer_id=record.transfer_id,
+            status=record.status,
+        )
+
+    def _shown(self, record: TransferRecord) -> Transfer:
+        signature = record.tx_signature
+        return Transfer(
+            transfer_id=record.transfer_id,
+            status=record.status,
+            from_=record.account_id,
+            to=record.to,
+            amount_usdc=from_micro(record.amount),
+            memo=record.memo,
+            idempotency_key=record.idempotency_key,
+            tx_signature=signature,
+            chain_explorer_url=None if signature is None else self._chain.explorer_url(signature),
+            settled_at=None if record.settled_us is None else from_us(record.settled_us),
+            error=record.error,
+            message=record.message,
+        )
+
+
+def _view(connection: Connection, principal: Principal, request: CreateTransfer) -> _View:
+    source = None
+    if identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
+        source = account_store.account(connection, request.from_)
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", request.from_)
+    holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
+    recipient = None
+    if identifiers.is_identifier(request.to, identifiers.ACCOUNT):
+        recipient = account_store.account(connection, request.to)
+    elif identifiers.is_public_key(request.to):
+        recipient = account_store.account_of_token_account(connection, request.to)
+    return _View(source=source, holder=holder, recipient=recipient)
+
+
+def _spendable(source: TokenAccount | None) -> int:
+    return 0 if source is None or source.is_frozen else source.amount_micro
+
+
+def _invalid_recipient(to: str, reason: str) -> Problem:
+    return Problem(
+        ErrorCode.INVALID_RECIPIENT,
+        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
+    )

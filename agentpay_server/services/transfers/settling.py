@@ -1,0 +1,171 @@
+"""What is booked for a transfer at each end of its transaction: settled, failed, or signed again.
+
+Every step checks and changes the transfer in one unit of work, so that repeating it does nothing more. A
+reservation is given back in two places, both here: when the money has left the balance, and when it is proved
+that it never will.
+"""
+
+from typing import Final
+
+import attrs
+from sqlalchemy import Connection
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.domain import policy as rules
+from agentpay_server.domain.transfers import KEY_LIFETIME_US
+from agentpay_server.services.context import Context
+from agentpay_server.services.policies import stored_policy
+from agentpay_server.services.settlement import Ended
+from agentpay_server.services.transfers import booking
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import chain_transactions, spends
+from agentpay_server.store import transfers as store
+from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.transfers import TransferRecord
+
+_FAILURE_CODES: Final = {
+    FailureReason.INSUFFICIENT_FUNDS: ErrorCode.INSUFFICIENT_BALANCE,
+    FailureReason.ACCOUNT_FROZEN: ErrorCode.TRANSFER_FAILED,
+    FailureReason.ACCOUNT_MISSING: ErrorCode.TRANSFER_FAILED,
+    FailureReason.OTHER: ErrorCode.TRANSFER_FAILED,
+}
+_FAILURE_MESSAGES: Final = {
+    FailureReason.INSUFFICIENT_FUNDS: "The balance had fallen below the amount when the transaction reached the "
+    "chain; nothing was moved. Fund the account, then send the same key again.",
+    FailureReason.ACCOUNT_FROZEN: "A token account of this transfer was frozen when the transaction reached the "
+    "chain; nothing was moved. Send the same key again once it is thawed.",
+    FailureReason.ACCOUNT_MISSING: "The recipient's token account was gone when the transaction reached the chain; "
+    "nothing was moved. Send the same key again once it exists.",
+    FailureReason.OTHER: "The chain refused the transaction; nothing was moved. Send the same key again to retry.",
+}
+
+
+class TransferSteps:
+    """What is booked for one transfer at each end of its transaction."""
+
+    def __init__(self, context: Context, transfer: TransferRecord) -> None:
+        self._context = context
+        self._database = context.database
+        self._transfer = transfer
+
+    async def sent(self) -> None:
+        """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""
+        await self._database.run(self._initiate)
+
+    async def landed(self, signed: SignedTransaction) -> TransferRecord:
+        """Book a transfer that is final on chain."""
+        return await self._database.run(self._settle, signed)
+
+    async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
+        """Book a transfer that the chain refused (D36)."""
+        code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
+        return await self._database.run(self._fail, signed, State.FAILED, code, message)
+
+    async def expired(self, attempt: AttemptRecord) -> AttemptRecord | Ended[TransferRecord]:
+        """Sign again, unless the account is paused by now (D36)."""
+        blockhash = await self._context.chain.latest_blockhash()
+        return await self._database.run(self._sign_again, attempt, blockhash)
+
+    def _initiate(self, connection: Connection) -> None:
+        if store.set_initiated(connection, self._transfer.transfer_id):
+            now_us = self._context.clock.now_us()
+            happening = booking.initiated(self._transfer)
+            booking.record_events(connection, self._context, self._transfer, now_us, happening)
+
+    def _settle(self, connection: Connection, signed: SignedTransaction) -> TransferRecord:
+        transfer, now_us = self._transfer, self._context.clock.now_us()
+        end = attrs.evolve(
+            transfer,
+            status=TransferStatus.SETTLED.value,
+            tx_signature=signed.signature,
+            settled_us=now_us,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        was_initiated = store.finish(connection, end)
+        if was_initiated is None:
+            return self._current(connection)
+        chain_transactions.set_state(connection, signed.signature, State.LANDED)
+        account_store.land(connection, transfer.account_id, transfer.amount)
+        booking.book_settled(connection, self._context, end, now_us)
+        happenings = [booking.settled(end)] if was_initiated else [booking.initiated(end), booking.settled(end)]
+        booking.record_events(connection, self._context, end, now_us, *happenings)
+        return end
+
+    def _fail(
+        self,
+        connection: Connection,
+        signed: SignedTransaction,
+        state: State,
+        code: ErrorCode,
+        message: str,
+    ) -> TransferRecord:
+        transfer, now_us = self._transfer, self._context.clock.now_us()
+        end = attrs.evolve(
+            transfer,
+            status=TransferStatus.FAILED.value,
+            error=code.value,
+            message=message,
+            tx_signature=signed.signature,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        was_initiated = store.finish(connection, end)
+        if was_initiated is None:
+            return self._current(connection)
+        chain_transactions.set_state(connection, signed.signature, state)
+        account_store.land(connection, transfer.account_id, transfer.amount)
+        assert transfer.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
+        spends.insert_release(
+            connection,
+            transfer.account_id,
+            spent_us=transfer.spent_us,
+            source_id=transfer.transfer_id,
+            amount=transfer.amount,
+        )
+        if not was_initiated:
+            booking.record_events(connection, self._context, end, now_us, booking.initiated(end))
+        booking.book_rejection(connection, self._context, end, code, message, now_us)
+        return end
+
+    def _sign_again(
+        self, connection: Connection, attempt: AttemptRecord, blockhash: Blockhash
+    ) -> AttemptRecord | Ended[TransferRecord]:
+        context, transfer = self._context, self._transfer
+        source = account_store.account(connection, transfer.account_id, lock=True)
+        assert source is not None  # noqa: S101 - accounts are never deleted
+        newest = chain_transactions.latest_attempt(connection, transfer.transfer_id)
+        if newest is not None and newest.attempt > attempt.attempt:
+            return newest
+        current = self._current(connection)
+        if current.status != TransferStatus.SUBMITTED:
+            return Ended(current)
+        refusal = rules.paused_refusal(stored_policy(source.policy))
+        if refusal is not None:
+            message = f"{refusal.message} The transaction had expired unsent or unseen; nothing was moved."
+            return Ended(
+                self._fail(connection, attempt.transaction, State.EXPIRED, refusal.code, message)
+            )
+        assert transfer.recipient_token_account is not None  # noqa: S101 - resolved before it was submitted
+        signed = transactions.transfer(
+            context.signer,
+            blockhash,
+            usdc_mint=context.chain.usdc_mint,
+            account_index=source.key_index,
+            source=source.usdc_token_account,
+            recipient=transfer.recipient_token_account,
+            amount_micro=transfer.amount,
+            memo=transactions.memo_text(
+                transfer.transfer_id, transfer.memo, context.settings.onchain_memo.value
+            ),
+        )
+        chain_transactions.set_state(connection, attempt.transaction.signature, State.EXPIRED)
+        chain_transactions.insert_attempt(connection, transfer.transfer_id, attempt.attempt + 1, signed)
+        store.set_signature(connection, transfer.transfer_id, signed.signature)
+        return AttemptRecord(attempt.attempt + 1, signed, State.SIGNED)
+
+    def _current(self, connection: Connection) -> TransferRecord:
+        record = store.transfer(connection, self._transfer.transfer_id)
+        assert record is not None  # noqa: S101 - transfers are never deleted
+        return record

@@ -1,0 +1,45 @@
+"""The settings of a server, with the defaults that decisions name.
+
+A setting is given to `AgentPayServer(...)` by keyword, or to `agentpay-server` by option or environment.
+"""
+
+from enum import StrEnum
+
+from attrs import field, frozen, validators
+
+
+class PolicyUpdate(StrEnum):
+    """How `PUT /v1/accounts/{id}/policy` treats fields that are left out (D20)."""
+
+    MERGE = "merge"
+    """They keep their value."""
+
+    REPLACE = "replace"
+    """They go back to their default."""
+
+
+class OnchainMemo(StrEnum):
+    """What the memo of a transaction holds (D32)."""
+
+    ID = "id"
+    """The transfer_id alone: the caller's memo may be private."""
+
+    FULL = "full"
+    """The transfer_id and the caller's memo, or its SHA-256 where the memo does not fit."""
+
+
+@frozen(kw_only=True)
+class Settings:
+    """How a server behaves where the contract leaves a choice.
+
+    Attributes:
+        policy_update: whether a policy update merges with the policy in force or replaces it.
+        onchain_memo: what is published of a transfer's memo.
+        settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
+        rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
+    """
+
+    policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
+    onchain_memo: OnchainMemo = field(default=OnchainMemo.ID, converter=OnchainMemo)
+    settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
+    rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

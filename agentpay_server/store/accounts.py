@@ -1,0 +1,145 @@
+"""Statements about accounts, their policies and their counters."""
+
+from typing import Final
+
+from attrs import frozen
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from agentpay_server.store.tables import accounts, counters
+
+
+@frozen
+class AccountRecord:
+    """A row of `accounts`, column by column."""
+
+    seq: int
+    account_id: str
+    operator_id: str
+    name: str
+    handle: str
+    metadata: str | None
+    key_index: int
+    chain_address: str
+    usdc_token_account: str
+    policy: str
+    paused: bool
+    policy_version: int
+    policy_updated_us: int
+    spent_total: int
+    last_spend_us: int
+    in_flight: int
+    created_us: int
+
+
+KEY_INDEX: Final = "key_index"
+
+_NEXT: Final = (
+    update(counters)
+    .where(counters.c.name == bindparam("counter"))
+    .values(value=counters.c.value + 1)
+    .returning(counters.c.value)
+)
+_INSERT_COUNTER: Final = insert(counters)
+_INSERT: Final = insert(accounts)
+_BY_ID: Final = select(accounts).where(accounts.c.account_id == bindparam("account_id"))
+_BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_BY_TOKEN_ACCOUNT: Final = select(accounts).where(
+    accounts.c.usdc_token_account == bindparam("usdc_token_account")
+)
+_PAGE: Final = (
+    select(accounts)
+    .where(accounts.c.operator_id == bindparam("operator_id"), accounts.c.seq < bindparam("before"))
+    .order_by(accounts.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_PAGE_BY_PAUSED: Final = _PAGE.where(accounts.c.paused == bindparam("paused"))
+_SET_POLICY: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        policy=bindparam("policy"),
+        paused=bindparam("paused"),
+        policy_version=bindparam("policy_version"),
+        policy_updated_us=bindparam("policy_updated_us"),
+    )
+)
+_RESERVE: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        spent_total=bindparam("spent_total"),
+        last_spend_us=bindparam("last_spend_us"),
+        in_flight=accounts.c.in_flight + bindparam("amount"),
+    )
+)
+_LAND: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(in_flight=accounts.c.in_flight - bindparam("amount"))
+)
+
+
+def next_key_index(connection: Connection) -> int:
+    """Return a position in the custody tree that was never given out before; the first is 1."""
+    value = connection.execute(_NEXT, {"counter": KEY_INDEX}).scalar_one_or_none()
+    if value is None:
+        connection.execute(_INSERT_COUNTER, {"name": KEY_INDEX, "value": 1})
+        return 1
+    return int(value)
+
+
+def insert_account(connection: Connection, **values: object) -> None:
+    """Store an account; `values` are the columns but `seq`."""
+    connection.execute(_INSERT, values)
+
+
+def account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord | None:
+    """Return an account; with `lock`, nobody else changes it before the transaction ends."""
+    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
+    return None if row is None else AccountRecord(*row)
+
+
+def account_of_token_account(connection: Connection, usdc_token_account: str) -> AccountRecord | None:
+    """Return the account whose USDC token account this is."""
+    values = {"usdc_token_account": usdc_token_account}
+    row = connection.execute(_BY_TOKEN_ACCOUNT, values).one_or_none()
+    return None if row is None else AccountRecord(*row)
+
+
+def page(
+    connection: Connection, operator_id: str, before: int, count: int, *, paused: bool | None
+) -> list[AccountRecord]:
+    """Return accounts of an operator, newest first, below a sequence number."""
+    values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
+    if paused is None:
+        return [AccountRecord(*row) for row in connection.execute(_PAGE, values)]
+    return [AccountRecord(*row) for row in connection.execute(_PAGE_BY_PAUSED, {**values, "paused": paused})]
+
+
+def set_policy(
+    connection: Connection, account_id: str, *, policy: str, paused: bool, version: int, now_us: int
+) -> None:
+    """Put a policy, as canonical JSON, in force."""
+    connection.execute(
+        _SET_POLICY,
+        {
+            "of_account": account_id,
+            "policy": policy,
+            "paused": paused,
+            "policy_version": version,
+            "policy_updated_us": now_us,
+        },
+    )
+
+
+def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_us: int, amount: int) -> None:
+    """Count an amount as spent and in flight."""
+    connection.execute(
+        _RESERVE,
+        {"of_account": account_id, "spent_total": spent_total, "last_spend_us": spent_us, "amount": amount},
+    )
+
+
+def land(connection: Connection, account_id: str, amount: int) -> None:
+    """Count an amount as no longer in flight: it has left the balance, or provably never will."""
+    connection.execute(_LAND, {"of_account": account_id, "amount": amount})

@@ -1,0 +1,48 @@
+"""Statements about the rolling window of spends; the arithmetic is in `domain/spending.py`."""
+
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, func, insert, select
+
+from agentpay_server.domain.spending import spent_in_window, window_start_us
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.tables import releases, spends
+
+_INSERT: Final = insert(spends)
+_INSERT_RELEASE: Final = insert(releases)
+_TOTAL_BEFORE: Final = (
+    select(spends.c.running_total)
+    .where(spends.c.account_id == bindparam("account_id"), spends.c.spent_us <= bindparam("start_us"))
+    .order_by(spends.c.spent_us.desc(), spends.c.running_total.desc())
+    .limit(1)
+)
+_RELEASED: Final = select(func.coalesce(func.sum(releases.c.amount), 0)).where(
+    releases.c.account_id == bindparam("account_id"), releases.c.spent_us > bindparam("start_us")
+)
+
+
+def insert_spend(connection: Connection, account_id: str, *, spent_us: int, running_total: int) -> None:
+    """Store a spend with the account's running total, itself included."""
+    connection.execute(
+        _INSERT, {"account_id": account_id, "spent_us": spent_us, "running_total": running_total}
+    )
+
+
+def insert_release(
+    connection: Connection, account_id: str, *, spent_us: int, source_id: str, amount: int
+) -> None:
+    """Store that the spend of `source_id`, made at `spent_us`, provably never happened."""
+    connection.execute(
+        _INSERT_RELEASE,
+        {"account_id": account_id, "spent_us": spent_us, "source_id": source_id, "amount": amount},
+    )
+
+
+def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
+    values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
+    before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
+    released = connection.execute(_RELEASED, values).scalar_one()
+    return spent_in_window(
+        total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
+    )

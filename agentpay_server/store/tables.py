@@ -1,0 +1,249 @@
+"""The tables, for SQLite and PostgreSQL alike.
+
+Amounts are integers of micro-USDC, times integers of microseconds since 1970. `seq` orders rows by insertion
+and is what cursors point at. Names of columns are those of the contract where it has one.
+"""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata: Final = MetaData()
+
+
+def _seq() -> Column[int]:
+    return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
+
+
+operators: Final = Table(
+    "operators",
+    metadata,
+    _seq(),
+    Column("operator_id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+api_keys: Final = Table(
+    "api_keys",
+    metadata,
+    _seq(),
+    Column("key_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    # NULL for an operator key; the bound account of an agent-scoped one.
+    Column("account_id", Text),
+    Column("name", Text),
+    # The SHA-256 of the key: the key itself is shown once and never stored.
+    Column("digest", Text, nullable=False, unique=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("revoked_us", BigInteger),
+    Index("ix_api_keys_operator", "operator_id", "seq"),
+)
+
+counters: Final = Table(
+    "counters",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+accounts: Final = Table(
+    "accounts",
+    metadata,
+    _seq(),
+    Column("account_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("handle", Text, nullable=False),
+    Column("metadata", Text),
+    # Position of the account's keys in the custody tree; never used twice.
+    Column("key_index", BigInteger, nullable=False, unique=True),
+    Column("chain_address", Text, nullable=False),
+    Column("usdc_token_account", Text, nullable=False, unique=True),
+    # The policy as canonical JSON; `paused` repeats one field of it, to be filtered by.
+    Column("policy", Text, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("policy_version", BigInteger, nullable=False),
+    Column("policy_updated_us", BigInteger, nullable=False),
+    # Running total of the account's spends, and the time of the newest (domain/spending.py).
+    Column("spent_total", BigInteger, nullable=False),
+    Column("last_spend_us", BigInteger, nullable=False),
+    # What signed transfers that are not final may yet take from the balance.
+    Column("in_flight", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_accounts_operator", "operator_id", "seq"),
+    Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
+)
+
+transfers: Final = Table(
+    "transfers",
+    metadata,
+    _seq(),
+    Column("transfer_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("to", Text, nullable=False),
+    Column("recipient_account_id", Text),
+    Column("recipient_token_account", Text),
+    Column("amount", BigInteger, nullable=False),
+    Column("memo", Text),
+    Column("category", Text),
+    Column("idempotency_key", Text, nullable=False),
+    # Whether this is the transfer that its idempotency key stands for, and until when (NULL: not yet final).
+    Column("holds_key", Boolean, nullable=False),
+    Column("key_expires_us", BigInteger),
+    Column("status", Text, nullable=False),
+    Column("error", Text),
+    Column("message", Text),
+    Column("tx_signature", Text),
+    # Whether `transfer.initiated` was written ahead of the end, because finality had to be awaited.
+    Column("initiated", Boolean, nullable=False),
+    Column("spent_us", BigInteger),
+    Column("settled_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+)
+Index(
+    "ux_transfers_key",
+    transfers.c.operator_id,
+    transfers.c.idempotency_key,
+    unique=True,
+    sqlite_where=transfers.c.holds_key,
+    postgresql_where=transfers.c.holds_key,
+)
+
+Index(
+    "ix_transfers_submitted",
+    transfers.c.account_id,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "submitted",
+    postgresql_where=transfers.c.status == "submitted",
+)
+
+spends: Final = Table(
+    "spends",
+    metadata,
+    Column("account_id", Text, primary_key=True),
+    Column("spent_us", BigInteger, primary_key=True),
+    Column("running_total", BigInteger, primary_key=True),
+    # The key is the whole look-up: the rows themselves are kept in its order.
+    sqlite_with_rowid=False,
+)
+
+releases: Final = Table(
+    "releases",
+    metadata,
+    Column("account_id", Text, primary_key=True),
+    # The time of the spend that never happened, not of its release.
+    Column("spent_us", BigInteger, primary_key=True),
+    Column("source_id", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+chain_transactions: Final = Table(
+    "chain_transactions",
+    metadata,
+    _seq(),
+    # What the transaction is for: the identifier of a transfer or of another thing settled on chain.
+    Column("subject", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("signature", Text, nullable=False, unique=True),
+    Column("raw", LargeBinary, nullable=False),
+    Column("last_valid_block_height", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    UniqueConstraint("subject", "attempt"),
+)
+Index(
+    "ix_chain_transactions_open",
+    chain_transactions.c.seq,
+    sqlite_where=chain_transactions.c.state == "signed",
+    postgresql_where=chain_transactions.c.state == "signed",
+)
+
+entries: Final = Table(
+    "entries",
+    metadata,
+    _seq(),
+    Column("transaction_id", Text, nullable=False, unique=True),
+    Column("account_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("direction", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("counterparty", Text),
+    Column("memo", Text),
+    Column("category", Text),
+    Column("tx_signature", Text),
+    Column("transfer_id", Text),
+    Column("session_id", Text),
+    Column("rejection_reason", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_entries_account", "account_id", "seq"),
+    Index("ix_entries_account_status", "account_id", "status", "seq"),
+)
+Index(
+    # A deposit is booked once, however often it is noticed.
+    "ux_entries_deposit",
+    entries.c.account_id,
+    entries.c.tx_signature,
+    unique=True,
+    sqlite_where=entries.c.type == "deposit",
+    postgresql_where=entries.c.type == "deposit",
+)
+
+events: Final = Table(
+    "events",
+    metadata,
+    _seq(),
+    Column("event_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    # The envelope as it is sent: every delivery attempt sends these very bytes.
+    Column("body", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_events_operator", "operator_id", "seq"),
+)
+
+policy_records: Final = Table(
+    "policy_records",
+    metadata,
+    Column("account_id", Text, primary_key=True),
+    Column("address", Text, nullable=False),
+    # The version of the policy that the newest signed write carries, and the one that the chain holds.
+    Column("signed_version", BigInteger, nullable=False),
+    Column("written_version", BigInteger, nullable=False),
+    Column("tx_signature", Text),
+    # When the record is to be written again; NULL when the chain holds the newest version.
+    Column("due_us", BigInteger),
+    Column("failures", Integer, nullable=False),
+)
+Index("ix_policy_records_due", policy_records.c.due_us)
+
+audit: Final = Table(
+    "audit",
+    metadata,
+    _seq(),
+    Column("operator_id", Text, nullable=False),
+    # The key that did it.
+    Column("key_id", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Column("request_id", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_audit_operator", "operator_id", "seq"),
+)

@@ -1,0 +1,140 @@
+"""Statements about transfers and the idempotency keys that they hold."""
+
+from typing import Final
+
+from attrs import frozen
+from sqlalchemy import Connection, bindparam, false, insert, literal_column, select, true, update
+
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.store.tables import transfers
+
+
+@frozen
+class TransferRecord:
+    """A row of `transfers`, column by column."""
+
+    seq: int
+    transfer_id: str
+    operator_id: str
+    account_id: str
+    key_id: str
+    to: str
+    recipient_account_id: str | None
+    recipient_token_account: str | None
+    amount: int
+    memo: str | None
+    category: str | None
+    idempotency_key: str
+    holds_key: bool
+    key_expires_us: int | None
+    status: str
+    error: str | None
+    message: str | None
+    tx_signature: str | None
+    initiated: bool
+    spent_us: int | None
+    settled_us: int | None
+    created_us: int
+
+
+_INSERT: Final = insert(transfers)
+# A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
+_IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
+_BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
+_BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_BY_KEY: Final = select(transfers).where(
+    transfers.c.operator_id == bindparam("operator_id"),
+    transfers.c.idempotency_key == bindparam("idempotency_key"),
+    transfers.c.holds_key,
+)
+_FREE_KEY: Final = (
+    update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(holds_key=false())
+)
+_SET_SIGNATURE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"))
+    .values(tx_signature=bindparam("tx_signature"))
+)
+_SET_INITIATED: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.initiated.is_(False), _IS_SUBMITTED)
+    .values(initiated=true())
+)
+_FINISH: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
+    .values(
+        status=bindparam("new_status"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_signature=bindparam("tx_signature"),
+        settled_us=bindparam("settled_us"),
+        key_expires_us=bindparam("key_expires_us"),
+    )
+    .returning(transfers.c.initiated)
+)
+_SUBMITTED: Final = (
+    select(transfers)
+    .where(transfers.c.account_id == bindparam("account_id"), _IS_SUBMITTED)
+    .order_by(transfers.c.seq)
+)
+_COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
+
+
+def insert_transfer(connection: Connection, record: TransferRecord) -> None:
+    """Store a new transfer; its `seq` is given by the database."""
+    connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
+
+
+def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
+    """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
+    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:
+    """Return the transfer that an idempotency key of an operator stands for."""
+    values = {"operator_id": operator_id, "idempotency_key": idempotency_key}
+    row = connection.execute(_BY_KEY, values).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def free_key(connection: Connection, transfer_id: str) -> None:
+    """Take the idempotency key from a transfer, so that another may hold it."""
+    connection.execute(_FREE_KEY, {"of_transfer": transfer_id})
+
+
+def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
+    """Store the signature of a newly signed attempt."""
+    connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
+
+
+def set_initiated(connection: Connection, transfer_id: str) -> bool:
+    """Store that `transfer.initiated` is written; False when it was before, or the transfer has ended."""
+    return connection.execute(_SET_INITIATED, {"of_transfer": transfer_id}).rowcount == 1
+
+
+def finish(connection: Connection, end: TransferRecord) -> bool | None:
+    """Bring a submitted transfer to the end that `end` describes.
+
+    Returns:
+        Whether `transfer.initiated` is written already; None when the transfer had ended before, and nothing
+        was changed.
+    """
+    return connection.execute(
+        _FINISH,
+        {
+            "of_transfer": end.transfer_id,
+            "new_status": end.status,
+            "error": end.error,
+            "message": end.message,
+            "tx_signature": end.tx_signature,
+            "settled_us": end.settled_us,
+            "key_expires_us": end.key_expires_us,
+        },
+    ).scalar_one_or_none()
+
+
+def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:
+    """Return the transfers out of an account that are under way, oldest first."""
+    return [TransferRecord(*row) for row in connection.execute(_SUBMITTED, {"account_id": account_id})]

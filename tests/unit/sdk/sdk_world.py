@@ -1,0 +1,170 @@
+"""What the tests of the SDK share: a service that is played from a script, and both clients behind one face."""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from agentpay import AgentPay, AsyncAgentPay
+
+KEY = "ap_operator_0123456789abcdefghijSECRET"
+URL = "https://api.example.com"
+
+POLICY: dict[str, Any] = {
+    "max_single_transfer": 25.5,
+    "max_daily_spend": None,
+    "allowed_counterparties": ["acct_b"],
+    "categories": None,
+    "require_memo": True,
+    "escalation_threshold": None,
+    "paused": False,
+}
+ACCOUNT_POLICY = {**POLICY, "account_id": "acct_a", "updated_at": "2026-01-31T12:00:00.000Z"}
+ACCOUNT = {
+    "account_id": "acct_a",
+    "name": "Agent",
+    "handle": "@agent",
+    "chain_address": "addr",
+    "usdc_token_account": "token",
+    "balance_usdc": "12.500000",
+    "custody_mode": "custodial",
+    "status": "active",
+    "policy": POLICY,
+    "created_at": "2026-01-31T12:00:00.000Z",
+}
+BALANCE = {"account_id": "acct_a", "balance_usdc": "12.500000", "last_updated": "2026-01-31T12:00:00.000Z"}
+TRANSFER = {
+    "transfer_id": "txn_a",
+    "status": "settled",
+    "from": "acct_a",
+    "to": "acct_b",
+    "amount_usdc": "1.500000",
+    "memo": None,
+    "idempotency_key": "key-1",
+    "tx_signature": "5ig",
+    "chain_explorer_url": "https://explorer.example.com/tx/5ig",
+    "settled_at": "2026-01-31T12:00:00.400Z",
+}
+PENDING = {
+    **TRANSFER,
+    "status": "pending_approval",
+    "tx_signature": None,
+    "chain_explorer_url": None,
+    "settled_at": None,
+}
+TRANSACTION = {
+    "transaction_id": "entry_a",
+    "type": "transfer",
+    "status": "settled",
+    "direction": "out",
+    "account_id": "acct_a",
+    "amount_usdc": "1.500000",
+    "created_at": "2026-01-31T12:00:00.400Z",
+}
+WEBHOOK = {
+    "webhook_id": "wh_a",
+    "url": "https://example.com/hook",
+    "events": ["transfer.settled"],
+    "account_ids": [],
+    "low_balance_threshold_usdc": None,
+    "secret": "whsec_SECRET",
+    "created_at": "2026-01-31T12:00:00.000Z",
+}
+
+
+def page(items: list[Any], cursor: str = "", *, has_more: bool = False) -> dict[str, Any]:
+    return {"data": items, "cursor": cursor, "has_more": has_more}
+
+
+def answer(status: int, body: Any = None, **headers: str) -> httpx.Response:
+    return httpx.Response(
+        status,
+        content=body if isinstance(body, bytes) else json.dumps(body).encode(),
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def refusal(status: int, code: str, **fields: Any) -> httpx.Response:
+    return answer(status, {"error": code, "message": f"about {code}", **fields})
+
+
+class Script(httpx.MockTransport):
+    """A service that gives these answers, one per request; an exception is raised instead. Keeps the requests."""
+
+    def __init__(self, *steps: httpx.Response | Exception) -> None:
+        super().__init__(self._play)
+        self.steps = list(steps)
+        self.requests: list[httpx.Request] = []
+
+    def _play(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [json.loads(request.content) for request in self.requests]
+
+
+class Clock:
+    """A clock that moves when someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sleeps: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    async def asleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+class Caller:
+    """A client, sync or async, whose calls are made the same way: `caller(lambda client: client.accounts...)`."""
+
+    def __init__(self, kind: type[AgentPay] | type[AsyncAgentPay]) -> None:
+        self.kind = kind
+        self.clock = Clock()
+        self.client: Any = None
+
+    @property
+    def is_async(self) -> bool:
+        return self.kind is AsyncAgentPay
+
+    def connect(self, transport: httpx.MockTransport, **options: Any) -> "Caller":
+        self.client = self.kind(**{"api_key": KEY, "base_url": URL, "transport": transport, **options})
+        self.client._http.monotonic = self.clock.monotonic
+        self.client._http.sleep = self.clock.asleep if self.is_async else self.clock.sleep
+        return self
+
+    def script(self, *steps: httpx.Response | Exception, **options: Any) -> Script:
+        script = Script(*steps)
+        self.connect(script, **options)
+        return script
+
+    def __call__(self, call: Callable[[Any], Any]) -> Any:
+        result = call(self.client)
+        return asyncio.run(_resolved(result)) if inspect.isawaitable(result) else result
+
+    def items(self, call: Callable[[Any], Any]) -> list[Any]:
+        """All items of a list, by iteration."""
+        listing = call(self.client)
+        return asyncio.run(_collected(listing)) if self.is_async else list(listing)
+
+
+async def _resolved(result: Any) -> Any:
+    return await result
+
+
+async def _collected(listing: Any) -> list[Any]:
+    return [item async for item in listing]

@@ -1,0 +1,297 @@
+"""What an answer becomes: a model, or the exception of its status and code; and nothing else, ever."""
+
+import json
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
+
+from agentpay import Account, AccountStatus, FieldFault, errors
+from agentpay._http import BODY_MAX_BYTES
+from agentpay._requests import Reply, read
+from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
+from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+
+
+def get_account(client):
+    return client.accounts.get("acct_a", max_retries=0)
+
+
+KINDS = {
+    ErrorCode.POLICY_VIOLATION: errors.PolicyViolationError,
+    ErrorCode.ACCOUNT_PAUSED: errors.AccountPausedError,
+    ErrorCode.INSUFFICIENT_BALANCE: errors.InsufficientBalanceError,
+    ErrorCode.TRANSFER_FAILED: errors.TransferFailedError,
+    ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
+    ErrorCode.INVALID_RECIPIENT: errors.InvalidRecipientError,
+    ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.UNAUTHORIZED: errors.AuthenticationError,
+    ErrorCode.FORBIDDEN: errors.PermissionDeniedError,
+    ErrorCode.NOT_FOUND: errors.NotFoundError,
+    ErrorCode.METHOD_NOT_ALLOWED: errors.InvalidRequestError,
+    ErrorCode.INVALID_REQUEST: errors.InvalidRequestError,
+    ErrorCode.PAYLOAD_TOO_LARGE: errors.InvalidRequestError,
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: errors.InvalidRequestError,
+    ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
+    ErrorCode.RATE_LIMITED: errors.RateLimitedError,
+    ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
+}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_has_its_exception(caller, code):
+    caller.script(refusal(HTTP_STATUS[code], code, request_id="req_1"))
+    with pytest.raises(errors.APIError) as caught:
+        caller(get_account)
+    error = caught.value
+    assert type(error) is KINDS[code]
+    assert (error.status, error.code, error.request_id) == (HTTP_STATUS[code], code, "req_1")
+    assert error.message == f"about {code}"
+    assert f"about {code}" in str(error)
+    assert type(error).advice in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.InvalidRequestError),
+        (401, errors.AuthenticationError),
+        (402, errors.TransferRejectedError),
+        (403, errors.PermissionDeniedError),
+        (404, errors.NotFoundError),
+        (405, errors.InvalidRequestError),
+        (408, errors.APIError),
+        (409, errors.ConflictError),
+        (412, errors.PreconditionFailedError),
+        (413, errors.InvalidRequestError),
+        (415, errors.InvalidRequestError),
+        (418, errors.APIError),
+        (422, errors.InvalidRecipientError),
+        (429, errors.RateLimitedError),
+        (500, errors.ServerError),
+        (502, errors.ServerError),
+        (503, errors.ServerError),
+        (504, errors.ServerError),
+        (599, errors.ServerError),
+    ],
+)
+def test_an_unknown_code_is_mapped_by_its_status(caller, status, kind):
+    caller.script(refusal(status, "of_tomorrow"), answer(status, b"<html>proxy</html>", X_Request_Id="req_2"))
+    with pytest.raises(errors.APIError) as caught:
+        caller(get_account)
+    assert type(caught.value) is kind
+    assert caught.value.code == "of_tomorrow"
+    with pytest.raises(errors.APIError, match="proxy") as caught:
+        caller(get_account)
+    assert type(caught.value) is kind
+    assert (caught.value.code, caught.value.request_id) == (None, "req_2")
+
+
+def test_a_code_under_a_foreign_status_is_not_believed(caller):
+    caller.script(refusal(500, "policy_violation"))
+    with pytest.raises(errors.ServerError):
+        caller(get_account)
+
+
+def test_a_refused_transfer_carries_its_id_and_status(caller):
+    caller.script(refusal(402, "policy_violation", transfer_id="txn_a", status="rejected"))
+    with pytest.raises(errors.PolicyViolationError, match="transfer txn_a") as caught:
+        caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
+    assert (caught.value.transfer_id, caught.value.transfer_status) == ("txn_a", "rejected")
+
+
+def test_an_invalid_request_shows_every_fault(caller):
+    faults = [{"field": "name", "message": "is required"}, {"field": "x", "message": "is not a known field"}]
+    caller.script(refusal(400, "invalid_request", details=faults))
+    with pytest.raises(
+        errors.InvalidRequestError, match="name is required; x is not a known field"
+    ) as caught:
+        caller(lambda c: c.accounts.create(name=""))
+    assert caught.value.details == (
+        FieldFault(field="name", message="is required"),
+        FieldFault(field="x", message="is not a known field"),
+    )
+
+
+def test_a_thousand_faults_stay_readable(caller):
+    faults = [{"field": f"field{n}", "message": "is wrong"} for n in range(1000)]
+    caller.script(refusal(400, "invalid_request", details=faults))
+    with pytest.raises(errors.InvalidRequestError, match="and 980 more in details") as caught:
+        caller(get_account)
+    assert len(caught.value.details) == 1000
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "must be valid JSON"),
+        (b"<html>", "must be valid JSON"),
+        (b"\xff", "must be UTF-8"),
+        (b"NaN", "NaN is not a JSON number"),
+        (b"null", "must be an object"),
+        (b"[]", "must be an object"),
+        (b"{}", "account_id is required"),
+        (json.dumps({**ACCOUNT, "name": 5}).encode(), "name must be a string"),
+        (json.dumps({**ACCOUNT, "balance_usdc": 5}).encode(), "balance_usdc must be a decimal string"),
+        (json.dumps({**ACCOUNT, "created_at": "now"}).encode(), "created_at must be an ISO 8601"),
+        (b"[" * 100_000, "must not nest"),
+        (b'{"account_id": 1e999999999}', "account_id must be a string"),
+    ],
+)
+def test_a_success_that_is_not_what_the_contract_says_is_a_decoding_error(caller, body, problem):
+    caller.script(answer(200, body, X_Request_Id="req_3"))
+    with pytest.raises(errors.DecodingError, match=problem) as caught:
+        caller(get_account)
+    assert (caught.value.status, caught.value.request_id) == (200, "req_3")
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 206, 302, 304, 307])
+def test_a_status_that_the_operation_does_not_have_is_a_decoding_error(caller, status):
+    script = caller.script(answer(status, ACCOUNT, Location="https://elsewhere.example.com/"))
+    with pytest.raises(errors.DecodingError, match=f"the status {status} is not one of this operation"):
+        caller(get_account)
+    assert len(script.requests) == 1, "a redirect would take the key to another host"
+
+
+def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
+    class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
+        read = 0
+
+        def __iter__(self):
+            while True:
+                self.read += 1
+                yield b" " * 2**20
+
+        async def __aiter__(self):
+            for chunk in self:
+                yield chunk
+
+    stream = Endless()
+    caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)))
+    with pytest.raises(errors.DecodingError, match=f"larger than {BODY_MAX_BYTES} bytes"):
+        caller(get_account)
+    assert stream.read <= BODY_MAX_BYTES // 2**20 + 1
+
+
+def test_a_body_that_cannot_be_decompressed_is_a_decoding_error(caller):
+    class Garbage(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield b"garbage"
+
+        async def __aiter__(self):
+            yield b"garbage"
+
+    caller.connect(
+        httpx.MockTransport(
+            lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Garbage())
+        )
+    )
+    with pytest.raises(errors.DecodingError, match="decompressed"):
+        caller(get_account)
+
+
+def test_fields_and_values_of_tomorrow_break_nothing(caller):
+    caller.script(answer(200, {**ACCOUNT, "status": "frozen", "tier": {"name": "gold"}}))
+    account = caller(get_account)
+    assert account.status == "frozen"
+    assert not isinstance(account.status, AccountStatus)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 412, 422, 429, 500, 503])
+
+
+@given(
+    endpoint=st.sampled_from(ENDPOINTS),
+    status=STATUSES,
+    body=st.binary() | JSON.map(lambda value: json.dumps(value).encode()),
+    headers=st.dictionaries(st.sampled_from(["retry-after", "x-request-id", "etag"]), st.text()),
+)
+def test_any_answer_becomes_an_exception_or_a_model_and_none_escapes(endpoint, status, body, headers):
+    result = read(endpoint, Reply(status, headers, body), now=0.0)
+    if isinstance(result, errors.AgentPayError):
+        assert str(result)
+    else:
+        assert status in endpoint.responses
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from([*ACCOUNT, "status"]), JSON, min_size=1, max_size=3),
+)
+def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(changes):
+    for endpoint, body in ((GET_ACCOUNT, {**ACCOUNT, **changes}), (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}]))):
+        result = read(endpoint, Reply(200, {}, json.dumps(body).encode()), now=0.0)
+        if not isinstance(result, errors.DecodingError):
+            account = result if endpoint is GET_ACCOUNT else result.data[0]
+            assert isinstance(account, Account)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0.0),
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("9" * 400, 999999999999.0),
+        ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("Wednesday, 21-Oct-15 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:28:30", 30.0),
+        ("-1", None),
+        ("1.5", None),
+        ("٣", None),
+        ("soon", None),
+        ("", None),
+        ("Wed, 99 Foo 9999 99:99:99 GMT", None),
+    ],
+)
+def test_retry_after_holds_seconds_or_a_date(value, seconds):
+    headers = {"retry-after": value}
+    error = read(GET_ACCOUNT, Reply(429, headers, b"{}"), now=1445412480.0)
+    assert isinstance(error, errors.RateLimitedError)
+    assert error.retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "processed"),
+    [
+        (httpx.ConnectError("refused"), errors.APIConnectionError, False),
+        (httpx.ProxyError("no tunnel"), errors.APIConnectionError, False),
+        (httpx.UnsupportedProtocol("x"), errors.APIConnectionError, False),
+        (httpx.ReadError("reset"), errors.APIConnectionError, True),
+        (httpx.WriteError("reset"), errors.APIConnectionError, True),
+        (httpx.RemoteProtocolError("garbage"), errors.APIConnectionError, True),
+        (httpx.LocalProtocolError("state"), errors.APIConnectionError, True),
+        (httpx.TooManyRedirects("loop"), errors.APIConnectionError, True),
+        (httpx.ConnectTimeout(""), errors.APITimeoutError, False),
+        (httpx.PoolTimeout(""), errors.APITimeoutError, False),
+        (httpx.ReadTimeout(""), errors.APITimeoutError, True),
+        (httpx.WriteTimeout(""), errors.APITimeoutError, True),
+    ],
+)
+def test_no_exception_of_the_http_library_leaks(caller, failure, kind, processed):
+    caller.script(failure)
+    with pytest.raises(errors.APIConnectionError) as caught:
+        caller(get_account)
+    assert type(caught.value) is kind
+    assert caught.value.may_have_been_processed is processed
+    assert ("may have been processed" in str(caught.value)) is processed
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_a_settled_transfer_reads_as_the_contract_says(caller):
+    caller.script(answer(200, TRANSFER))
+    transfer = caller(lambda c: c.transfers.get("txn_a"))
+    assert (transfer.transfer_id, transfer.from_, transfer.to) == ("txn_a", "acct_a", "acct_b")
+    assert str(transfer.amount_usdc) == "1.500000"
+    assert transfer.is_final
