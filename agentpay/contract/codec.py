@@ -7,9 +7,10 @@ types; requests are read strictly, and all their faults are reported together.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from enum import Enum
+from enum import Enum, StrEnum
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -274,18 +275,11 @@ def _strict(expected: type, words: str) -> Callable[[object, object], object]:
     return hook
 
 
-def _enum_hook(enum: type[Enum]) -> Callable[[object, object], Enum]:
-    words = "must be one of " + ", ".join(str(member.value) for member in enum)
-
-    def hook(value: object, _: object) -> Enum:
-        if not isinstance(value, str):
-            raise ValueError(words)
-        try:
+def _structure_enum(value: object, enum: type[Enum]) -> Enum:
+    if isinstance(value, str):
+        with suppress(ValueError):
             return enum(value)
-        except ValueError:
-            raise ValueError(words) from None
-
-    return hook
+    raise ValueError("must be one of " + ", ".join(str(member.value) for member in enum))
 
 
 def _is_open_enum(kind: object) -> bool:
@@ -354,8 +348,10 @@ def _rule_of(kind: object) -> Rule | None:
 def _rule_hook(kind: object) -> Callable[[object, object], object]:
     rule = _rule_of(kind)
     assert rule is not None  # noqa: S101 - the predicate of this hook found it
-    parse = rule.parse
+    return _hook_of(rule.parse)
 
+
+def _hook_of(parse: Callable[[Any], Any]) -> Callable[[object, object], object]:
     def hook(value: object, _: object) -> object:
         return parse(value)
 
@@ -378,14 +374,14 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
         for attribute in attrs.fields(_class_of(model))
         if attribute.name.endswith("_")
     }
-    build = make_dict_structure_fn(
+    build: Callable[[Any, Any], Any] = make_dict_structure_fn(
         model, _converter, _cattrs_forbid_extra_keys=forbid, _cattrs_detailed_validation=True, **renames  # type: ignore[arg-type]
     )
 
     def hook(value: object, kind: object) -> object:
         if not isinstance(value, dict):
             raise ValueError("must be an object")
-        return build(value, kind)  # type: ignore[arg-type]
+        return build(value, kind)
 
     return hook
 
@@ -410,15 +406,15 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
 
 def _make_converter() -> Converter:
     converter = Converter(detailed_validation=True)
-    # By identity: a hook registered for the class `str` would also catch every `StrEnum`.
-    for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer"), (NoneType, "null")):
-        converter.register_structure_hook_func(_is(kind), _strict(kind, words))
+    # By class, where cattrs has its own coercing hooks for these: it asks no predicate about them. The hook for
+    # `str` would catch every `StrEnum` too, were there not a nearer one.
+    for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer")):
+        converter.register_structure_hook(kind, _strict(kind, words))
+    converter.register_structure_hook(StrEnum, _structure_enum)
+    converter.register_structure_hook_func(_is(NoneType), _strict(NoneType, "null"))
     converter.register_structure_hook(datetime, lambda value, _: parse_timestamp(value))
     converter.register_unstructure_hook(datetime, format_timestamp)
     # Predicates are asked in reverse order of registration: the particular comes last.
-    converter.register_structure_hook_factory(
-        lambda kind: isinstance(kind, type) and issubclass(kind, Enum), _enum_hook
-    )
     converter.register_structure_hook_factory(attrs.has, _model_structure_hook)
     converter.register_unstructure_hook_factory(attrs.has, _model_unstructure_hook)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
@@ -430,7 +426,7 @@ def _make_converter() -> Converter:
         (UsdcAmount, usdc.parse_amount, usdc.format_string),
         (UsdcNumber, usdc.parse_number, None),
     ):
-        converter.register_structure_hook_func(_is(mark), lambda value, _, parse=parse: parse(value))
+        converter.register_structure_hook_func(_is(mark), _hook_of(parse))
         if form is not None:
             converter.register_unstructure_hook_func(_is(mark), form)
     converter.register_unstructure_hook(Decimal, lambda number: number)
