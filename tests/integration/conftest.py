@@ -1,0 +1,51 @@
+"""Fixtures of the integration tests: a server of their own, clients of it, and accounts with money.
+
+Nothing here is a double: every fixture is a part of the real embedded server, on a clock that stands still.
+"""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from server_world import START, Funded, raw_client
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def server() -> Iterator[AgentPayServer]:
+    """A server of the test's own; its clock stands at 2026-01-01T00:00:00Z until the test advances it."""
+    with AgentPayServer(clock=START) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: AgentPayServer) -> AgentPay:
+    """The operator's SDK client."""
+    return server.client()
+
+
+@pytest.fixture
+def http(server: AgentPayServer) -> Iterator[httpx.Client]:
+    """A plain HTTP client with the operator's key, for what the SDK would never send."""
+    with raw_client(server) as plain:
+        yield plain
+
+
+@pytest.fixture
+def funded(server: AgentPayServer, client: AgentPay) -> Funded:
+    """A factory of accounts that hold USDC: `funded("100")`, `funded("2.5", name="Payer")`."""
+
+    def make(amount: str = "100", *, name: str = "Payer") -> Account:
+        account = client.accounts.create(name=name)
+        server.sandbox.fund(account.account_id, amount)
+        return client.accounts.get(account.account_id)
+
+    return make
