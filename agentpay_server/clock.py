@@ -21,15 +21,20 @@ class Clock(Protocol):
     @property
     def is_manual(self) -> bool:
         """Whether it stands still until it is moved."""
+        ...
 
     def now_us(self) -> int:
         """Return microseconds since 1970, UTC."""
+        ...
 
 
 class SystemClock:
     """The machine's clock."""
 
-    is_manual: Final = False
+    @property
+    def is_manual(self) -> bool:
+        """It is not."""
+        return False
 
     def now_us(self) -> int:
         """Return microseconds since 1970, UTC."""
@@ -43,12 +48,15 @@ class ManualClock:
         start: the time that it shows at first, with a UTC offset; cut to milliseconds.
     """
 
-    is_manual: Final = True
-
     def __init__(self, start: datetime) -> None:
         if start.tzinfo is None:
             raise ValueError("a clock starts at a time with a UTC offset, such as datetime(…, tzinfo=UTC)")
         self._now_us = to_us(start) // 1_000 * 1_000
+
+    @property
+    def is_manual(self) -> bool:
+        """It is."""
+        return True
 
     def now_us(self) -> int:
         """Return microseconds since 1970, UTC."""

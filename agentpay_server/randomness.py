@@ -12,14 +12,15 @@ from agentpay_server.clock import Clock
 class Randomness(Protocol):
     """A source of random bytes."""
 
-    def randbytes(self, count: int) -> bytes:
+    def randbytes(self, count: int, /) -> bytes:
         """Return `count` random bytes."""
+        ...
 
 
 class SystemRandomness:
     """The operating system's source, fit for secrets."""
 
-    def randbytes(self, count: int) -> bytes:
+    def randbytes(self, count: int, /) -> bytes:
         """Return `count` random bytes."""
         return secrets.token_bytes(count)
 

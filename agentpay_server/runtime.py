@@ -88,7 +88,7 @@ async def start_runtime(
     Raises:
         ValueError: `operator_key` is not an operator key.
     """
-    clock = SystemClock() if clock is None else clock
+    clock = clock or SystemClock()
     source = randomness(seed)
     custody = Custody(source.randbytes(_SEED_BYTES))
     context = Context(

@@ -1,4 +1,4 @@
-"""Generate each `_sync` package from the `_async` one beside it, or tell with `--check` if all are current."""
+"""Generate each `_sync` package from the `_async` one beside it; with `--check`, tell if all are current."""
 
 import re
 import sys

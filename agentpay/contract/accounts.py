@@ -1,4 +1,4 @@
-"""Agent accounts: the Account and Balance objects and the requests about them (contract, "Account", "Balance")."""
+"""Agent accounts: what they are, what they hold, and the requests about them (contract, "Account")."""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -15,7 +15,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
-from attrs import frozen
 from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
 from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
@@ -66,12 +65,10 @@ def parse_request_json(body: bytes) -> JsonValue:
     return value
 
 
-def _parse(
-    body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None
-) -> JsonValue:
+def _parse(body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> JsonValue:
     try:
         return cast(
-            JsonValue,
+            "JsonValue",
             json.loads(
                 body.decode("utf-8"),
                 parse_float=Decimal,
@@ -252,7 +249,9 @@ def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
 
 
 def _join(path: str, note: AttributeValidationNote | IterableValidationNote) -> str:
-    return _dotted(path, str(note.name).removesuffix("_")) if isinstance(note, AttributeValidationNote) else path
+    if not isinstance(note, AttributeValidationNote):
+        return path
+    return _dotted(path, str(note.name).removesuffix("_"))
 
 
 def _dotted(path: str, name: str) -> str:
@@ -265,7 +264,7 @@ def _shown(name: object) -> str:
 
 
 def _strict(expected: type, words: str) -> Callable[[object, object], object]:
-    """A hook that takes `expected` and nothing else: cattrs alone would turn 1 into "1" and "no" into True."""
+    """A hook that takes `expected` alone: by itself, cattrs turns 1 into "1" and "no" into True."""
 
     def hook(value: object, _: object) -> object:
         if type(value) is not expected:
@@ -307,7 +306,8 @@ def _open_enum_hook(kind: object) -> Callable[[object, object], object]:
 
 def _has_unset(kind: object) -> bool:
     return get_origin(kind) in (Union, UnionType) and any(
-        get_origin(argument) is Literal and isinstance(get_args(argument)[0], Unset) for argument in get_args(kind)
+        get_origin(argument) is Literal and isinstance(get_args(argument)[0], Unset)
+        for argument in get_args(kind)
     )
 
 
@@ -375,7 +375,11 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
         if attribute.name.endswith("_")
     }
     build: Callable[[Any, Any], Any] = make_dict_structure_fn(
-        model, _converter, _cattrs_forbid_extra_keys=forbid, _cattrs_detailed_validation=True, **renames  # type: ignore[arg-type]
+        model,
+        _converter,
+        _cattrs_forbid_extra_keys=forbid,
+        _cattrs_detailed_validation=True,
+        **renames,  # type: ignore[arg-type]
     )
 
     def hook(value: object, kind: object) -> object:
@@ -406,8 +410,8 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
 
 def _make_converter() -> Converter:
     converter = Converter(detailed_validation=True)
-    # By class, where cattrs has its own coercing hooks for these: it asks no predicate about them. The hook for
-    # `str` would catch every `StrEnum` too, were there not a nearer one.
+    # By class, where cattrs has its own coercing hooks for these: it asks no predicate about them. The hook
+    # for `str` would catch every `StrEnum` too, were there not a nearer one.
     for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer")):
         converter.register_structure_hook(kind, _strict(kind, words))
     converter.register_structure_hook(StrEnum, _structure_enum)

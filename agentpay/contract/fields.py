@@ -37,7 +37,8 @@ def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = 
             raise ValueError("must be a string")
         result = value.strip() if trim else value
         if len(result) < minimum:
-            raise ValueError("must not be empty" if minimum == 1 else f"must have at least {minimum} characters")
+            least = "must not be empty" if minimum == 1 else f"must have at least {minimum} characters"
+            raise ValueError(least)
         if len(result) > maximum:
             raise ValueError(f"must have at most {maximum} characters")
         if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in result):

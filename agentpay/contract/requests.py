@@ -5,7 +5,6 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-
 BODY_MAX_BYTES: Final = 64 * 1024
 """The largest request body, in bytes (D6)."""
 

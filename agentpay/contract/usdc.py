@@ -111,10 +111,10 @@ def parse_string(value: object) -> Decimal:
 
 
 def parse_amount(value: object) -> Decimal:
-    """Return the amount that a request asks to move (contract, "POST /v1/transfers"; D10).
+    r"""Return the amount that a request asks to move (contract, "POST /v1/transfers"; D10).
 
     Raises:
-        ValueError: not a string of the form `[0-9]{1,9}(\\.[0-9]{1,6})?`, or below 0.000001.
+        ValueError: not a string of the form `[0-9]{1,9}(\.[0-9]{1,6})?`, or below 0.000001.
     """
     if not isinstance(value, str):
         raise ValueError('must be a string such as "25.50"')

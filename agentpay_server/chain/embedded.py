@@ -45,9 +45,6 @@ class EmbeddedChain:
     proves that it never will.
     """
 
-    usdc_mint: Final = USDC_MINTS["mainnet-beta"]
-    is_test_chain: Final = True
-
     def __init__(self, *, treasury: str, mint_authority: str, now_us: Callable[[], int]) -> None:
         """Start an empty chain, owned by the calling thread.
 
@@ -71,6 +68,16 @@ class EmbeddedChain:
         data = bytes(mint)
         rent = self._svm.minimum_balance_for_rent_exemption(len(data))
         self._svm.set_account(Pubkey.from_string(self.usdc_mint), Account(rent, data, TOKEN_PROGRAM))
+
+    @property
+    def usdc_mint(self) -> str:
+        """The real mint's address: token accounts have the addresses that they have on mainnet."""
+        return USDC_MINTS["mainnet-beta"]
+
+    @property
+    def is_test_chain(self) -> bool:
+        """It is: whoever holds the mint authority makes its money."""
+        return True
 
     def explorer_url(self, signature: str) -> str:
         """Return the page that the explorer would have, were this chain served at the usual local address."""

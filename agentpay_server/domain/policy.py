@@ -68,8 +68,8 @@ def paused_refusal(policy: Policy) -> Refusal | None:
         return None
     return Refusal(
         code=ErrorCode.ACCOUNT_PAUSED,
-        message="paused is true: outgoing transfers of this account are blocked until an operator sets paused "
-        "to false.",
+        message="paused is true: outgoing transfers of this account are blocked until an operator sets "
+        "paused to false.",
     )
 
 
@@ -110,8 +110,10 @@ def _category(policy: Policy, spend: Spend) -> str | None:
     allowed = policy.categories
     if allowed is None or (spend.category is not None and spend.category in allowed):
         return None
-    asked = "this transfer names no category" if spend.category is None else (
-        f"this transfer's category is {shown(spend.category)}"
+    asked = (
+        "this transfer names no category"
+        if spend.category is None
+        else (f"this transfer's category is {shown(spend.category)}")
     )
     return f"categories is {_listed(allowed)} and {asked}."
 
@@ -142,8 +144,9 @@ def _balance(spend: Spend, means: Means) -> Refusal | None:
         return None
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
-        message=f"balance_usdc, less amounts in flight, is {_usdc(max(means.available_micro, 0))} USDC and this "
-        f"transfer asks for {_usdc(spend.amount_micro)} USDC: fund the account, then send the same key again.",
+        message=f"balance_usdc, less amounts in flight, is {_usdc(max(means.available_micro, 0))} USDC and "
+        f"this transfer asks for {_usdc(spend.amount_micro)} USDC: fund the account, then send the same key "
+        "again.",
     )
 
 

@@ -48,4 +48,7 @@ class Principal:
 
 def forbidden(operation: str, needed: str) -> Problem:
     """A 403: it names the operation and the scope that would allow it (D3)."""
-    return Problem(ErrorCode.FORBIDDEN, f"{operation} is not allowed with this agent-scoped key; it needs {needed}.")
+    return Problem(
+        ErrorCode.FORBIDDEN,
+        f"{operation} is not allowed with this agent-scoped key; it needs {needed}.",
+    )

@@ -39,7 +39,7 @@ class OwnerThread:
         """
         if self.is_current:
             work.close()
-            raise RuntimeError("this call would wait for its own thread: from inside the server, await instead")
+            raise RuntimeError("this call would wait for its own thread: await inside the server")
         future = self._submit(work)
         try:
             return future.result(timeout)

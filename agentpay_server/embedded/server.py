@@ -9,8 +9,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, NoReturn, Self
 
-
-
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
 from agentpay_server.clients import AsyncServerClient, ServerClient
@@ -54,8 +52,8 @@ class AgentPayServer:
         """Put a server together; it starts with `with`, or with `start`.
 
         Args:
-            clock: `manual` stands still, at the time of the start, until `sandbox.clock.advance` moves it; a
-                datetime does so at that time; `system` runs with the machine's.
+            clock: `manual` stands still, at the time of the start, until `sandbox.clock.advance` moves it;
+                a datetime does so at that time; `system` runs with the machine's.
             seed: makes identifiers, keys and signatures repeat; None takes them from the system.
             operator_key: the key of the first operator; None makes a new one.
             settings: how the server behaves where the contract leaves a choice.
@@ -108,7 +106,7 @@ class AgentPayServer:
 
     @property
     def base_url(self) -> str:
-        """Where the server is reached: its port after `listen`, else a name that only its own clients know."""
+        """Where it is reached: its port after `listen`, else a name that only its own clients know."""
         return self._running.base_url
 
     @property

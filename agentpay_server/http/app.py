@@ -14,12 +14,12 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec
-from agentpay.contract.endpoints import ENDPOINTS, CREATE_WEBHOOK, Endpoint
+from agentpay.contract.endpoints import CREATE_WEBHOOK, ENDPOINTS, Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
-from agentpay_server.domain.principals import Principal, forbidden
+from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import read_body, require_json, structured_body, structured_query
@@ -165,7 +165,7 @@ def _internal_error(request_id: str) -> bytes:
     return codec.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
-async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
     raise Problem(
         ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
     )

@@ -71,6 +71,7 @@ def structured_body(body: bytes, model: type) -> object:
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
     faults = _oversize_metadata(body) if model is CreateAccount and isinstance(value, dict) else ()
+    request: object
     try:
         request = codec.structure(value, model)
     except InvalidValueError as error:
@@ -86,7 +87,7 @@ def structured_query(query_string: bytes, model: type) -> object:
     Raises:
         Problem: `invalid_request`, with every fault.
     """
-    known = {name for name in model.__annotations__}
+    known = set(model.__annotations__)
     values: dict[str, Any] = {}
     faults = []
     try:
@@ -101,6 +102,7 @@ def structured_query(query_string: bytes, model: type) -> object:
         if name in values:
             faults.append(FieldFault(field=name, message="must not be repeated"))
         values[name] = value
+    query: object
     try:
         query = codec.structure(values, model)
     except InvalidValueError as error:

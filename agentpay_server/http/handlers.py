@@ -39,9 +39,7 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     async def put_policy(call: Call) -> Reply:
         if_match = call.headers.get("if-match")
         account_id = call.path["account_id"]
-        return _policy(
-            await complete(policies.put(call.principal, account_id, call.body, if_match=if_match))
-        )
+        return _policy(await complete(policies.put(call.principal, account_id, call.body, if_match=if_match)))
 
     async def create_transfer(call: Call) -> Reply:
         transfer = await complete(transfers.create(call.principal, call.body))
@@ -124,6 +122,4 @@ def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
 
 
 def _policy(versioned: VersionedPolicy) -> Reply:
-    return Reply(
-        status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),)
-    )
+    return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))

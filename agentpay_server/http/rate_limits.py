@@ -10,9 +10,9 @@ _MINUTE_US = 60 * SECOND_US
 
 
 class RateLimit:
-    """Lets each key make `per_minute` requests at once, and as many again in every minute.
+    """Lets each key make `per_minute` requests at once, and as many again in each minute.
 
-    What is kept for a key is one number: when its bucket will be full again (the generic cell rate algorithm).
+    What is kept of a key is one number: when its bucket will be full again (generic cell rate algorithm).
     """
 
     def __init__(self, clock: Clock, per_minute: int) -> None:

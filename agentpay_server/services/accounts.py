@@ -121,9 +121,7 @@ class Accounts:
                 rent_exempt_lamports=await chain.rent_exemption(0),
             )
             patience_seconds = self._context.settings.settlement_wait_seconds
-            outcome = await self._settlement.outcome(
-                signed, is_new=True, patience_seconds=patience_seconds
-            )
+            outcome = await self._settlement.outcome(signed, is_new=True, patience_seconds=patience_seconds)
             if isinstance(outcome, Landed):
                 return
             if isinstance(outcome, Failure):

@@ -41,9 +41,7 @@ class Keys:
         if found is None:
             return None
         key_id, operator_id, account_id = found
-        return Principal(
-            operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id
-        )
+        return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
 
     async def create_operator(self, name: str, *, key: str | None = None) -> NewOperator:
         """Make an operator with its first key.

@@ -1,4 +1,4 @@
-"""Policies: read, changed under a precondition, and queued to be written on chain (contract, "Policy"; D20, D26).
+"""Policies: read, changed under a precondition, queued to be written on chain (contract, "Policy"; D20, D26).
 
 The new policy is in force when the commit is done: every transfer reads it under the account's lock. Its
 on-chain record follows (`policy_records.py`) and never holds a change up.

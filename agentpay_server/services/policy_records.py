@@ -110,9 +110,7 @@ class PolicyRecords:
             rent_exempt_lamports=await chain.rent_exemption(wanted.size),
         )
 
-    def _book(
-        self, connection: Connection, account_id: str, signed: SignedTransaction, version: int
-    ) -> bool:
+    def _book(self, connection: Connection, account_id: str, signed: SignedTransaction, version: int) -> bool:
         """Store which version the chain holds now, and return whether a newer one waits."""
         chain_transactions.set_state(connection, signed.signature, State.LANDED)
         account = account_store.account(connection, account_id, lock=True)

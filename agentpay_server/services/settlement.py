@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from attrs import frozen
 
@@ -22,7 +22,8 @@ from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTra
 from agentpay_server.services.context import Context
 from agentpay_server.store.chain_transactions import AttemptRecord
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -43,7 +44,7 @@ class Landed(Enum):
 Outcome = Landed | Expired | Failure
 
 
-class Steps(Protocol, Generic[T]):
+class Steps(Protocol, Generic[T_co]):
     """What becomes of a thing that a signed transaction settles, at each end that the transaction can have.
 
     Every step is one unit of work and safe to repeat: two drivers of one subject, here or in two processes,
@@ -52,22 +53,26 @@ class Steps(Protocol, Generic[T]):
 
     async def sent(self) -> None:
         """The transaction was handed over, and is not final yet."""
+        ...
 
-    async def landed(self, signed: SignedTransaction) -> T:
+    async def landed(self, signed: SignedTransaction) -> T_co:
         """Book that it is done."""
+        ...
 
-    async def failed(self, signed: SignedTransaction, failure: Failure) -> T:
+    async def failed(self, signed: SignedTransaction, failure: Failure) -> T_co:
         """Book that it moved nothing."""
+        ...
 
-    async def expired(self, attempt: AttemptRecord) -> "AttemptRecord | Ended[T]":
+    async def expired(self, attempt: AttemptRecord) -> "AttemptRecord | Ended[T_co]":
         """Store a newly signed attempt and return it, or book that there will be none."""
+        ...
 
 
 @frozen
-class Ended(Generic[T]):
+class Ended(Generic[T_co]):
     """A subject that has come to its end without another attempt."""
 
-    result: T
+    result: T_co
 
 
 class Settlement:
@@ -76,7 +81,7 @@ class Settlement:
     def __init__(self, context: Context) -> None:
         self._chain = context.chain
         self._tasks = context.tasks
-        self._drivers: dict[str, asyncio.Task[object]] = {}
+        self._drivers: dict[str, asyncio.Task[Any]] = {}
 
     def drive(
         self, subject: str, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool
@@ -95,7 +100,8 @@ class Settlement:
             running = self._tasks.start(self._to_its_end(attempt, steps, is_new=is_new))
             self._drivers[subject] = running
             running.add_done_callback(lambda _: self._drivers.pop(subject, None))
-        return running  # type: ignore[return-value] - a subject has one kind of steps
+        # A subject has one kind of steps, whoever asks first.
+        return cast("asyncio.Task[T]", running)
 
     async def _to_its_end(self, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool) -> T:
         while True:

@@ -27,9 +27,11 @@ class Database(Protocol):
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
+        ...
 
     async def close(self) -> None:
         """Let go of all connections."""
+        ...
 
 
 class MemoryDatabase:

@@ -53,7 +53,13 @@ def insert_entries(connection: Connection, *rows: dict[str, object]) -> None:
 
 
 def page(
-    connection: Connection, account_id: str, before: int, count: int, *, status: str | None, since_us: int | None
+    connection: Connection,
+    account_id: str,
+    before: int,
+    count: int,
+    *,
+    status: str | None,
+    since_us: int | None,
 ) -> list[EntryRecord]:
     """Return entries of an account, newest first, below a sequence number."""
     values: dict[str, object] = {"account_id": account_id, "before": before, "count": count}

@@ -54,9 +54,7 @@ _REVOKE_AGENT_KEY: Final = (
 
 def insert_operator(connection: Connection, operator_id: str, name: str, created_us: int) -> None:
     """Store an operator."""
-    connection.execute(
-        _INSERT_OPERATOR, {"operator_id": operator_id, "name": name, "created_us": created_us}
-    )
+    connection.execute(_INSERT_OPERATOR, {"operator_id": operator_id, "name": name, "created_us": created_us})
 
 
 def insert_key(

@@ -57,7 +57,9 @@ _SET_SIGNATURE: Final = (
 )
 _SET_INITIATED: Final = (
     update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.initiated.is_(False), _IS_SUBMITTED)
+    .where(
+        transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.initiated.is_(False), _IS_SUBMITTED
+    )
     .values(initiated=true())
 )
 _FINISH: Final = (

@@ -73,9 +73,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(
-            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount))
-        )
+        request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
         funding: Funding = await self._call(request, UNSET, UNSET)
         return funding
 

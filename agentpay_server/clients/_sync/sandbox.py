@@ -74,9 +74,7 @@ class Sandbox(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(
-            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount))
-        )
+        request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
         funding: Funding = self._call(request, UNSET, UNSET)
         return funding
 

@@ -1,4 +1,4 @@
-"""Deciding about a new transfer: one unit of work that refuses it, sets it aside for approval, or reserves it.
+"""Deciding about a new transfer: one unit of work that refuses it, sets it aside, or reserves and signs it.
 
 The policy check, the reservation and the signed bytes are one commit. Nothing here sends, and nothing here
 waits: what is read from the chain comes in as `Sight`.
@@ -184,12 +184,12 @@ class Acceptance:
             key_expires_us=now_us + KEY_LIFETIME_US,
             created_us=now_us,
         )
-        booking.book_rejection(connection, self._context, transfer, refusal.code, refusal.message, now_us)
+        booking.book_rejection(
+            connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
+        )
         return Accepted(transfer=transfer)
 
-    def _pending(
-        self, connection: Connection, policy: Policy, sight: Sight, now_us: int
-    ) -> Accepted:
+    def _pending(self, connection: Connection, policy: Policy, sight: Sight, now_us: int) -> Accepted:
         transfer = self._inserted(
             connection,
             transfer_id=self._context.identifiers.new(identifiers.TRANSFER),

@@ -14,13 +14,15 @@ from agentpay_server.services.events import Happening, record
 from agentpay_server.store import entries
 from agentpay_server.store.transfers import TransferRecord
 
+
 def book_rejection(
     connection: Connection,
     context: Context,
     transfer: TransferRecord,
+    now_us: int,
+    *,
     code: ErrorCode,
     message: str,
-    now_us: int,
 ) -> None:
     """Write the history entry and the event of a transfer that was refused, or that failed."""
     entries.insert_entries(
@@ -86,8 +88,6 @@ def settled(transfer: TransferRecord) -> Happening:
     )
 
 
-
-
 def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
     """Return the event that a transfer waits for an operator's approval."""
     return Happening(
@@ -104,7 +104,7 @@ def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
 
 
 def book_settled(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> None:
-    """Write the history of a settled transfer: an entry for its source, one for a recipient of this service."""
+    """Write the history of a settled transfer: for its source, and for a recipient of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,

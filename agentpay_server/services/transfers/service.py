@@ -73,8 +73,9 @@ class Transfers:
             The transfer: settled, or pending approval.
 
         Raises:
-            Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer, `invalid_recipient`,
-                `chain_unavailable`: without a transfer nothing was done, with one its outcome is not yet known.
+            Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
+                `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
+                outcome is not known yet.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
         request = attrs.evolve(request, memo=request.memo or None)
@@ -115,7 +116,7 @@ class Transfers:
     async def _acceptance(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
     ) -> "Accepted | None":
-        """Decide about a new transfer, in one unit of work; None asks for everything to be looked at again."""
+        """Decide about a new transfer, in one unit of work; None asks for another look at everything."""
         if view.source.paused:
             return await self._decide(principal, request, None, is_last_look=False)
         try:
@@ -234,8 +235,8 @@ class Transfers:
         if record.status == TransferStatus.SUBMITTED:
             raise Problem(
                 ErrorCode.CHAIN_UNAVAILABLE,
-                "The transfer is under way and its outcome is not known yet; send the same idempotency_key again, "
-                "or read the transfer. Never pay again under another key.",
+                "The transfer is under way and its outcome is not known yet; send the same idempotency_key "
+                "again, or read the transfer. Never pay again under another key.",
                 transfer_id=record.transfer_id,
                 status=TransferStatus.SUBMITTED,
                 retry_after_seconds=RETRY_AFTER_SECONDS,

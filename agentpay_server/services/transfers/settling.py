@@ -33,13 +33,14 @@ _FAILURE_CODES: Final = {
     FailureReason.OTHER: ErrorCode.TRANSFER_FAILED,
 }
 _FAILURE_MESSAGES: Final = {
-    FailureReason.INSUFFICIENT_FUNDS: "The balance had fallen below the amount when the transaction reached the "
-    "chain; nothing was moved. Fund the account, then send the same key again.",
-    FailureReason.ACCOUNT_FROZEN: "A token account of this transfer was frozen when the transaction reached the "
-    "chain; nothing was moved. Send the same key again once it is thawed.",
-    FailureReason.ACCOUNT_MISSING: "The recipient's token account was gone when the transaction reached the chain; "
-    "nothing was moved. Send the same key again once it exists.",
-    FailureReason.OTHER: "The chain refused the transaction; nothing was moved. Send the same key again to retry.",
+    FailureReason.INSUFFICIENT_FUNDS: "The balance had fallen below the amount when the transaction reached "
+    "the chain; nothing was moved. Fund the account, then send the same key again.",
+    FailureReason.ACCOUNT_FROZEN: "A token account of this transfer was frozen when the transaction reached "
+    "the chain; nothing was moved. Send the same key again once it is thawed.",
+    FailureReason.ACCOUNT_MISSING: "The recipient's token account was gone when the transaction reached the "
+    "chain; nothing was moved. Send the same key again once it exists.",
+    FailureReason.OTHER: "The chain refused the transaction; nothing was moved. Send the same key again to "
+    "retry.",
 }
 
 
@@ -90,7 +91,9 @@ class TransferSteps:
         chain_transactions.set_state(connection, signed.signature, State.LANDED)
         account_store.land(connection, transfer.account_id, transfer.amount)
         booking.book_settled(connection, self._context, end, now_us)
-        happenings = [booking.settled(end)] if was_initiated else [booking.initiated(end), booking.settled(end)]
+        happenings = (
+            [booking.settled(end)] if was_initiated else [booking.initiated(end), booking.settled(end)]
+        )
         booking.record_events(connection, self._context, end, now_us, *happenings)
         return end
 
@@ -126,7 +129,7 @@ class TransferSteps:
         )
         if not was_initiated:
             booking.record_events(connection, self._context, end, now_us, booking.initiated(end))
-        booking.book_rejection(connection, self._context, end, code, message, now_us)
+        booking.book_rejection(connection, self._context, end, now_us, code=code, message=message)
         return end
 
     def _sign_again(
@@ -144,9 +147,7 @@ class TransferSteps:
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             message = f"{refusal.message} The transaction had expired unsent or unseen; nothing was moved."
-            return Ended(
-                self._fail(connection, attempt.transaction, State.EXPIRED, refusal.code, message)
-            )
+            return Ended(self._fail(connection, attempt.transaction, State.EXPIRED, refusal.code, message))
         assert transfer.recipient_token_account is not None  # noqa: S101 - resolved before it was submitted
         signed = transactions.transfer(
             context.signer,
