@@ -71,7 +71,7 @@ def _exact_micro(number: Decimal) -> int:
         return 0
     if number < 0:
         raise ValueError("an amount of USDC must not be negative")
-    if number.adjusted() > 20:
+    if number.adjusted() >= 20:
         raise ValueError("an amount of USDC must be below 1e20")
     digits = number.as_tuple().digits
     exponent = number.adjusted() - len(digits) + 1 + _DECIMALS
