@@ -1,11 +1,13 @@
 """The one place where a server is put together: parts, services, workers, and their start and stop."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 from attrs import frozen
 
+from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.clock import Clock, ManualClock, SystemClock
@@ -21,7 +23,7 @@ from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.settings import Settings
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.database import Database, MemoryDatabase
 from agentpay_server.workers.schedule import Schedule
 
 _STOP_SECONDS: Final = 5.0
@@ -76,6 +78,8 @@ async def start_runtime(
     clock: Clock | None = None,
     seed: int | None = None,
     operator_key: str | None = None,
+    database: Database | None = None,
+    wrap_chain: Callable[[EmbeddedChain], Chain] | None = None,
 ) -> Runtime:
     """Put a server together in memory, on the running event loop, whose thread owns it from now on.
 
@@ -84,6 +88,8 @@ async def start_runtime(
         clock: what tells the time; the machine's clock if None.
         seed: makes identifiers, keys and signatures repeat; None takes them from the system.
         operator_key: the key of the first operator; None makes a new one.
+        database: where everything is stored, laid out and empty; one of its own, in memory, if None.
+        wrap_chain: returns the chain that the services see, over the one that executes; that one itself if None.
 
     Raises:
         ValueError: `operator_key` is not an operator key.
@@ -91,13 +97,14 @@ async def start_runtime(
     clock = clock or SystemClock()
     source = randomness(seed)
     custody = Custody(source.randbytes(_SEED_BYTES))
+    chain = EmbeddedChain(
+        treasury=custody.address(TREASURY),
+        mint_authority=custody.address(TEST_MINT_AUTHORITY),
+        now_us=clock.now_us,
+    )
     context = Context(
-        database=MemoryDatabase(),
-        chain=EmbeddedChain(
-            treasury=custody.address(TREASURY),
-            mint_authority=custody.address(TEST_MINT_AUTHORITY),
-            now_us=clock.now_us,
-        ),
+        database=MemoryDatabase() if database is None else database,
+        chain=chain if wrap_chain is None else wrap_chain(chain),
         signer=custody,
         clock=clock,
         randomness=source,
