@@ -89,7 +89,7 @@ async def start_runtime(
         seed: makes identifiers, keys and signatures repeat; None takes them from the system.
         operator_key: the key of the first operator; None makes a new one.
         database: where everything is stored, laid out and empty; one of its own, in memory, if None.
-        wrap_chain: returns the chain that the services see, over the one that executes; that one itself if None.
+        wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
 
     Raises:
         ValueError: `operator_key` is not an operator key.
