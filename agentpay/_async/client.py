@@ -123,7 +123,9 @@ class AsyncAgentPay:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._settings.base_url}>"
+        # A traceback may show a client that was never made for want of good settings.
+        settings = getattr(self, "_settings", None)
+        return f"<{type(self).__name__} {settings.base_url if settings else 'unmade'}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{type(self).__name__} holds a key and connections: make it anew where it is needed")

@@ -1,4 +1,4 @@
-"""What the tests of the SDK share: a service that is played from a script, and both clients behind one face."""
+"""What the tests of the SDK share: a service played from a script, and both clients behind one face."""
 
 import asyncio
 import inspect
@@ -87,12 +87,12 @@ def answer(status: int, body: Any = None, **headers: str) -> httpx.Response:
     )
 
 
-def refusal(status: int, code: str, **fields: Any) -> httpx.Response:
-    return answer(status, {"error": code, "message": f"about {code}", **fields})
+def refusal(http_status: int, code: str, /, **fields: Any) -> httpx.Response:
+    return answer(http_status, {"error": code, "message": f"about {code}", **fields})
 
 
 class Script(httpx.MockTransport):
-    """A service that gives these answers, one per request; an exception is raised instead. Keeps the requests."""
+    """A service that gives these answers, one per request; exceptions are raised. Keeps the requests."""
 
     def __init__(self, *steps: httpx.Response | Exception) -> None:
         super().__init__(self._play)
@@ -130,7 +130,7 @@ class Clock:
 
 
 class Caller:
-    """A client, sync or async, whose calls are made the same way: `caller(lambda client: client.accounts...)`."""
+    """A client, sync or async, whose calls are made the same way: `caller(lambda c: c.accounts.get(...))`."""
 
     def __init__(self, kind: type[AgentPay] | type[AsyncAgentPay]) -> None:
         self.kind = kind

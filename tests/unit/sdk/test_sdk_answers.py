@@ -138,7 +138,9 @@ def test_a_thousand_faults_stay_readable(caller):
         (json.dumps({**ACCOUNT, "balance_usdc": 5}).encode(), "balance_usdc must be a decimal string"),
         (json.dumps({**ACCOUNT, "created_at": "now"}).encode(), "created_at must be an ISO 8601"),
         (b"[" * 100_000, "must not nest"),
-        (b'{"account_id": 1e999999999}', "account_id must be a string"),
+        (b'{"account_id": 1e9}', "name is required"),
+        (b'{"account_id": 1e99999999999999999999}', "must be valid JSON"),
+        (json.dumps({**ACCOUNT, "policy": {"paused": "no"}}).encode(), "policy.paused must be true or false"),
     ],
 )
 def test_a_success_that_is_not_what_the_contract_says_is_a_decoding_error(caller, body, problem):
@@ -228,7 +230,10 @@ def test_any_answer_becomes_an_exception_or_a_model_and_none_escapes(endpoint, s
     changes=st.dictionaries(st.sampled_from([*ACCOUNT, "status"]), JSON, min_size=1, max_size=3),
 )
 def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(changes):
-    for endpoint, body in ((GET_ACCOUNT, {**ACCOUNT, **changes}), (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}]))):
+    for endpoint, body in (
+        (GET_ACCOUNT, {**ACCOUNT, **changes}),
+        (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}])),
+    ):
         result = read(endpoint, Reply(200, {}, json.dumps(body).encode()), now=0.0)
         if not isinstance(result, errors.DecodingError):
             account = result if endpoint is GET_ACCOUNT else result.data[0]

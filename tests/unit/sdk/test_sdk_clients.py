@@ -1,0 +1,331 @@
+"""Clients: their settings, their lifetime, what copies share, and how they use a given HTTP client."""
+
+import asyncio
+import logging
+import threading
+
+import httpx
+import pytest
+from sdk_world import ACCOUNT, BALANCE, KEY, URL, Script, answer
+
+from agentpay import UNSET, AgentPay, AsyncAgentPay, errors
+from agentpay import _http as edge
+
+
+def get_account(client, **options):
+    return client.accounts.get("acct_a", **options)
+
+
+def timeouts(request):
+    return set(request.extensions["timeout"].values())
+
+
+def test_settings_come_from_the_environment(caller, monkeypatch):
+    monkeypatch.setenv("AGENTPAY_API_KEY", "ap_agent_env")
+    monkeypatch.setenv("AGENTPAY_BASE_URL", "https://env.example.com/")
+    script = caller.script(answer(200, ACCOUNT), api_key=None, base_url=None)
+    caller(get_account)
+    assert str(script.requests[0].url) == "https://env.example.com/v1/accounts/acct_a"
+    assert script.requests[0].headers["Authorization"] == "Bearer ap_agent_env"
+
+
+def test_arguments_come_before_the_environment(caller, monkeypatch):
+    monkeypatch.setenv("AGENTPAY_API_KEY", "ap_agent_env")
+    monkeypatch.setenv("AGENTPAY_BASE_URL", "https://env.example.com/")
+    script = caller.script(answer(200, ACCOUNT))
+    caller(get_account)
+    assert script.requests[0].url.host == "api.example.com"
+    assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"api_key": None}, "no API key: pass api_key, or set AGENTPAY_API_KEY"),
+        ({"api_key": ""}, "no API key"),
+        ({"api_key": "key\n"}, "holds blanks"),
+        ({"api_key": "ap operator"}, "holds blanks"),
+        ({"api_key": "schlüssel"}, "holds blanks"),
+        ({"base_url": None}, "no base URL: pass base_url, or set AGENTPAY_BASE_URL"),
+        ({"base_url": ""}, "no base URL"),
+        ({"base_url": "api.example.com"}, "must be an address such as"),
+        ({"base_url": "ftp://api.example.com"}, "must be an address such as"),
+        ({"base_url": "https://"}, "must be an address such as"),
+        ({"base_url": "https://api.example.com:port"}, "must be an address such as"),
+        ({"base_url": "https://api.example.com:99999"}, "must be an address such as"),
+        ({"base_url": "https://[::1"}, "must be an address such as"),
+        ({"base_url": "https://api example.com"}, "must be an address such as"),
+        (
+            {"base_url": "https://xn--\N{SNOWMAN}\N{SNOWMAN}.example\N{FULLWIDTH COMMA}com"},
+            "must be an address",
+        ),
+        ({"base_url": "https://user:pass@api.example.com"}, "no user info"),
+        ({"base_url": "https://api.example.com?x=1"}, "no user info, query or fragment"),
+        ({"base_url": "https://api.example.com/v1/"}, "must not end with /v1"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"timeout": float("nan")}, "timeout must be above 0"),
+        ({"timeout": float("inf")}, "timeout must be above 0"),
+        ({"timeout": "30"}, "timeout is a number of seconds or None, not str"),
+        ({"timeout": True}, "not bool"),
+        ({"max_retries": -1}, "max_retries must be an integer from 0"),
+        ({"max_retries": 1.0}, "max_retries must be an integer from 0"),
+        ({"max_retries": True}, "max_retries must be an integer from 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
+def test_a_setting_that_cannot_be_meant_is_named(kind, settings, problem):
+    with pytest.raises(errors.ConfigurationError, match=problem) as caught:
+        kind(**{"api_key": KEY, "base_url": URL, **settings})
+    assert "pass@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "http_kind"), [(AgentPay, httpx.Client), (AsyncAgentPay, httpx.AsyncClient)]
+)
+def test_http_client_and_transport_exclude_each_other(kind, http_kind):
+    with pytest.raises(errors.ConfigurationError, match="not both"):
+        kind(api_key=KEY, base_url=URL, http_client=http_kind(), transport=Script())
+
+
+def test_a_call_may_have_its_own_timeout_and_retries(caller):
+    script = caller.script(
+        answer(200, ACCOUNT), answer(200, ACCOUNT), answer(200, ACCOUNT), httpx.ReadTimeout("")
+    )
+    caller(get_account)
+    caller(lambda c: get_account(c, timeout=5))
+    caller(lambda c: get_account(c, timeout=None))
+    with pytest.raises(errors.APITimeoutError, match=r"within 0\.5 s"):
+        caller(lambda c: get_account(c, timeout=0.5, max_retries=0))
+    assert [timeouts(request) for request in script.requests] == [{30.0}, {5.0}, {None}, {0.5}]
+    with pytest.raises(errors.ConfigurationError):
+        caller(lambda c: get_account(c, timeout=-1))
+    with pytest.raises(errors.ConfigurationError):
+        caller(lambda c: get_account(c, max_retries=-1))
+
+
+def test_a_copy_has_its_own_options_and_the_same_connections(caller):
+    script = caller.script(answer(200, ACCOUNT), httpx.ReadTimeout(""), answer(200, ACCOUNT))
+    copy = caller.client.with_options(api_key="ap_agent_x", timeout=3, max_retries=0)
+    assert type(copy) is caller.kind
+    caller(lambda _: get_account(copy))
+    with pytest.raises(errors.APITimeoutError):
+        caller(lambda _: get_account(copy))
+    caller(get_account)
+    assert [request.headers["Authorization"] for request in script.requests] == [
+        "Bearer ap_agent_x",
+        "Bearer ap_agent_x",
+        f"Bearer {KEY}",
+    ]
+    assert [timeouts(request) for request in script.requests] == [{3.0}, {3.0}, {30.0}]
+    assert copy._http is caller.client._http
+    caller(lambda _: copy.close())
+    with pytest.raises(errors.ClosedClientError):
+        caller(get_account)
+
+
+def test_a_copy_of_a_copy_keeps_what_is_not_given(caller):
+    script = caller.script(answer(200, ACCOUNT))
+    copy = caller.client.with_options(timeout=3).with_options(max_retries=0, timeout=UNSET)
+    caller(lambda _: get_account(copy))
+    assert timeouts(script.requests[0]) == {3.0}
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"max_retries": -1}, {"api_key": ""}])
+def test_a_copy_is_checked_as_a_client_is(caller, options):
+    caller.script()
+    with pytest.raises(errors.ConfigurationError):
+        caller.client.with_options(**options)
+
+
+def test_a_closed_client_says_so(caller):
+    script = caller.script()
+    caller(lambda c: c.close())
+    caller(lambda c: c.close())
+    with pytest.raises(errors.ClosedClientError, match="make a new one"):
+        caller(get_account)
+    assert not script.requests
+
+
+def test_a_client_is_a_context_manager():
+    with AgentPay(api_key=KEY, base_url=URL, transport=Script(answer(200, ACCOUNT))) as client:
+        get_account(client)
+        inner = client._http._client
+    assert inner.is_closed
+    with pytest.raises(errors.ClosedClientError):
+        get_account(client)
+
+
+@pytest.mark.anyio
+async def test_an_async_client_is_an_async_context_manager():
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=Script(answer(200, ACCOUNT))) as client:
+        await get_account(client)
+        inner = client._http._client
+    assert inner.is_closed
+    await client.aclose()
+    with pytest.raises(errors.ClosedClientError):
+        await get_account(client)
+
+
+def test_the_http_client_is_made_at_the_first_request(caller):
+    caller.script(answer(200, ACCOUNT))
+    assert caller.client._http._client is None
+    caller(get_account)
+    assert caller.client._http._client is not None
+
+
+def test_a_given_http_client_keeps_its_ways_and_stays_open(caller):
+    seen = []
+
+    def note_request(request):
+        seen.append((request.headers["X-Team"], request.content))
+
+    def note_response(response):
+        seen.append(response.status_code)
+
+    async def anote_request(request):
+        note_request(request)
+
+    async def anote_response(response):
+        note_response(response)
+
+    script = Script(answer(200, ACCOUNT), answer(200, BALANCE))
+    kind = httpx.AsyncClient if caller.is_async else httpx.Client
+    hooks = (anote_request, anote_response) if caller.is_async else (note_request, note_response)
+    http_client = kind(
+        transport=script,
+        headers={"X-Team": "blue", "Authorization": "Basic other", "Accept": "text/html"},
+        auth=("user", "password"),
+        base_url="https://elsewhere.example.com",
+        follow_redirects=True,
+        event_hooks={"request": [hooks[0]], "response": [hooks[1]]},
+    )
+    caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=http_client)
+    caller(get_account)
+    caller(lambda c: c.close())
+    assert seen == [("blue", b""), 200]
+    assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+    assert script.requests[0].headers["Accept"] == "application/json"
+    assert script.requests[0].url.host == "api.example.com"
+    assert not http_client.is_closed
+    if caller.is_async:
+        asyncio.run(http_client.aclose())
+    else:
+        http_client.close()
+
+
+def test_a_given_http_client_that_is_closed_says_so(caller):
+    http_client = httpx.AsyncClient() if caller.is_async else httpx.Client()
+    caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=http_client)
+    if caller.is_async:
+        asyncio.run(http_client.aclose())
+    else:
+        http_client.close()
+    with pytest.raises(errors.ClosedClientError):
+        caller(get_account)
+
+
+def test_all_clients_of_a_process_share_one_tls_context(monkeypatch):
+    made = []
+    create = httpx.create_ssl_context
+
+    def counted(*args, **kwargs):
+        made.append(1)
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(edge, "_ssl_context", None)
+    monkeypatch.setattr(httpx, "create_ssl_context", counted)
+    barrier = threading.Barrier(4)
+
+    def open_client():
+        barrier.wait()
+        with AgentPay(api_key=KEY, base_url=URL) as client:
+            client._http._open()
+
+    threads = [threading.Thread(target=open_client) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_a_client_opened_by_many_threads_has_one_http_client(monkeypatch):
+    client = AgentPay(api_key=KEY, base_url=URL)
+    opened = set()
+    barrier = threading.Barrier(8)
+
+    def open_client():
+        barrier.wait()
+        opened.add(id(client._http._open()))
+
+    threads = [threading.Thread(target=open_client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client.close()
+    assert len(opened) == 1
+
+
+def test_calls_side_by_side_do_not_share_their_retries():
+    counts = {}
+
+    def fail_once(request):
+        counts[request.url.path] = counts.get(request.url.path, 0) + 1
+        return answer(503) if counts[request.url.path] == 1 else answer(200, ACCOUNT)
+
+    async def main():
+        transport = httpx.MockTransport(fail_once)
+        async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=transport, max_retries=1) as client:
+            client._http.sleep = lambda _seconds: asyncio.sleep(0)
+            await asyncio.gather(*(client.accounts.get(f"acct_{n}") for n in range(20)))
+
+    asyncio.run(main())
+    assert set(counts.values()) == {2}
+
+
+@pytest.fixture
+def logs():
+    logger = logging.getLogger("agentpay")
+    before = logger.level, list(logger.handlers)
+    yield logger
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
+@pytest.mark.parametrize(("value", "level"), [("debug", logging.DEBUG), ("INFO", logging.INFO)])
+def test_agentpay_log_makes_the_logger_write_once(monkeypatch, logs, value, level):
+    monkeypatch.setenv("AGENTPAY_LOG", value)
+    for _ in range(3):
+        AgentPay(api_key=KEY, base_url=URL).close()
+    assert logs.level == level
+    assert len(logs.handlers) == 1
+
+
+def test_agentpay_log_takes_no_other_word(monkeypatch):
+    monkeypatch.setenv("AGENTPAY_LOG", "loud")
+    with pytest.raises(errors.ConfigurationError, match="AGENTPAY_LOG must be debug or info"):
+        AgentPay(api_key=KEY, base_url=URL)
+
+
+def test_the_real_pauses_are_those_of_the_clock(monkeypatch):
+    slept = []
+    monkeypatch.setattr(edge.time, "sleep", slept.append)
+    transport = Script(answer(429, b"", Retry_After="7"), answer(200, ACCOUNT))
+    with AgentPay(api_key=KEY, base_url=URL, transport=transport) as client:
+        get_account(client)
+    assert slept == [7.0]
+
+
+@pytest.mark.anyio
+async def test_the_real_async_pauses_are_those_of_asyncio(monkeypatch):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    transport = Script(answer(429, b"", Retry_After="7"), answer(200, ACCOUNT))
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=transport) as client:
+        await get_account(client)
+    assert slept == [7.0]

@@ -1,0 +1,89 @@
+"""Exceptions: one tree, drawn in its module; all survive pickling and copying; all say what to do next."""
+
+import copy
+import inspect
+import json
+import pickle
+import re
+
+import pytest
+from sdk_world import TRANSFER
+
+from agentpay import FieldFault, Transfer, errors
+from agentpay.contract import codec
+
+API_FIELDS = {
+    "status": 402,
+    "code": "policy_violation",
+    "request_id": "req_1",
+    "transfer_id": "txn_a",
+    "transfer_status": "rejected",
+    "details": (FieldFault(field="memo", message="is required"),),
+    "retry_after": 2.5,
+}
+KINDS = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.AgentPayError)
+]
+
+
+def example(kind):
+    if issubclass(kind, errors.APIError):
+        return kind("no", **API_FIELDS)
+    if issubclass(kind, errors.APIConnectionError):
+        return kind("no answer", may_have_been_processed=True)
+    if kind is errors.DecodingError:
+        return kind("garbage", status=200, request_id="req_1")
+    if kind is errors.TransferOutcomeUnknownError:
+        return kind(idempotency_key="key-1", transfer_id="txn_a")
+    if kind is errors.WaitTimeoutError:
+        transfer = codec.structure(codec.parse_json(json.dumps(TRANSFER).encode()), Transfer)
+        return kind(transfer=transfer, timeout=60)
+    return kind() if kind is errors.ClosedClientError else kind("no")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(6))],
+)
+def test_every_exception_survives_with_all_that_it_carries(kind, again):
+    error = example(kind)
+    error.add_note("a note")
+    twin = again(error)
+    assert type(twin) is kind
+    assert (twin.args, str(twin)) == (error.args, str(error))
+    assert vars(twin) == vars(error)
+    assert vars(twin)["__notes__"] == ["a note"]
+
+
+def test_the_tree_is_the_one_that_is_drawn():
+    def drawn():
+        parents = {0: "AgentPayError"}
+        for line in errors.__doc__.splitlines():
+            match = re.match(r" {4}([ |]*)([+\-.]) (\w+)", line)
+            if match:
+                depth = "+-.".index(match[2]) + 1
+                parents[depth] = match[3]
+                yield match[3], parents[depth - 1]
+
+    assert dict(drawn()) == {
+        kind.__name__: next(base.__name__ for base in kind.__bases__ if base in KINDS)
+        for kind in KINDS
+        if kind is not errors.AgentPayError
+    }
+
+
+def test_every_exception_is_public():
+    assert set(errors.__all__) == {kind.__name__ for kind in KINDS} | {"FieldFault"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, errors.APIError)])
+def test_every_error_of_the_service_says_what_to_do_next(kind):
+    assert kind.advice
+    assert str(example(kind)) == (
+        f"402 policy_violation: no; memo is required (transfer txn_a, request req_1). {kind.advice}"
+    )
+
+
+def test_an_error_may_be_caught_as_a_value_error_where_a_setting_is_wrong():
+    assert issubclass(errors.ConfigurationError, ValueError)

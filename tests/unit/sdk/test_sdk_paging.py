@@ -1,0 +1,106 @@
+"""Lists: pages that lead to one another, and an iteration that ends whatever the service says."""
+
+import httpx
+import pytest
+from sdk_world import ACCOUNT, KEY, TRANSACTION, URL, Script, answer, page
+
+from agentpay import AsyncAgentPay, AsyncPage, Page, errors
+
+
+def accounts(*names):
+    return [{**ACCOUNT, "name": name} for name in names]
+
+
+def three_pages():
+    return (
+        answer(200, page(accounts("a", "b"), "c1", has_more=True)),
+        answer(200, page([], "c2", has_more=True)),
+        answer(200, page(accounts("c"))),
+    )
+
+
+def test_iterating_goes_through_all_pages(caller):
+    script = caller.script(*three_pages())
+    assert [account.name for account in caller.items(lambda c: c.accounts.list())] == ["a", "b", "c"]
+    assert [request.url.query for request in script.requests] == [b"", b"cursor=c1", b"cursor=c2"]
+
+
+def test_every_page_keeps_the_filters(caller):
+    script = caller.script(*three_pages())
+    caller.items(lambda c: c.accounts.list(limit=2, status="active", cursor="c0"))
+    assert [request.url.query.decode() for request in script.requests] == [
+        f"limit=2&cursor=c{n}&status=active" for n in range(3)
+    ]
+
+
+def test_pages_can_be_turned_one_by_one(caller):
+    caller.script(*three_pages())
+    first = caller(lambda c: c.accounts.list())
+    assert isinstance(first, AsyncPage if caller.is_async else Page)
+    assert ([account.name for account in first.data], first.has_more, first.cursor) == (
+        ["a", "b"],
+        True,
+        "c1",
+    )
+    second = caller(lambda _: first.next_page())
+    third = caller(lambda _: second.next_page())
+    assert (len(third.data), third.has_more) == (1, False)
+    assert "of 1, has_more=False" in repr(third)
+    with pytest.raises(RuntimeError, match="last page"):
+        caller(lambda _: third.next_page())
+
+
+def test_a_page_can_be_iterated_over_again_from_where_it_stands(caller):
+    caller.script(*three_pages(), *three_pages()[1:])
+    first = caller(lambda c: c.accounts.list())
+    for _ in range(2):
+        assert [account.name for account in caller.items(lambda _: first)] == ["a", "b", "c"]
+
+
+def test_pages_are_fetched_no_earlier_than_needed(caller):
+    script = caller.script(*three_pages())
+    caller(lambda c: c.accounts.list())
+    assert len(script.requests) == 1
+
+
+def test_an_account_history_is_paged_in_the_same_way(caller):
+    script = caller.script(
+        answer(200, page([TRANSACTION], "c1", has_more=True)), answer(200, page([TRANSACTION]))
+    )
+    assert len(caller.items(lambda c: c.accounts.transactions("acct_a", status="settled"))) == 2
+    assert script.requests[1].url.query == b"cursor=c1&status=settled"
+
+
+@pytest.mark.parametrize("cursor", ["", "c1"])
+def test_a_service_that_promises_more_and_leads_nowhere_is_not_followed(caller, cursor):
+    script = caller.script(
+        answer(200, page(accounts("a"), "c1", has_more=True)),
+        answer(200, page(accounts("b"), cursor, has_more=True)),
+    )
+    with pytest.raises(errors.DecodingError, match="leads nowhere new"):
+        caller.items(lambda c: c.accounts.list())
+    assert len(script.requests) == 2
+
+
+def test_an_error_on_a_later_page_is_raised_where_it_happens(caller):
+    caller.script(answer(200, page(accounts("a"), "c1", has_more=True)), answer(404))
+    with pytest.raises(errors.NotFoundError):
+        caller.items(lambda c: c.accounts.list())
+
+
+@pytest.mark.anyio
+async def test_an_async_list_is_awaited_or_iterated_over():
+    script = Script(*three_pages(), *three_pages())
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=script) as client:
+        listing = client.accounts.list()
+        assert not script.requests, "nothing is sent before it is awaited"
+        first = await listing
+        assert [account.name async for account in first] == ["a", "b", "c"]
+        assert [account.name async for account in client.accounts.list()] == ["a", "b", "c"]
+
+
+def test_each_page_is_retried_on_its_own(caller):
+    pages = three_pages()
+    script = caller.script(pages[0], httpx.ReadTimeout(""), pages[1], answer(503), pages[2])
+    assert len(caller.items(lambda c: c.accounts.list())) == 3
+    assert len(script.requests) == 5

@@ -1,0 +1,140 @@
+"""Changing a policy: the outcome is the same whatever a PUT means to the service, and whoever else writes."""
+
+import json
+
+import httpx
+import pytest
+from sdk_world import POLICY, answer, refusal
+
+from agentpay import errors
+
+
+class PolicyService(httpx.MockTransport):
+    """One account's policy, over HTTP. A PUT replaces or merges; versions are told by ETag, or not."""
+
+    def __init__(self, *, merge: bool, etags: bool = True) -> None:
+        super().__init__(self._serve)
+        self.policy = dict(POLICY)
+        self.version = 1
+        self.merge = merge
+        self.etags = etags
+        self.before_put = []
+        self.lose_answers = 0
+        self.puts = []
+
+    def change(self, **fields):
+        """What someone else changes."""
+        self.policy |= fields
+        self.version += 1
+
+    def _serve(self, request):
+        if request.method == "PUT":
+            self.puts.append(request)
+            if self.before_put:
+                self.before_put.pop(0)()
+            expected = request.headers.get("If-Match")
+            if expected not in (None, f'"{self.version}"'):
+                return refusal(412, "precondition_failed")
+            self._put(json.loads(request.content))
+            if self.lose_answers:
+                self.lose_answers -= 1
+                raise httpx.ReadTimeout("")
+        body = {**self.policy, "account_id": "acct_a", "updated_at": "2026-01-31T12:00:00.000Z"}
+        return answer(200, body, **({"ETag": f'"{self.version}"'} if self.etags else {}))
+
+    def _put(self, given):
+        defaults = dict.fromkeys(POLICY) | {"require_memo": False, "paused": False}
+        self.change(**given if self.merge else defaults | given)
+
+
+@pytest.fixture(params=["merge", "replace"])
+def service(request):
+    return PolicyService(merge=request.param == "merge")
+
+
+def test_an_update_changes_what_is_given_and_keeps_the_rest(caller, service):
+    caller.connect(service)
+    policy = caller(lambda c: c.policies.update("acct_a", max_daily_spend="100", categories=["data"]))
+    assert service.policy == POLICY | {"max_daily_spend": 100, "categories": ["data"]}
+    assert policy.max_daily_spend == 100
+    assert policy.categories == ("data",)
+
+
+def test_an_update_to_none_lifts_a_limit(caller, service):
+    caller.connect(service)
+    caller(lambda c: c.policies.update("acct_a", max_single_transfer=None, allowed_counterparties=None))
+    assert service.policy == POLICY | {"max_single_transfer": None, "allowed_counterparties": None}
+
+
+def test_pausing_and_resuming_keep_every_limit(caller, service):
+    caller.connect(service)
+    assert caller(lambda c: c.policies.pause("acct_a")).paused is True
+    assert service.policy == POLICY | {"paused": True}
+    assert caller(lambda c: c.policies.resume("acct_a")).paused is False
+    assert service.policy == POLICY
+
+
+def test_a_replacement_sets_every_field_and_asks_for_no_version(caller, service):
+    caller.connect(service)
+    caller(lambda c: c.policies.replace("acct_a", max_daily_spend=7))
+    assert service.policy == dict.fromkeys(POLICY) | {
+        "max_daily_spend": 7,
+        "require_memo": False,
+        "paused": False,
+    }
+    assert "If-Match" not in service.puts[0].headers
+
+
+def test_every_update_sends_all_seven_fields_under_the_version_that_was_read(caller, service):
+    caller.connect(service)
+    caller(lambda c: c.policies.pause("acct_a"))
+    (put,) = service.puts
+    assert put.headers["If-Match"] == '"1"'
+    assert set(json.loads(put.content)) == set(POLICY)
+
+
+def test_no_concurrent_change_is_undone(caller, service):
+    service.before_put = [
+        lambda: service.change(max_daily_spend=5),
+        lambda: service.change(escalation_threshold=3),
+        lambda: None,
+    ]
+    caller.connect(service)
+    caller(lambda c: c.policies.pause("acct_a"))
+    assert service.policy == POLICY | {"max_daily_spend": 5, "escalation_threshold": 3, "paused": True}
+    assert len(service.puts) == 3
+
+
+def test_a_policy_that_never_stands_still_is_given_up(caller, service):
+    service.before_put = [lambda: service.change(max_daily_spend=5)] * 10
+    caller.connect(service)
+    with pytest.raises(errors.PreconditionFailedError):
+        caller(lambda c: c.policies.pause("acct_a"))
+    assert len(service.puts) == 10
+    assert service.policy["paused"] is False
+
+
+def test_a_write_whose_answer_was_lost_is_made_once_more_and_no_other_change_undone(caller, service):
+    service.lose_answers = 1
+    caller.connect(service)
+    assert caller(lambda c: c.policies.update("acct_a", max_daily_spend=9)).max_daily_spend == 9
+    assert service.policy == POLICY | {"max_daily_spend": 9}
+    assert [put.headers["If-Match"] for put in service.puts] == ['"1"', '"1"', '"2"']
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_service_without_versions_is_served_as_well(caller, merge):
+    service = PolicyService(merge=merge, etags=False)
+    caller.connect(service)
+    caller(lambda c: c.policies.pause("acct_a"))
+    assert service.policy == POLICY | {"paused": True}
+    assert "If-Match" not in service.puts[0].headers
+
+
+def test_a_version_that_cannot_be_sent_back_is_none(caller):
+    body = {**POLICY, "account_id": "acct_a", "updated_at": "2026-01-31T12:00:00.000Z"}
+    script = caller.script(
+        httpx.Response(200, json=body, headers=[(b"ETag", '"ü"'.encode())]), answer(200, body)
+    )
+    caller(lambda c: c.policies.pause("acct_a"))
+    assert "If-Match" not in script.requests[1].headers

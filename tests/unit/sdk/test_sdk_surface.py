@@ -1,0 +1,118 @@
+"""What is public, what the two clients share, and what importing the package costs."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentpay
+from agentpay import AgentPay, AsyncAgentPay
+
+ROOT = Path(agentpay.__file__).resolve().parent.parent
+
+PUBLIC = """
+    APIConnectionError APIError APITimeoutError Account AccountPausedError AccountPolicy
+    AccountStatus AgentPay AgentPayError AsyncAgentPay AsyncPage AuthenticationError Balance
+    ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
+    FieldFault IdempotencyConflictError InsufficientBalanceError InvalidRecipientError
+    InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
+    PreconditionFailedError RateLimitedError ServerError Transaction TransactionStatus
+    TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
+    TransferStatus UNSET WaitTimeoutError Webhook __version__
+"""
+
+METHODS = {
+    "accounts": ["balance", "create", "get", "list", "transactions"],
+    "policies": ["get", "pause", "replace", "resume", "update"],
+    "transfers": ["create", "get", "wait"],
+    "webhooks": ["create"],
+}
+
+
+def fresh(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def methods(value):
+    return {name: method for name, method in inspect.getmembers(value, callable) if not name.startswith("_")}
+
+
+def test_these_names_are_public_and_no_others():
+    assert sorted(agentpay.__all__) == PUBLIC.split()
+    assert set(agentpay.__all__) <= set(dir(agentpay))
+    for name in agentpay.__all__:
+        assert getattr(agentpay, name) is not None
+
+
+def test_a_name_that_is_not_public_is_not_there():
+    with pytest.raises(AttributeError, match="has no attribute 'Transport'"):
+        agentpay.Transport  # noqa: B018
+
+
+def test_every_exception_can_be_had_from_the_package():
+    assert set(agentpay.errors.__all__) <= set(agentpay.__all__)
+
+
+def test_importing_the_package_loads_only_what_is_used():
+    assert fresh("import agentpay, sys; print('httpx' in sys.modules)") == ["False"]
+    loaded = fresh("from agentpay import AgentPay; import sys; print(*sys.modules)")
+    for name in (
+        "agentpay_server",
+        "solders",
+        "asyncio",
+        "agentpay.contract.events",
+        "agentpay._async.client",
+    ):
+        assert name not in loaded
+
+
+def test_importing_the_clients_makes_no_tls_context():
+    code = "from agentpay import AgentPay, AsyncAgentPay, _http; print(_http._ssl_context)"
+    assert fresh(code) == ["None"]
+
+
+def test_only_one_module_knows_the_http_library():
+    users = [
+        path.name
+        for path in (ROOT / "agentpay").rglob("*.py")
+        if any(line.startswith(("import httpx", "from httpx")) for line in path.read_text().splitlines())
+    ]
+    assert users == ["_http.py"]
+
+
+def test_the_generated_client_is_current():
+    script = ROOT / "scripts" / "unasync.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_both_clients_have_the_same_surface():
+    settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
+    sync, asynchronous = AgentPay(**settings), AsyncAgentPay(**settings)
+    assert set(methods(asynchronous)) - set(methods(sync)) == {"aclose"}
+    assert set(methods(sync)) == {"close", "with_options"}
+    for resource, names in METHODS.items():
+        one, other = methods(getattr(sync, resource)), methods(getattr(asynchronous, resource))
+        assert sorted(one) == sorted(other) == names
+        for name in names:
+            parameters = inspect.signature(one[name]).parameters
+            assert parameters == inspect.signature(other[name]).parameters
+            # Keywords alone, but for the identifier that comes first.
+            kinds = [parameter.kind for parameter in parameters.values()]
+            positional = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
+            leads_with_id = next(iter(parameters)) in ("account_id", "transfer_id")
+            assert len(positional) == int(leads_with_id)
+            assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))
+            assert inspect.getdoc(one[name])
+
+
+@pytest.mark.parametrize("resource", METHODS)
+def test_every_parameter_is_described(resource):
+    settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
+    for method in methods(getattr(AgentPay(**settings), resource)).values():
+        doc = inspect.getdoc(method)
+        for name in inspect.signature(method).parameters:
+            assert f"    {name}: " in doc, f"{method.__qualname__} does not describe {name}"

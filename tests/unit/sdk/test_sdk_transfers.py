@@ -1,0 +1,146 @@
+"""Paying through a client: one key for all attempts, an unknown outcome that can be resumed, and waiting."""
+
+import asyncio
+import pickle
+import uuid
+
+import anyio
+import httpx
+import pytest
+from sdk_world import KEY, PENDING, TRANSFER, URL, answer, refusal
+
+from agentpay import AgentPay, AsyncAgentPay, errors
+
+PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5"}
+
+
+def pay(client, **options):
+    return client.transfers.create(**PAYMENT, **options)
+
+
+def test_one_minted_key_is_sent_with_every_attempt(caller):
+    script = caller.script(httpx.ReadTimeout(""), answer(502), answer(200, TRANSFER))
+    caller(pay)
+    keys = {body["idempotency_key"] for body in script.bodies}
+    assert len(script.requests) == 3
+    assert len(keys) == 1
+    assert uuid.UUID(keys.pop()).version == 4
+    assert len({request.content for request in script.requests}) == 1
+
+
+def test_every_call_mints_a_key_of_its_own(caller):
+    script = caller.script(answer(200, TRANSFER), answer(200, TRANSFER))
+    caller(pay)
+    caller(pay)
+    assert len({body["idempotency_key"] for body in script.bodies}) == 2
+
+
+def test_a_given_key_is_the_one_that_is_sent_and_reported(caller):
+    script = caller.script(httpx.ReadTimeout(""), httpx.ReadError(""), answer(504))
+    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
+        caller(lambda c: pay(c, idempotency_key="mine"))
+    assert {body["idempotency_key"] for body in script.bodies} == {"mine"}
+    assert caught.value.idempotency_key == "mine"
+
+
+def test_an_unknown_outcome_is_resumed_with_the_key_that_it_carries(caller):
+    unfinished = refusal(503, "chain_unavailable", transfer_id="txn_a", status="submitted")
+    script = caller.script(unfinished, answer(200, TRANSFER), max_retries=0)
+    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
+        caller(pay)
+    assert caught.value.transfer_id == "txn_a"
+    assert caller(lambda c: pay(c, idempotency_key=caught.value.idempotency_key)).status == "settled"
+    assert script.requests[0].content == script.requests[1].content
+
+
+def test_between_attempts_the_client_pauses_as_long_as_asked(caller):
+    caller.script(
+        answer(429, b"", Retry_After="3"), answer(503, b"", Retry_After="20"), answer(200, TRANSFER)
+    )
+    caller(pay)
+    assert caller.clock.sleeps == [3.0, 20.0]
+
+
+def test_an_escalated_transfer_is_returned_as_pending(caller):
+    caller.script(answer(202, PENDING))
+    transfer = caller(pay)
+    assert transfer.status == "pending_approval"
+    assert not transfer.is_final
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_payment_tells_its_key():
+    async def hang(_request):
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
+        task = asyncio.create_task(pay(client, idempotency_key="mine"))
+        await anyio.wait_all_tasks_blocked()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+    (note,) = caught.value.__notes__
+    assert "Do not pay again under a new key" in note
+    assert "idempotency_key='mine'" in note
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_interrupted_payment_tells_its_key(interruption):
+    def interrupt(_request):
+        raise interruption
+
+    with (
+        AgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(interrupt)) as client,
+        pytest.raises(interruption) as caught,
+    ):
+        pay(client, idempotency_key="mine")
+    assert "idempotency_key='mine'" in caught.value.__notes__[0]
+
+
+def test_a_refusal_has_no_such_note(caller):
+    caller.script(refusal(402, "policy_violation"))
+    with pytest.raises(errors.PolicyViolationError) as caught:
+        caller(pay)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_waiting_ends_when_the_transfer_does(caller):
+    submitted = {**PENDING, "status": "submitted"}
+    caller.script(answer(200, PENDING), answer(200, submitted), answer(200, TRANSFER))
+    transfer = caller(lambda c: c.transfers.wait("txn_a"))
+    assert transfer.status == "settled"
+    assert caller.clock.sleeps == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("status", ["settled", "rejected", "failed"])
+def test_a_final_transfer_is_not_waited_for(caller, status):
+    caller.script(answer(200, {**TRANSFER, "status": status}))
+    assert caller(lambda c: c.transfers.wait("txn_a", timeout=0)).status == status
+    assert caller.clock.sleeps == []
+
+
+def test_waiting_gives_up_in_time_and_returns_what_it_saw_last(caller):
+    script = caller.script(*[answer(200, PENDING) for _ in range(20)])
+    with pytest.raises(errors.WaitTimeoutError, match="pending_approval after 30 s") as caught:
+        caller(lambda c: c.transfers.wait("txn_a", timeout=30, poll_interval=1))
+    assert sum(caller.clock.sleeps) == pytest.approx(30)
+    assert max(caller.clock.sleeps) == 5.0
+    assert len(script.requests) == len(caller.clock.sleeps) + 1
+    assert caught.value.transfer.status == "pending_approval"
+    assert pickle.loads(pickle.dumps(caught.value)).transfer == caught.value.transfer
+
+
+def test_a_long_interval_stays_as_long_as_asked(caller):
+    caller.script(*[answer(200, PENDING) for _ in range(3)], answer(200, TRANSFER))
+    caller(lambda c: c.transfers.wait("txn_a", timeout=100, poll_interval=20))
+    assert caller.clock.sleeps == [20, 20, 20]
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"poll_interval": 0}, {"poll_interval": -1}]
+)
+def test_waiting_for_less_than_nothing_is_refused(caller, options):
+    caller.script()
+    with pytest.raises(ValueError, match="timeout must be from 0"):
+        caller(lambda c: c.transfers.wait("txn_a", **options))
