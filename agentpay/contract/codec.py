@@ -166,7 +166,7 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
             write(_decimal_text(item))
         elif isinstance(item, Mapping):
             separator = "{"
-            for key in sorted(item) if sort_keys else item:
+            for key in sorted(item, key=_utf16) if sort_keys else item:
                 write(separator)
                 write(string(key))
                 write(":")
@@ -188,6 +188,11 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
 
     visit(value)
     return "".join(parts)
+
+
+def _utf16(key: str) -> bytes:
+    # RFC 8785, 3.2.3: names are ordered by UTF-16 code units, where an emoji comes before U+FFFD.
+    return key.encode("utf-16-be")
 
 
 def _decimal_text(number: Decimal) -> str:
