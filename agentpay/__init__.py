@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agentpay._version import __version__
 
 if TYPE_CHECKING:
+    from agentpay import errors as errors
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
     from agentpay._sync.client import AgentPay
@@ -124,6 +125,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("agentpay.errors")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)

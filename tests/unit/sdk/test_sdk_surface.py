@@ -53,6 +53,7 @@ def test_a_name_that_is_not_public_is_not_there():
 
 
 def test_every_exception_can_be_had_from_the_package():
+    assert fresh("import agentpay; print(agentpay.errors.APIError is agentpay.APIError)") == ["True"]
     assert set(agentpay.errors.__all__) <= set(agentpay.__all__)
 
 
