@@ -22,7 +22,6 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.chain_transactions import State
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
@@ -75,7 +74,7 @@ class PolicyRecords:
         if state is None:
             return False
         signed, version, is_new = state.signed, state.record.signed_version, False
-        if signed is None:
+        if signed is None or version is None:
             if state.record.due_us is None or state.record.due_us > self._context.clock.now_us():
                 return False
             signed = await self._sign(state)
@@ -85,8 +84,7 @@ class PolicyRecords:
         outcome = await self._settlement.outcome(signed, is_new=is_new, patience_seconds=patience_seconds)
         if isinstance(outcome, Landed):
             return await database.run(self._book, account_id, signed, version)
-        end = State.FAILED if isinstance(outcome, Failure) else State.EXPIRED
-        await database.run(chain_transactions.set_state, signed.signature, end)
+        await database.run(store.set_signed, account_id, None)
         if isinstance(outcome, Failure):
             raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
         return True
@@ -112,7 +110,6 @@ class PolicyRecords:
 
     def _book(self, connection: Connection, account_id: str, signed: SignedTransaction, version: int) -> bool:
         """Store which version the chain holds now, and return whether a newer one waits."""
-        chain_transactions.set_state(connection, signed.signature, State.LANDED)
         account = account_store.account(connection, account_id, lock=True)
         assert account is not None  # noqa: S101 - accounts are never deleted
         is_newest = account.policy_version == version
@@ -156,7 +153,7 @@ def _state(connection: Connection, account_id: str) -> _State | None:
         account=account,
         record=record,
         attempts=0 if latest is None else latest.attempt,
-        signed=None if latest is None or latest.state != State.SIGNED else latest.transaction,
+        signed=None if latest is None or record.signed_version is None else latest.transaction,
     )
 
 

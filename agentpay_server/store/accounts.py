@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from agentpay_server.store.tables import accounts, counters
 
@@ -43,8 +43,11 @@ _INSERT_COUNTER: Final = insert(counters)
 _INSERT: Final = insert(accounts)
 _BY_ID: Final = select(accounts).where(accounts.c.account_id == bindparam("account_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
-_BY_TOKEN_ACCOUNT: Final = select(accounts).where(
-    accounts.c.usdc_token_account == bindparam("usdc_token_account")
+_PARTIES: Final = select(accounts).where(
+    or_(
+        accounts.c.account_id.in_((bindparam("source"), bindparam("target"))),
+        accounts.c.usdc_token_account == bindparam("target"),
+    )
 )
 _PAGE: Final = (
     select(accounts)
@@ -99,11 +102,15 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
     return None if row is None else AccountRecord(*row)
 
 
-def account_of_token_account(connection: Connection, usdc_token_account: str) -> AccountRecord | None:
-    """Return the account whose USDC token account this is."""
-    values = {"usdc_token_account": usdc_token_account}
-    row = connection.execute(_BY_TOKEN_ACCOUNT, values).one_or_none()
-    return None if row is None else AccountRecord(*row)
+def parties(
+    connection: Connection, source: str, target: str
+) -> tuple[AccountRecord | None, AccountRecord | None]:
+    """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
+    rows = [AccountRecord(*row) for row in connection.execute(_PARTIES, {"source": source, "target": target})]
+    return (
+        next((row for row in rows if row.account_id == source), None),
+        next((row for row in rows if target in (row.account_id, row.usdc_token_account)), None),
+    )
 
 
 def page(

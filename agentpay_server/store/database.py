@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.pool import NullPool
 
 from agentpay_server.store.tables import metadata
@@ -58,15 +60,30 @@ class MemoryDatabase:
         self._connection.close()
 
 
+class ImmediateDialect(SQLiteDialect_pysqlite):
+    """SQLite whose transactions take the write lock when they begin, so that what they read stays true.
+
+    sqlite3's own transaction control, which would begin only at the first write, is off: connections are made
+    with `isolation_level=None`.
+    """
+
+    supports_statement_cache = True
+
+    def do_begin(self, dbapi_connection: Any) -> None:  # noqa: ANN401 - as the base has it
+        """Begin a transaction."""
+        dbapi_connection.execute("BEGIN IMMEDIATE")
+
+
+registry.register("sqlite.immediate", __name__, ImmediateDialect.__name__)
+
+
 @cache
 def _memory_engine() -> Engine:
     """The engine of all databases in memory: sharing it shares its compiled statements.
 
     It pools nothing, so that every connection is a database of its own.
     """
-    engine = create_engine("sqlite://", poolclass=NullPool, creator=_copy_of_template)
-    event.listen(engine, "begin", _begin_immediate)
-    return engine
+    return create_engine("sqlite+immediate://", poolclass=NullPool, creator=_copy_of_template)
 
 
 def _copy_of_template() -> sqlite3.Connection:
@@ -86,8 +103,3 @@ def _template() -> bytes:
     finally:
         driver_connection.close()
         engine.dispose()
-
-
-def _begin_immediate(connection: Connection) -> None:
-    # sqlite3's own transaction control is off (isolation_level=None): it would begin only at the first write.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")

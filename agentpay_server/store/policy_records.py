@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, null, select, update
 
 from agentpay_server.store.tables import policy_records
 
@@ -14,7 +14,7 @@ class PolicyRecord:
 
     account_id: str
     address: str
-    signed_version: int
+    signed_version: int | None
     written_version: int
     tx_signature: str | None
     due_us: int | None
@@ -44,6 +44,7 @@ _SET_WRITTEN: Final = (
     update(policy_records)
     .where(policy_records.c.account_id == bindparam("of_account"))
     .values(
+        signed_version=null(),
         written_version=bindparam("written_version"),
         tx_signature=bindparam("tx_signature"),
         due_us=bindparam("due_us"),
@@ -65,7 +66,7 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
         {
             "account_id": account_id,
             "address": address,
-            "signed_version": 0,
+            "signed_version": None,
             "written_version": 0,
             "tx_signature": None,
             "due_us": due_us,
@@ -79,8 +80,8 @@ def set_due(connection: Connection, account_id: str, *, due_us: int, failures: i
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
-def set_signed(connection: Connection, account_id: str, version: int) -> None:
-    """Store which version the write that is under way carries."""
+def set_signed(connection: Connection, account_id: str, version: int | None) -> None:
+    """Store which version the write that is under way carries; None when none is under way any more."""
     connection.execute(_SET_SIGNED, {"of_account": account_id, "signed_version": version})
 
 

@@ -101,8 +101,9 @@ transfers: Final = Table(
     Column("memo", Text),
     Column("category", Text),
     Column("idempotency_key", Text, nullable=False),
-    # Whether this is the transfer that its idempotency key stands for, and until when (NULL: not yet final).
-    Column("holds_key", Boolean, nullable=False),
+    # The idempotency key again while this is the transfer that it stands for, else NULL; and until when
+    # (NULL: not yet final).
+    Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
     Column("error", Text),
@@ -113,14 +114,7 @@ transfers: Final = Table(
     Column("spent_us", BigInteger),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-)
-Index(
-    "ux_transfers_key",
-    transfers.c.operator_id,
-    transfers.c.idempotency_key,
-    unique=True,
-    sqlite_where=transfers.c.holds_key,
-    postgresql_where=transfers.c.holds_key,
+    UniqueConstraint("operator_id", "held_key"),
 )
 
 Index(
@@ -162,21 +156,14 @@ chain_transactions: Final = Table(
     Column("signature", Text, nullable=False, unique=True),
     Column("raw", LargeBinary, nullable=False),
     Column("last_valid_block_height", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
     UniqueConstraint("subject", "attempt"),
-)
-Index(
-    "ix_chain_transactions_open",
-    chain_transactions.c.seq,
-    sqlite_where=chain_transactions.c.state == "signed",
-    postgresql_where=chain_transactions.c.state == "signed",
 )
 
 entries: Final = Table(
     "entries",
     metadata,
     _seq(),
-    Column("transaction_id", Text, nullable=False, unique=True),
+    Column("transaction_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
     Column("type", Text, nullable=False),
     Column("status", Text, nullable=False),
@@ -222,8 +209,9 @@ policy_records: Final = Table(
     metadata,
     Column("account_id", Text, primary_key=True),
     Column("address", Text, nullable=False),
-    # The version of the policy that the newest signed write carries, and the one that the chain holds.
-    Column("signed_version", BigInteger, nullable=False),
+    # The version of the policy that the write under way carries; NULL when none is under way.
+    Column("signed_version", BigInteger),
+    # The version that the chain holds, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),
     # When the record is to be written again; NULL when the chain holds the newest version.

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, false, insert, literal_column, select, true, update
+from sqlalchemy import Connection, bindparam, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.store.tables import transfers
@@ -25,7 +25,7 @@ class TransferRecord:
     memo: str | None
     category: str | None
     idempotency_key: str
-    holds_key: bool
+    held_key: str | None
     key_expires_us: int | None
     status: str
     error: str | None
@@ -44,11 +44,10 @@ _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("tr
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
 _BY_KEY: Final = select(transfers).where(
     transfers.c.operator_id == bindparam("operator_id"),
-    transfers.c.idempotency_key == bindparam("idempotency_key"),
-    transfers.c.holds_key,
+    transfers.c.held_key == bindparam("held_key"),
 )
 _FREE_KEY: Final = (
-    update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(holds_key=false())
+    update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(held_key=null())
 )
 _SET_SIGNATURE: Final = (
     update(transfers)
@@ -96,7 +95,7 @@ def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) ->
 
 def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:
     """Return the transfer that an idempotency key of an operator stands for."""
-    values = {"operator_id": operator_id, "idempotency_key": idempotency_key}
+    values = {"operator_id": operator_id, "held_key": idempotency_key}
     row = connection.execute(_BY_KEY, values).one_or_none()
     return None if row is None else TransferRecord(*row)
 

@@ -25,7 +25,7 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -171,7 +171,7 @@ class Acceptance:
             connection, source.account_id, spent_total=total, spent_us=spent_us, amount=self._amount
         )
         chain_transactions.insert_attempt(connection, transfer_id, 1, signed)
-        return Accepted(transfer=transfer, attempt=AttemptRecord(1, signed, State.SIGNED))
+        return Accepted(transfer=transfer, attempt=AttemptRecord(1, signed))
 
     def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Accepted:
         transfer = self._inserted(
@@ -228,7 +228,7 @@ class Acceptance:
             memo=self._request.memo,
             category=self._request.category,
             idempotency_key=self._request.idempotency_key,
-            holds_key=True,
+            held_key=self._request.idempotency_key,
             key_expires_us=key_expires_us,
             status=status.value,
             error=error,

@@ -43,7 +43,7 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -200,9 +200,7 @@ class Transfers:
 
     async def _waited_for(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
         attempt = await self._database.run(chain_transactions.latest_attempt, transfer.transfer_id)
-        if attempt is None or attempt.state != State.SIGNED:
-            # It came to its end between the two look-ups.
-            return await self._read_again(transfer.transfer_id)
+        assert attempt is not None  # noqa: S101 - a submitted transfer was signed in the commit that made it
         return await self._driven(transfer, attempt, deadline, is_new=False)
 
     async def _driven(
@@ -267,17 +265,12 @@ class Transfers:
 
 
 def _view(connection: Connection, principal: Principal, request: CreateTransfer) -> _View:
-    source = None
-    if identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
-        source = account_store.account(connection, request.from_)
+    if not identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
+        raise not_found("account", request.from_)
+    source, recipient = account_store.parties(connection, request.from_, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.from_)
     holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
-    recipient = None
-    if identifiers.is_identifier(request.to, identifiers.ACCOUNT):
-        recipient = account_store.account(connection, request.to)
-    elif identifiers.is_public_key(request.to):
-        recipient = account_store.account_of_token_account(connection, request.to)
     return _View(source=source, holder=holder, recipient=recipient)
 
 

@@ -23,7 +23,7 @@ from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store import transfers as store
-from agentpay_server.store.chain_transactions import AttemptRecord, State
+from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 _FAILURE_CODES: Final = {
@@ -63,7 +63,7 @@ class TransferSteps:
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
         """Book a transfer that the chain refused (D36)."""
         code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
-        return await self._database.run(self._fail, signed, State.FAILED, code, message)
+        return await self._database.run(self._fail, signed, code, message)
 
     async def expired(self, attempt: AttemptRecord) -> AttemptRecord | Ended[TransferRecord]:
         """Sign again, unless the account is paused by now (D36)."""
@@ -88,7 +88,6 @@ class TransferSteps:
         was_initiated = store.finish(connection, end)
         if was_initiated is None:
             return self._current(connection)
-        chain_transactions.set_state(connection, signed.signature, State.LANDED)
         account_store.land(connection, transfer.account_id, transfer.amount)
         booking.book_settled(connection, self._context, end, now_us)
         happenings = (
@@ -101,7 +100,6 @@ class TransferSteps:
         self,
         connection: Connection,
         signed: SignedTransaction,
-        state: State,
         code: ErrorCode,
         message: str,
     ) -> TransferRecord:
@@ -117,7 +115,6 @@ class TransferSteps:
         was_initiated = store.finish(connection, end)
         if was_initiated is None:
             return self._current(connection)
-        chain_transactions.set_state(connection, signed.signature, state)
         account_store.land(connection, transfer.account_id, transfer.amount)
         assert transfer.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
         spends.insert_release(
@@ -147,7 +144,7 @@ class TransferSteps:
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             message = f"{refusal.message} The transaction had expired unsent or unseen; nothing was moved."
-            return Ended(self._fail(connection, attempt.transaction, State.EXPIRED, refusal.code, message))
+            return Ended(self._fail(connection, attempt.transaction, refusal.code, message))
         assert transfer.recipient_token_account is not None  # noqa: S101 - resolved before it was submitted
         signed = transactions.transfer(
             context.signer,
@@ -161,10 +158,9 @@ class TransferSteps:
                 transfer.transfer_id, transfer.memo, context.settings.onchain_memo.value
             ),
         )
-        chain_transactions.set_state(connection, attempt.transaction.signature, State.EXPIRED)
         chain_transactions.insert_attempt(connection, transfer.transfer_id, attempt.attempt + 1, signed)
         store.set_signature(connection, transfer.transfer_id, signed.signature)
-        return AttemptRecord(attempt.attempt + 1, signed, State.SIGNED)
+        return AttemptRecord(attempt.attempt + 1, signed)
 
     def _current(self, connection: Connection) -> TransferRecord:
         record = store.transfer(connection, self._transfer.transfer_id)

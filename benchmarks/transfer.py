@@ -1,0 +1,149 @@
+"""A settled transfer through the SDK in process, against the sum of what it cannot do without.
+
+The floor is: LiteSVM builds, signs and executes a transfer with a memo; one httpx round trip posts the same
+request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each.
+All on one thread. The subject is the sync client, whose calls cross to the server's thread and back.
+"""
+
+import asyncio
+import itertools
+import json
+
+import httpx
+from harness import Result, compare
+from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+from sqlalchemy import insert
+
+from agentpay_server import AgentPayServer
+from agentpay_server.chain import instructions
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.tables import operators
+
+ANSWER = json.dumps(
+    {
+        "transfer_id": "txn_01h455vb4pex5vsknk084sn02q",
+        "status": "settled",
+        "from": "acct_01h455vb4pex5vsknk084sn02q",
+        "to": "acct_01h455vb4pex5vsknk084sn02r",
+        "amount_usdc": "0.010000",
+        "memo": None,
+        "idempotency_key": "5f6b1d1a-3c62-4f39-9a3e-6f0f2f6f2a11",
+        "tx_signature": "5" * 88,
+        "chain_explorer_url": "https://explorer.solana.com/tx/" + "5" * 88,
+        "settled_at": "2026-01-01T00:00:00.000Z",
+    }
+).encode()
+REQUEST = {
+    "from": "acct_01h455vb4pex5vsknk084sn02q",
+    "to": "acct_01h455vb4pex5vsknk084sn02r",
+    "amount": "0.010000",
+    "idempotency_key": "5f6b1d1a-3c62-4f39-9a3e-6f0f2f6f2a11",
+}
+
+
+async def null_app(scope, receive, send):
+    await receive()
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+    )
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+class BareChain:
+    """LiteSVM with two token accounts and nothing of ours around the transfers."""
+
+    def __init__(self) -> None:
+        custody = Custody(bytes(64))
+        chain = EmbeddedChain(
+            treasury=custody.address(TREASURY),
+            mint_authority=custody.address(TEST_MINT_AUTHORITY),
+            now_us=lambda: 0,
+        )
+        self.svm: LiteSVM = chain._svm
+        self.payer, self.owner = Keypair(), Keypair()
+        self.mint = Pubkey.from_string(chain.usdc_mint)
+        mint_authority = Keypair.from_seed_and_derivation_path(bytes(64), "m/44'/501'/0'/2'")
+        self.svm.airdrop(self.payer.pubkey(), 10**12)
+        other = Keypair().pubkey()
+        owners = (self.owner.pubkey(), other)
+        create = instructions.create_associated_token_account_idempotent
+        self.source, self.target = (
+            Pubkey.from_string(instructions.associated_token_address(str(owner), chain.usdc_mint))
+            for owner in owners
+        )
+        opening = [create(payer=self.payer.pubkey(), owner=owner, mint=self.mint) for owner in owners]
+        funding = instructions.mint_to_checked(
+            mint=self.mint,
+            destination=self.source,
+            mint_authority=mint_authority.pubkey(),
+            amount_micro=10**15,
+        )
+        self._execute([*opening, funding], mint_authority)
+        self._numbers = itertools.count()
+
+    def transfer(self) -> None:
+        """Build, sign and execute one."""
+        step = instructions.transfer_checked(
+            source=self.source,
+            destination=self.target,
+            owner=self.owner.pubkey(),
+            mint=self.mint,
+            amount_micro=10_000,
+        )
+        memo = instructions.memo(f"txn_01h455vb4pex5vsk{next(self._numbers):010}")
+        self._execute([step, memo], self.owner)
+
+    def _execute(self, steps, *signers) -> None:
+        message = Message.new_with_blockhash(steps, self.payer.pubkey(), self.svm.latest_blockhash())
+        result = self.svm.send_transaction(VersionedTransaction(message, [self.payer, *signers]))
+        if not hasattr(result, "signature"):
+            raise RuntimeError(str(result.err()))
+
+
+def run() -> list[Result]:
+    """Return the ratio of a settled transfer to its floors."""
+    loop = asyncio.new_event_loop()
+    bare, database = BareChain(), MemoryDatabase()
+    numbers = itertools.count()
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(null_app), base_url="http://null.invalid")
+    statement = insert(operators)
+
+    def commit(connection) -> None:
+        connection.execute(
+            statement, {"operator_id": f"op_{next(numbers)}", "name": "operator", "created_us": 0}
+        )
+
+    async def floor_once() -> None:
+        bare.transfer()
+        (await http.post("/v1/transfers", json=REQUEST)).json()
+        await database.run(commit)
+        await database.run(commit)
+
+    async def floor_batch(count: int) -> None:
+        for _ in range(count):
+            await floor_once()
+
+    with AgentPayServer(seed=1) as server:
+        client = server.client()
+        source = client.accounts.create(name="source").account_id
+        target = client.accounts.create(name="target").account_id
+        server.sandbox.fund(source, "1000000")
+        batch = 50
+        result = compare(
+            "settled transfer through the SDK, in process",
+            subject=lambda: [
+                client.transfers.create(from_=source, to=target, amount="0.01") for _ in range(batch)
+            ],
+            floor=lambda: loop.run_until_complete(floor_batch(batch)),
+            bound=2.0,
+            calls=2,
+        )
+        loop.run_until_complete(http.aclose())
+    loop.close()
+    return [Result(result.name, result.subject_us / batch, result.floor_us / batch, result.ratio, 2.0)]
