@@ -1,0 +1,149 @@
+"""One table of endpoints: the contract, the server's routes and the SDK's methods agree with it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+
+from agentpay import AgentPay
+from agentpay.contract.endpoints import CREATE_WEBHOOK, ENDPOINTS, Repeat, Scope
+from agentpay.contract.requests import Request
+from agentpay.errors import AuthenticationError
+from agentpay_server.clients import ServerClient
+from agentpay_server.contract.console import CONSOLE_ENDPOINTS
+from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.http.app import BOUND_ENDPOINTS
+
+IN_THE_CONTRACT = {
+    ("POST", "/v1/accounts"),
+    ("GET", "/v1/accounts"),
+    ("GET", "/v1/accounts/{account_id}"),
+    ("GET", "/v1/accounts/{account_id}/balance"),
+    ("GET", "/v1/accounts/{account_id}/transactions"),
+    ("GET", "/v1/accounts/{account_id}/policy"),
+    ("PUT", "/v1/accounts/{account_id}/policy"),
+    ("POST", "/v1/transfers"),
+    ("GET", "/v1/transfers/{transfer_id}"),
+    ("POST", "/v1/webhooks"),
+}
+OF_AGENTS = {
+    "accounts.get",
+    "accounts.balance",
+    "accounts.transactions",
+    "transfers.create",
+    "transfers.get",
+}
+EVERYWHERE = (*ENDPOINTS, *CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS)
+
+V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
+    "accounts.create": lambda c: c.accounts.create(name="a"),
+    "accounts.list": lambda c: list(c.accounts.list()),
+    "accounts.get": lambda c: c.accounts.get("acct_a"),
+    "accounts.balance": lambda c: c.accounts.balance("acct_a"),
+    "accounts.transactions": lambda c: list(c.accounts.transactions("acct_a")),
+    "policies.get": lambda c: c.policies.get("acct_a"),
+    "policies.put": lambda c: c.policies.replace("acct_a", paused=True),
+    "transfers.create": lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount="1"),
+    "transfers.get": lambda c: c.transfers.get("txn_a"),
+    "webhooks.create": lambda c: c.webhooks.create(url="https://example.com", events=["transfer.settled"]),
+}
+BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
+    "console.agent_keys.create": lambda c: c.console.create_agent_key("acct_a"),
+    "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
+    "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
+    "console.accounts.get": lambda c: c.console.account("acct_a"),
+    "console.audit.list": lambda c: list(c.console.audit()),
+    "sandbox.accounts.fund": lambda c: c.sandbox.fund("acct_a", "1"),
+    "sandbox.operators.create": lambda c: c.sandbox.create_operator("b"),
+    "sandbox.token_accounts.create": lambda c: c.sandbox.create_token_account(),
+    "sandbox.clock.get": lambda c: c.sandbox.clock.now(),
+    "sandbox.clock.advance": lambda c: c.sandbox.clock.advance(1),
+}
+
+
+def asked(call, kind=AgentPay):
+    """Method and path of the one request that a call of the SDK makes."""
+    requests = []
+
+    def refuse(request):
+        requests.append((request.method, request.url.path))
+        return httpx.Response(401, json={"error": "unauthorized", "message": "no"})
+
+    with (
+        kind(api_key="k", base_url="http://x.invalid", transport=httpx.MockTransport(refuse), max_retries=0) as client,
+        pytest.raises(AuthenticationError),
+    ):
+        call(client)
+    (request,) = requests
+    return request
+
+
+def fits(endpoint, request):
+    method, path = request
+    return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), path)
+
+
+def test_the_table_is_the_contracts_list_of_endpoints():
+    assert {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS} == IN_THE_CONTRACT
+    assert len(ENDPOINTS) == len(IN_THE_CONTRACT)
+
+
+def test_no_two_endpoints_share_a_name_or_a_route():
+    assert len({endpoint.name for endpoint in EVERYWHERE}) == len(EVERYWHERE)
+    assert len({(endpoint.method, endpoint.path) for endpoint in EVERYWHERE}) == len(EVERYWHERE)
+
+
+def test_every_endpoint_is_called_by_the_sdk():
+    assert set(V1_CALLS) == {endpoint.name for endpoint in ENDPOINTS}
+    for endpoint in ENDPOINTS:
+        assert fits(endpoint, asked(V1_CALLS[endpoint.name])), endpoint.name
+
+
+def test_every_endpoint_beside_v1_is_called_by_the_server_client():
+    assert set(BESIDE_CALLS) == {endpoint.name for endpoint in (*CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS)}
+    for endpoint in (*CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS):
+        assert fits(endpoint, asked(BESIDE_CALLS[endpoint.name], ServerClient)), endpoint.name
+
+
+def test_the_server_binds_every_endpoint_but_webhooks():
+    assert list(BOUND_ENDPOINTS) == [endpoint for endpoint in EVERYWHERE if endpoint is not CREATE_WEBHOOK]
+
+
+def test_success_statuses_are_those_of_the_contract():
+    statuses = {endpoint.name: set(endpoint.responses) for endpoint in ENDPOINTS}
+
+    assert statuses.pop("accounts.create") == {201}
+    assert statuses.pop("webhooks.create") == {201}
+    assert statuses.pop("transfers.create") == {200, 202}
+    assert set(map(frozenset, statuses.values())) == {frozenset({200})}
+
+
+def test_agent_scoped_keys_may_call_only_what_is_listed_for_them():
+    assert {endpoint.name for endpoint in EVERYWHERE if endpoint.scope is Scope.ACCOUNT} == OF_AGENTS
+
+
+def test_what_makes_things_twice_is_repeated_only_when_it_was_not_processed():
+    careful = {endpoint.name for endpoint in ENDPOINTS if endpoint.repeat is Repeat.IF_NOT_PROCESSED}
+
+    assert careful == {"accounts.create", "webhooks.create"}
+    assert all(
+        endpoint.repeat is Repeat.ALWAYS for endpoint in EVERYWHERE if endpoint.method in ("GET", "PUT")
+    )
+
+
+@pytest.mark.parametrize("endpoint", EVERYWHERE, ids=lambda endpoint: endpoint.name)
+def test_what_a_client_sends_is_a_request_model_which_refuses_what_it_does_not_know(endpoint):
+    for model in (endpoint.request, endpoint.query):
+        assert model is None or (attrs.has(model) and issubclass(model, Request))
+    assert endpoint.request is None or endpoint.method in ("POST", "PUT")
+    assert endpoint.query is None or endpoint.method == "GET"
+
+
+@pytest.mark.parametrize("endpoint", EVERYWHERE, ids=lambda endpoint: endpoint.name)
+def test_page_sizes_are_those_of_the_contract(endpoint):
+    if endpoint.query is not None:
+        expected = 25 if endpoint.name == "accounts.transactions" else 20
+        assert attrs.fields_dict(endpoint.query)["limit"].default == expected

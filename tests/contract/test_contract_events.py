@@ -1,0 +1,153 @@
+"""Events: the envelope and the payloads have exactly the fields of the contract and of D40."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import pytest
+
+from agentpay.contract import codec
+from agentpay.contract.events import EVENT_CLASSES, Event, EventType, UnknownEvent
+
+MOMENT = "2026-01-31T12:00:00.000Z"
+
+PAYLOADS: dict[str, dict[str, Any]] = {
+    "transfer.initiated": {
+        "transfer_id": "txn_a",
+        "account_id": "acct_a",
+        "to": "acct_b",
+        "amount_usdc": "1.500000",
+        "tx_signature": "5ig",
+    },
+    "transfer.settled": {
+        "transfer_id": "txn_a",
+        "account_id": "acct_a",
+        "amount_usdc": "1.500000",
+        "tx_signature": "5ig",
+        "settled_at": MOMENT,
+    },
+    "transfer.rejected": {
+        "account_id": "acct_a",
+        "rejection_reason": "policy_violation",
+        "transfer_id": "txn_a",
+        "to": "acct_b",
+        "amount_usdc": "1.500000",
+        "message": "No.",
+    },
+    "session.opened": {
+        "session_id": "sess_a",
+        "cap_usdc": "5.000000",
+        "account_id": "acct_a",
+        "to": "acct_b",
+        "category": "data",
+        "tx_signature": "5ig",
+    },
+    "session.cap_warning": {
+        "session_id": "sess_a",
+        "running_total_usdc": "4.500000",
+        "cap_usdc": "5.000000",
+    },
+    "session.cap_reached": {
+        "session_id": "sess_a",
+        "account_id": "acct_a",
+        "running_total_usdc": "5.000000",
+        "cap_usdc": "5.000000",
+    },
+    "session.settled": {
+        "session_id": "sess_a",
+        "account_id": "acct_a",
+        "cap_usdc": "5.000000",
+        "settled_usdc": "4.500000",
+        "returned_usdc": "0.500000",
+        "tx_signature": "5ig",
+        "settled_at": MOMENT,
+    },
+    "balance.low_threshold": {
+        "account_id": "acct_a",
+        "balance_usdc": "0.100000",
+        "usdc_token_account": "token",
+    },
+    "escalation.required": {
+        "transfer_id": "txn_a",
+        "account_id": "acct_a",
+        "to": "acct_b",
+        "amount_usdc": "1.500000",
+        "memo": None,
+        "escalation_threshold": 1,
+    },
+}
+IN_THE_CONTRACT = {
+    "transfer.rejected": {"account_id", "rejection_reason"},
+    "session.opened": {"session_id", "cap_usdc"},
+}
+
+
+def envelope(event_type):
+    return {"id": "evt_a", "type": event_type, "created_at": MOMENT, "data": PAYLOADS[event_type]}
+
+
+def test_the_event_types_are_those_of_the_contract():
+    assert {member.value for member in EventType} == set(PAYLOADS)
+    assert set(EVENT_CLASSES) == set(PAYLOADS)
+
+
+@pytest.mark.parametrize("event_type", PAYLOADS)
+def test_every_event_survives_the_wire(event_type):
+    model = EVENT_CLASSES[event_type]
+
+    event = codec.structure(codec.parse_json(codec.print_json(envelope(event_type))), model)
+
+    assert codec.parse_json(codec.print_json(codec.unstructure(event))) == envelope(event_type)
+
+
+@pytest.mark.parametrize("event_type", PAYLOADS)
+def test_a_payload_has_exactly_the_fields_of_contract_and_decisions(event_type):
+    data = attrs.fields_dict(EVENT_CLASSES[event_type])["data"].type
+
+    assert {attribute.name for attribute in attrs.fields(data)} == set(PAYLOADS[event_type])
+
+
+@pytest.mark.parametrize("event_type", PAYLOADS)
+def test_the_envelope_has_exactly_four_fields(event_type):
+    assert [attribute.name for attribute in attrs.fields(EVENT_CLASSES[event_type])] == [
+        *("id", "type", "created_at", "data")
+    ]
+
+
+@pytest.mark.parametrize("event_type", IN_THE_CONTRACT)
+def test_fields_that_the_contract_does_not_show_may_be_missing(event_type):
+    shown = {name: PAYLOADS[event_type][name] for name in IN_THE_CONTRACT[event_type]}
+
+    event = codec.structure({**envelope(event_type), "data": shown}, EVENT_CLASSES[event_type])
+
+    assert {name: codec.unstructure(event.data)[name] for name in shown} == shown
+
+
+@pytest.mark.parametrize("event_type", PAYLOADS)
+def test_unknown_fields_of_an_event_are_ignored(event_type):
+    grown = {**envelope(event_type), "new": 1, "data": {**PAYLOADS[event_type], "new": {"x": 1}}}
+
+    model = EVENT_CLASSES[event_type]
+
+    assert codec.structure(grown, model) == codec.structure(envelope(event_type), model)
+
+
+def test_an_event_printed_through_its_envelope_has_its_payload_in_wire_form():
+    settled = codec.structure(envelope("transfer.settled"), EVENT_CLASSES["transfer.settled"])
+    event = Event(
+        id="evt_a",
+        type="transfer.settled",
+        created_at=datetime(2026, 1, 31, 12, tzinfo=UTC),
+        data=settled.data,
+    )
+
+    assert codec.unstructure(event) == envelope("transfer.settled")
+
+
+def test_an_unknown_event_keeps_its_raw_data():
+    raw = {"id": "evt_a", "type": "moon.landed", "created_at": MOMENT, "data": {"a": [1, {"b": None}]}}
+
+    event = codec.structure(raw, UnknownEvent)
+
+    assert event.data == raw["data"]
+    assert codec.unstructure(event) == raw
