@@ -13,7 +13,13 @@ from sqlalchemy import Connection
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.chain.base import (
+    Blockhash,
+    ChainUnavailableError,
+    Failure,
+    FailureReason,
+    SignedTransaction,
+)
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
 from agentpay_server.services.context import Context
@@ -68,12 +74,16 @@ class TransferSteps:
     async def expired(self, attempt: AttemptRecord) -> AttemptRecord | Ended[TransferRecord]:
         """Sign again, unless the account is paused by now (D36)."""
         blockhash = await self._context.chain.latest_blockhash()
+        if blockhash.last_valid_block_height <= attempt.transaction.last_valid_block_height:
+            # Of a node that lags: the height that proved the expiry was already above it.
+            raise ChainUnavailableError("the chain offered a blockhash that has expired")
         return await self._database.run(self._sign_again, attempt, blockhash)
 
     def _initiate(self, connection: Connection) -> None:
         if store.set_initiated(connection, self._transfer.transfer_id):
             now_us = self._context.clock.now_us()
-            happening = booking.initiated(self._transfer)
+            # Read again, since it may have been signed again: the event names what was handed over.
+            happening = booking.initiated(self._current(connection))
             booking.record_events(connection, self._context, self._transfer, now_us, happening)
 
     def _settle(self, connection: Connection, signed: SignedTransaction) -> TransferRecord:
