@@ -1,0 +1,231 @@
+"""A chain with scripted trouble, over the embedded one that executes for real.
+
+Trouble is a list of acts. An act stands in for one call: it is given the real call to make (or not to), and
+whatever it returns or raises is what the service sees.
+
+    chain.next("send", reply_lost)             the next send executes, and its answer is lost
+    chain.next("send", passed, dropped)        the second one from now is accepted and never executed
+    chain.at(7, down)                          the chain does not answer the seventh call from now
+    chain.is_down = True                       no call is answered, until it is False again
+"""
+
+import asyncio
+import random
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.base import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
+from agentpay_server.chain.embedded import EmbeddedChain
+
+Proceed = Callable[[], Awaitable[Any]]
+Act = Callable[["FaultyChain", Proceed], Awaitable[Any]]
+
+
+async def passed(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """No trouble."""
+    return await proceed()
+
+
+async def down(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The request does not arrive."""
+    raise ChainUnavailableError("scripted: the request was lost")
+
+
+async def reply_lost(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The request arrives, its answer does not."""
+    await proceed()
+    raise ChainUnavailableError("scripted: the reply was lost")
+
+
+async def dropped(chain: "FaultyChain", proceed: Proceed) -> None:
+    """A send is accepted, and never executed."""
+
+
+async def repeated(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The network delivers a request twice."""
+    await proceed()
+    return await proceed()
+
+
+async def goes_down(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The request does not arrive, nor does any other from now on."""
+    chain.is_down = True
+    raise ChainUnavailableError("scripted: the chain went away")
+
+
+async def goes_down_after(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The request arrives; its answer does not, and nothing after it."""
+    await proceed()
+    chain.is_down = True
+    raise ChainUnavailableError("scripted: the chain went away with the reply")
+
+
+async def expiring(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """Every blockhash that was read expires just before the call."""
+    chain.inner.expire_blockhash()
+    return await proceed()
+
+
+async def expiring_after(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """Every blockhash that was read expires just after the call."""
+    result = await proceed()
+    chain.inner.expire_blockhash()
+    return result
+
+
+async def lagging(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """The node stops following the chain for five looks: neither new blocks nor new transactions show."""
+    chain.lag(5)
+    return await proceed()
+
+
+async def not_final(chain: "FaultyChain", proceed: Proceed) -> Any:
+    """What was executed is known at once, and final only after three looks."""
+    chain.not_final(3)
+    return await proceed()
+
+
+def before(action: Callable[[], object]) -> Act:
+    """Do something just before the call."""
+
+    async def act(chain: "FaultyChain", proceed: Proceed) -> Any:
+        action()
+        return await proceed()
+
+    return act
+
+
+def after(action: Callable[[], object]) -> Act:
+    """Do something just after the call."""
+
+    async def act(chain: "FaultyChain", proceed: Proceed) -> Any:
+        result = await proceed()
+        action()
+        return result
+
+    return act
+
+
+class FaultyChain:
+    """`Chain`, with trouble where it is scripted."""
+
+    def __init__(self, inner: EmbeddedChain, *, chance: random.Random | None = None) -> None:
+        self.inner = inner
+        self.is_down = False
+        self.calls: list[str] = []
+        """The names of all calls so far."""
+        self.sent: list[str] = []
+        """The signatures that were handed over, each time that they were."""
+        self.black_holes: set[str] = set()
+        """Signatures whose sends are accepted and never executed; `*` for all."""
+        self._chance = chance
+        self._acts: dict[str, deque[Act]] = defaultdict(deque)
+        self._acts_at: dict[int, Act] = {}
+        self._lag_looks = 0
+        self._lag_height = 0
+        self._lag_known: set[str] = set()
+        self._looks_before_final = 0
+        self._looks: dict[str, int] = defaultdict(int)
+
+    def next(self, call: str, *acts: Act) -> None:
+        """Let `acts` stand in for the next calls of this name."""
+        self._acts[call].extend(acts)
+
+    def at(self, count: int, act: Act) -> None:
+        """Let `act` stand in for the call that is the `count`-th from now, whatever it is; 1 is the next."""
+        self._acts_at[len(self.calls) + count] = act
+
+    def clear(self) -> None:
+        """End all trouble."""
+        self.is_down = False
+        self.black_holes.clear()
+        self._acts.clear()
+        self._acts_at.clear()
+        self._lag_looks = self._looks_before_final = 0
+
+    def lag(self, looks: int) -> None:
+        """Show the chain as it is now for this many reads of a signature."""
+        self._lag_looks = looks
+        self._lag_height = self.inner._height
+        self._lag_known = set(self.inner._statuses)
+
+    def not_final(self, looks: int) -> None:
+        """Show every transaction as not final for its first `looks` looks."""
+        self._looks_before_final = looks
+
+    def landed(self) -> list[str]:
+        """Return the signatures of all transactions that succeeded."""
+        return [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+
+    @property
+    def usdc_mint(self) -> str:
+        return self.inner.usdc_mint
+
+    @property
+    def is_test_chain(self) -> bool:
+        return self.inner.is_test_chain
+
+    def explorer_url(self, signature: str) -> str:
+        return self.inner.explorer_url(signature)
+
+    async def latest_blockhash(self) -> Blockhash:
+        return await self._call("latest_blockhash", self.inner.latest_blockhash)
+
+    async def block_height(self) -> int:
+        async def proceed() -> int:
+            return self._lag_height if self._lag_looks else await self.inner.block_height()
+
+        return await self._call("block_height", proceed)
+
+    async def signature_status(self, signature: str) -> SignatureStatus | None:
+        async def proceed() -> SignatureStatus | None:
+            status = await self.inner.signature_status(signature)
+            if self._lag_looks:
+                self._lag_looks -= 1
+                return status if signature in self._lag_known else None
+            if status is not None and self._looks[signature] < self._looks_before_final:
+                self._looks[signature] += 1
+                return SignatureStatus(is_final=False)
+            return status
+
+        return await self._call("signature_status", proceed)
+
+    async def send(self, raw: bytes) -> None:
+        signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
+        self.sent.append(signature)
+
+        async def proceed() -> None:
+            if not self.black_holes & {signature, "*"}:
+                await self.inner.send(raw)
+
+        await self._call("send", proceed)
+
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        return await self._call("account_size", lambda: self.inner.account_size(address))
+
+    async def rent_exemption(self, size: int) -> int:
+        return await self._call("rent_exemption", lambda: self.inner.rent_exemption(size))
+
+    async def _call(self, name: str, proceed: Proceed) -> Any:
+        self.calls.append(name)
+        act = self._acts_at.pop(len(self.calls), None)
+        if act is None and self._acts[name]:
+            act = self._acts[name].popleft()
+        await self._wander()
+        if self.is_down:
+            raise ChainUnavailableError("scripted: the chain is down")
+        result = await (proceed() if act is None else act(self, proceed))
+        await self._wander()
+        return result
+
+    async def _wander(self) -> None:
+        """Let others run first, as often as chance says: a call of a real chain always takes a while."""
+        if self._chance is not None:
+            for _ in range(self._chance.randrange(4)):
+                await asyncio.sleep(0)

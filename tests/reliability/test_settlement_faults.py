@@ -1,0 +1,381 @@
+"""Money moves exactly once, whatever the chain loses, repeats, delays or forgets on the way (P8)."""
+
+from collections.abc import Callable
+
+import chains
+import pytest
+import worlds
+from chains import Act
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import Answer, Party, World
+
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.transfers.settling import TransferSteps
+from agentpay_server.store import chain_transactions, tables
+from agentpay_server.store import transfers as transfer_store
+
+pytestmark = pytest.mark.anyio
+
+ORDER_OF_CALLS = ["token_accounts", "latest_blockhash", "send", "block_height", "signature_status"]
+
+FAULTS: dict[str, Act] = {
+    "request lost": chains.down,
+    "reply lost": chains.reply_lost,
+    "delivered twice": chains.repeated,
+    "chain gone": chains.goes_down,
+    "chain gone with the reply": chains.goes_down_after,
+    "blockhash expired before": chains.expiring,
+    "blockhash expired after": chains.expiring_after,
+    "node lags": chains.lagging,
+    "not final": chains.not_final,
+}
+SITES = range(1, 9)
+"""Counted from the first call of a transfer: its five calls, and the next three of the loop."""
+
+
+async def transferred_in_the_end(world: World, source: Party, to: Party, seen: list[Answer]) -> Answer:
+    """Send one key until it is answered by more than a 503; after the first answer the trouble ends."""
+    for _ in range(4):
+        answer = await world.transfer("key", source, to, "7")
+        seen.append(answer)
+        world.chain.clear()
+        if answer.status != 503:
+            return answer
+        await world.rest()
+    raise AssertionError(f"no end in sight: {seen}")
+
+
+async def assert_moved_once(world: World, source: Party, to: Party, seen: list[Answer]) -> None:
+    final = seen[-1]
+    assert final.status == 200, final
+    # Whoever was told of a transfer was told of the one that settled.
+    assert {answer.transfer_id for answer in seen} <= {None, final.transfer_id}
+    assert world.balance(source) == 93_000_000
+    assert world.balance(to) == 7_000_000
+    (transfer,) = await world.rows(tables.transfers)
+    assert (transfer["status"], transfer["transfer_id"]) == ("settled", final.transfer_id)
+    assert transfer["tx_signature"] in world.chain.landed()
+    states = [state for _, state in await world.attempts(transfer["transfer_id"])]
+    assert states == ["lost"] * (len(states) - 1) + ["landed"]
+    assert await world.event_types(transfer["transfer_id"]) == ["transfer.initiated", "transfer.settled"]
+    assert [entry["type"] for entry in await world.entries(source)] == ["deposit", "transfer"]
+    assert [entry["type"] for entry in await world.entries(to)] == ["deposit"]
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("7.000000", "0.000000")
+
+
+async def test_a_transfer_without_trouble_makes_five_calls(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    before = len(world.chain.calls)
+    assert (await world.transfer("key", source, to, "7")).status == 200
+    assert world.chain.calls[before:] == ORDER_OF_CALLS
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_one_fault_at_any_call_moves_the_money_once(world: World, site: int, fault: str) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.at(site, FAULTS[fault])
+    seen: list[Answer] = []
+    await transferred_in_the_end(world, source, to, seen)
+    await assert_moved_once(world, source, to, seen)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    faults=st.dictionaries(st.integers(1, 14), st.sampled_from(sorted(FAULTS)), min_size=2, max_size=5),
+    wait=st.sampled_from([0.01, 0.5, 20.0]),
+    interrupted=st.none() | st.integers(0, 99),
+)
+def test_any_faults_together_move_the_money_once(
+    faults: dict[int, str], wait: float, interrupted: int | None
+) -> None:
+    async def test() -> None:
+        async with worlds.world(settlement_wait_seconds=wait, interrupted=interrupted) as world:
+            source, to = await world.account("100"), await world.account()
+            for site, fault in faults.items():
+                world.chain.at(site, FAULTS[fault])
+            seen: list[Answer] = []
+            await transferred_in_the_end(world, source, to, seen)
+            await assert_moved_once(world, source, to, seen)
+
+    worlds.run(test)
+
+
+async def test_a_chain_that_is_gone_before_the_decision_leaves_nothing_behind(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.is_down = True
+    answer = await world.transfer("key", source, to, "7")
+    assert (answer.status, answer.error) == (503, "chain_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert set(answer.body) == {"error", "message", "request_id"}
+    assert await world.rows(tables.transfers) == []
+    assert await world.rows(tables.spends) == []
+    assert await world.rows(tables.events) == []
+    world.chain.is_down = False
+    await world.rest()
+    assert world.balance(to) == 0
+
+
+async def test_an_unknown_outcome_names_the_transfer_and_its_key_resumes_it(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.goes_down_after)
+    unknown = await world.transfer("key", source, to, "7")
+    assert (unknown.status, unknown.error) == (503, "chain_unavailable")
+    assert unknown.headers["retry-after"] == "1"
+    assert set(unknown.body) == {"error", "message", "request_id", "transfer_id", "status"}
+    assert unknown.body["status"] == "submitted"
+    shown = await world.get_transfer(unknown.body["transfer_id"])
+    assert (shown["status"], shown["settled_at"]) == ("submitted", None)
+    # Nobody asks again, and still the transfer comes to its end.
+    world.chain.is_down = False
+    await world.rest()
+    assert (await world.get_transfer(unknown.body["transfer_id"]))["status"] == "settled"
+    again = await world.transfer("key", source, to, "7")
+    assert (again.status, again.transfer_id) == (200, unknown.transfer_id)
+    await assert_moved_once(world, source, to, [unknown, again])
+
+
+async def test_a_resubmission_while_the_outcome_is_unknown_starts_nothing(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.goes_down)
+    answers = [await world.transfer("key", source, to, "7") for _ in range(3)]
+    assert [answer.status for answer in answers] == [503, 503, 503]
+    assert len({answer.transfer_id for answer in answers}) == 1
+    assert len(set(world.chain.sent[-3:])) <= 3
+    assert await world.attempts(answers[0].body["transfer_id"]) == [(1, "lost")]
+    world.chain.is_down = False
+    seen = [*answers, await world.transfer("key", source, to, "7")]
+    await assert_moved_once(world, source, to, seen)
+
+
+async def test_a_lost_transaction_is_sent_again_as_the_same_bytes(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.dropped, chains.dropped, chains.dropped)
+    before = len(world.chain.sent)
+    answer = await world.transfer("key", source, to, "7")
+    sent = world.chain.sent[before:]
+    assert (len(sent), set(sent)) == (4, {answer.body["tx_signature"]})
+    await assert_moved_once(world, source, to, [answer])
+
+
+async def test_an_expired_transaction_is_signed_again_under_the_same_transfer(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.expiring)
+    before = len(world.chain.sent)
+    answer = await world.transfer("key", source, to, "7")
+    first, second = world.chain.sent[before:]
+    assert first != second
+    assert answer.body["tx_signature"] == second
+    assert await world.attempts(answer.body["transfer_id"]) == [(1, "lost"), (2, "landed")]
+    await assert_moved_once(world, source, to, [answer])
+
+
+async def test_a_transaction_that_landed_is_never_taken_for_expired(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    # It lands, its answer is lost, and every blockhash expires before the first look.
+    world.chain.next("send", chains.reply_lost)
+    world.chain.next("block_height", chains.expiring)
+    answer = await world.transfer("key", source, to, "7")
+    assert await world.attempts(answer.body["transfer_id"]) == [(1, "landed")]
+    await assert_moved_once(world, source, to, [answer])
+
+
+async def test_a_new_attempt_is_never_signed_under_the_blockhash_that_expired(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    stale = []
+
+    async def remembered(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
+        stale.append(await proceed())
+        return stale[0]
+
+    async def lagging_behind(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
+        return stale[0]
+
+    world.chain.next("latest_blockhash", remembered, lagging_behind, lagging_behind)
+    world.chain.next("send", chains.expiring)
+    answer = await world.transfer("key", source, to, "7")
+    await assert_moved_once(world, source, to, [answer])
+
+
+async def test_while_finality_is_awaited_the_transfer_is_submitted_and_initiated(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.not_final(10**6)
+    unknown = await world.transfer("key", source, to, "7")
+    assert unknown.status == 503
+    transfer_id = unknown.body["transfer_id"]
+    assert await world.event_types(transfer_id) == ["transfer.initiated"]
+    (initiated,) = await world.events(transfer_id)
+    assert initiated["data"] == {
+        "transfer_id": transfer_id,
+        "account_id": source.account_id,
+        "to": to.account_id,
+        "amount_usdc": "7.000000",
+        "tx_signature": (await world.get_transfer(transfer_id))["tx_signature"],
+    }
+    assert (await world.detail(source))["reserved_usdc"] == "7.000000"
+    world.chain.clear()
+    again = await world.transfer("key", source, to, "7")
+    await assert_moved_once(world, source, to, [unknown, again])
+
+
+async def test_initiated_names_the_transaction_that_was_handed_over(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    # The first attempt never leaves, for want of a chain, and expires; the second does, and is slow.
+    world.chain.next("send", chains.down)
+    world.chain.next("block_height", chains.expiring)
+    world.chain.not_final(3)
+    answer = await world.transfer("key", source, to, "7")
+    initiated, settled = await world.events(answer.body["transfer_id"])
+    assert initiated["data"]["tx_signature"] == settled["data"]["tx_signature"] == answer.body["tx_signature"]
+    await assert_moved_once(world, source, to, [answer])
+
+
+async def test_an_account_paused_meanwhile_is_not_signed_for_again(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await world.policy(source, max_daily_spend=10)
+    world.chain.next("send", chains.goes_down)
+    unknown = await world.transfer("key", source, to, "7")
+    transfer_id = unknown.body["transfer_id"]
+    await world.policy(source, paused=True)
+    world.chain.clear()
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+
+    shown = await world.get_transfer(transfer_id)
+    assert (shown["status"], shown["error"], shown["settled_at"]) == ("failed", "account_paused", None)
+    assert "paused is true" in shown["message"]
+    assert await world.attempts(transfer_id) == [(1, "lost")]
+    assert await world.event_types(transfer_id) == ["transfer.initiated", "transfer.rejected"]
+    assert world.balance(source) == 100_000_000
+    assert world.balance(to) == 0
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("0.000000", "0.000000")
+    assert [entry["type"] for entry in await world.entries(source)] == ["deposit", "rejection"]
+
+    # `failed` is not a policy rejection: the key may be tried again, and now it is one.
+    refused = await world.transfer("key", source, to, "7")
+    assert (refused.status, refused.error, refused.body["status"]) == (402, "account_paused", "rejected")
+    assert refused.transfer_id != transfer_id
+    await world.policy(source, paused=False)
+    assert (await world.transfer("key", source, to, "7")).body == refused.body
+    assert (await world.transfer("another key", source, to, "10")).status == 200
+
+
+async def test_an_account_paused_after_its_transaction_landed_has_paid(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.goes_down_after)
+    unknown = await world.transfer("key", source, to, "7")
+    await world.policy(source, paused=True)
+    world.chain.clear()
+    world.chain.inner.expire_blockhash()
+    again = await world.transfer("key", source, to, "7")
+    await assert_moved_once(world, source, to, [unknown, again])
+
+
+Ruin = Callable[[World, Party, Party, Party], None]
+Recovery = Callable[[World, Party, Party], None]
+
+RUINS = {
+    "source drained": (
+        lambda world, source, to, thief: world.drain(source, thief, "95"),
+        lambda world, source, to: None,
+        "insufficient_balance",
+    ),
+    "source frozen": (
+        lambda world, source, to, thief: world.freeze(source),
+        lambda world, source, to: world.thaw(source),
+        "transfer_failed",
+    ),
+    "recipient frozen": (
+        lambda world, source, to, thief: world.freeze(to),
+        lambda world, source, to: world.thaw(to),
+        "transfer_failed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ruin", "recover", "error"), RUINS.values(), ids=RUINS)
+async def test_a_transaction_that_the_chain_refuses_is_a_failed_transfer(
+    world: World, ruin: Ruin, recover: Recovery, error: str
+) -> None:
+    source, to, thief = await world.account("100"), await world.account(), await world.outside()
+    world.chain.next("send", chains.before(lambda: ruin(world, source, to, thief)))
+    failed = await world.transfer("key", source, to, "7")
+    assert (failed.status, failed.error, failed.body["status"]) == (402, error, "failed")
+    assert set(failed.body) == {"error", "message", "transfer_id", "status"}
+    transfer_id = failed.body["transfer_id"]
+    shown = await world.get_transfer(transfer_id)
+    assert (shown["status"], shown["error"], shown["message"]) == ("failed", error, failed.body["message"])
+    assert world.balance(to) == 0
+    initiated, rejected = await world.events(transfer_id)
+    assert (initiated["type"], rejected["type"]) == ("transfer.initiated", "transfer.rejected")
+    assert rejected["data"] == {
+        "account_id": source.account_id,
+        "rejection_reason": error,
+        "transfer_id": transfer_id,
+        "to": to.account_id,
+        "amount_usdc": "7.000000",
+        "message": failed.body["message"],
+    }
+    entry = (await world.entries(source))[-1]
+    assert (entry["type"], entry["status"], entry["rejection_reason"]) == ("rejection", "rejected", error)
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("0.000000", "0.000000")
+
+    # The reason gone, the same key makes a new transfer.
+    recover(world, source, to)
+    if error == "insufficient_balance":
+        await world.fund(source.account_id, "95")
+    again = await world.transfer("key", source, to, "7")
+    assert (again.status, again.body["status"]) == (200, "settled")
+    assert again.transfer_id != transfer_id
+    assert world.balance(to) == 7_000_000
+    assert (await world.get_transfer(transfer_id))["status"] == "failed"
+
+
+async def test_what_is_in_flight_is_held_back_until_it_is_proved_lost(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    await world.policy(source, max_daily_spend=10)
+    world.chain.next("send", chains.after(lambda: world.chain.black_holes.add(world.chain.sent[-1])))
+    world.chain.black_holes.add("*")
+    unknown = await world.transfer("first", source, to, "7")
+    assert unknown.status == 503
+    world.chain.black_holes.discard("*")
+
+    # The first transaction may still land: its amount counts against the balance and against the limit.
+    assert (await world.transfer("second", source, to, "3.000001")).error == "policy_violation"
+    await world.policy(source, max_daily_spend=None)
+    over = await world.transfer("third", source, to, "3.000001")
+    assert (over.error, over.body["status"]) == ("insufficient_balance", "rejected")
+    assert (await world.transfer("fourth", source, to, "3")).status == 200
+
+    # Proved lost, on an account that is paused by then, it is given back.
+    await world.policy(source, paused=True, max_daily_spend=10)
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+    assert (await world.get_transfer(unknown.body["transfer_id"]))["status"] == "failed"
+    await world.policy(source, paused=False)
+    assert (await world.transfer("fifth", source, to, "7")).status == 200
+    assert world.balance(to) == 10_000_000
+
+
+async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.goes_down)
+    unknown = await world.transfer("key", source, to, "7")
+    context = world.runtime.context
+    record = await context.database.run(transfer_store.transfer, unknown.body["transfer_id"])
+    attempt = await context.database.run(chain_transactions.latest_attempt, unknown.body["transfer_id"])
+    assert record is not None
+    assert attempt is not None
+    second_process = Settlement(context)
+    other = second_process.drive(
+        record.transfer_id, attempt, TransferSteps(context, record), is_new=False
+    )
+    world.chain.clear()
+    world.chain.inner.expire_blockhash()
+    again = await world.transfer("key", source, to, "7")
+    assert (await other).status == "settled"
+    await assert_moved_once(world, source, to, [unknown, again])

@@ -1,0 +1,36 @@
+"""An event loop whose time is its own: it jumps to the next timer as soon as there is nothing else to do.
+
+Pauses, deadlines and time limits keep their real lengths and their real order, and take no time at all. A loop
+that waits without any timer waits for real, and `pytest-timeout` ends it: that would be a deadlock.
+"""
+
+import asyncio
+import selectors
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Waits for nothing: it tells the loop how far it would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jumped = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        ready = super().select(0)
+        if not ready:
+            self.jumped += timeout
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop for tests: `asyncio.Runner(loop_factory=VirtualTimeLoop)`."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        # Nothing but jumps moves it, so that a run does not depend on how fast the machine is.
+        return self._jumping.jumped

@@ -1,0 +1,309 @@
+"""A whole server on the test's own event loop, with a chain that can fail and a database that lets others in.
+
+Requests go through the real HTTP application; what they did is read from the chain and the tables themselves.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import httpx
+from attrs import frozen
+from chains import FaultyChain
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+from sqlalchemy import Connection, Table, select
+from virtual_time import VirtualTimeLoop
+
+from agentpay._async.client import AsyncAgentPay
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
+from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.http.app import Application
+from agentpay_server.runtime import Runtime, manual_clock, start_runtime
+from agentpay_server.settings import Settings
+from agentpay_server.store import tables
+from agentpay_server.store.database import Database, MemoryDatabase
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BASE_URL = "http://agentpay.invalid"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine that never suspends, as those of the embedded chain."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        return finished.value  # type: ignore[no-any-return]
+    raise AssertionError("the coroutine suspended")
+
+
+def micro(amount: str | Decimal) -> int:
+    """Return USDC as micro-USDC."""
+    return int(Decimal(amount).scaleb(6))
+
+
+class InterruptedDatabase:
+    """A database that lets others run before and after every unit of work, as one behind a socket does."""
+
+    def __init__(self, inner: Database, chance: random.Random) -> None:
+        self._inner = inner
+        self._chance = chance
+
+    async def run(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        await self._wander()
+        result = await self._inner.run(unit, *args, **kwargs)
+        await self._wander()
+        return result
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _wander(self) -> None:
+        for _ in range(self._chance.randrange(4)):
+            await asyncio.sleep(0)
+
+
+@frozen
+class Answer:
+    """The answer to a request."""
+
+    status: int
+    body: dict[str, Any]
+    headers: httpx.Headers
+
+    @property
+    def error(self) -> str | None:
+        return self.body.get("error")
+
+    @property
+    def transfer_id(self) -> str | None:
+        return self.body.get("transfer_id")
+
+
+@frozen
+class Party:
+    """An account, or an outside recipient: by its own name and by where its money is."""
+
+    account_id: str
+    token_account: str
+    index: int = 0
+
+
+class World:
+    """A server, the chain under it, and what a test asks of both."""
+
+    def __init__(self, runtime: Runtime, chain: FaultyChain) -> None:
+        self.runtime = runtime
+        self.chain = chain
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(Application(runtime)),
+            base_url=BASE_URL,
+            headers={"Authorization": f"Bearer {runtime.operator.key}"},
+            trust_env=False,
+        )
+        self._signed = 0
+
+    def sdk(self, **options: Any) -> AsyncAgentPay:
+        """Return an SDK client of the operator."""
+        return AsyncAgentPay(
+            api_key=self.runtime.operator.key,
+            base_url=BASE_URL,
+            transport=httpx.ASGITransport(Application(self.runtime)),
+            **options,
+        )
+
+    # --- What a caller can do -----------------------------------------------------------------------------
+
+    async def request(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        content = None if body is None else json.dumps(body)
+        response = await self.http.request(method, path, content=content, headers=headers)
+        return Answer(response.status_code, response.json() if response.content else {}, response.headers)
+
+    async def account(self, amount: str = "0", name: str = "Payer") -> Party:
+        answer = await self.request("POST", "/v1/accounts", {"name": name})
+        assert answer.status == 201, answer
+        account_id = answer.body["account_id"]
+        rows = await self.rows(tables.accounts, account_id=account_id)
+        if micro(amount):
+            await self.fund(account_id, amount)
+        return Party(account_id, answer.body["usdc_token_account"], rows[0]["key_index"])
+
+    async def fund(self, account_id: str, amount: str) -> None:
+        answer = await self.request("POST", f"/sandbox/accounts/{account_id}/fund", {"amount": amount})
+        assert answer.status == 200, answer
+
+    async def outside(self) -> Party:
+        answer = await self.request("POST", "/sandbox/token-accounts")
+        assert answer.status == 201, answer
+        return Party(answer.body["usdc_token_account"], answer.body["usdc_token_account"])
+
+    async def transfer(self, key: str, source: Party, to: Party | str, amount: str, **more: Any) -> Answer:
+        recipient = to if isinstance(to, str) else to.account_id
+        body = {"from": source.account_id, "to": recipient, "amount": amount, "idempotency_key": key, **more}
+        return await self.request("POST", "/v1/transfers", body)
+
+    async def get_transfer(self, transfer_id: str) -> dict[str, Any]:
+        answer = await self.request("GET", f"/v1/transfers/{transfer_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
+    async def policy(self, account: Party, **fields: Any) -> Answer:
+        answer = await self.request("PUT", f"/v1/accounts/{account.account_id}/policy", fields)
+        assert answer.status == 200, answer
+        return answer
+
+    async def detail(self, account: Party) -> dict[str, Any]:
+        answer = await self.request("GET", f"/console/accounts/{account.account_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
+    async def advance(self, seconds: float = 0) -> None:
+        # The shortest form of a float is what was typed, which the server reads as an exact decimal.
+        answer = await self.request("POST", "/sandbox/clock/advance", {"seconds": seconds})
+        assert answer.status == 200, answer
+
+    async def rest(self) -> None:
+        """Let everything that is under way come as far as it can: two minutes of the loop's own time."""
+        await asyncio.sleep(120)
+
+    # --- What became of it --------------------------------------------------------------------------------
+
+    async def rows(self, table: Table, **where: object) -> list[dict[str, Any]]:
+        """Return the rows of a table, oldest first."""
+
+        def unit(connection: Connection) -> list[dict[str, Any]]:
+            statement = select(table).where(*(table.c[name] == value for name, value in where.items()))
+            return [dict(row._mapping) for row in connection.execute(statement)]
+
+        return await self.runtime.context.database.run(unit)
+
+    async def events(self, transfer_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the events in the outbox, oldest first."""
+        bodies = [json.loads(row["body"]) for row in await self.rows(tables.events)]
+        return [body for body in bodies if transfer_id in (None, body["data"].get("transfer_id"))]
+
+    async def event_types(self, transfer_id: str) -> list[str]:
+        return [event["type"] for event in await self.events(transfer_id)]
+
+    async def entries(self, account: Party) -> list[dict[str, Any]]:
+        """Return an account's history entries, oldest first."""
+        return await self.rows(tables.entries, account_id=account.account_id)
+
+    async def attempts(self, transfer_id: str) -> list[tuple[int, str]]:
+        """Return number and fate of every transaction that was signed for a transfer."""
+        landed = set(self.chain.landed())
+        found = await self.rows(tables.chain_transactions, subject=transfer_id)
+        return [(row["attempt"], "landed" if row["signature"] in landed else "lost") for row in found]
+
+    def balance(self, party: Party) -> int:
+        """Return the micro-USDC that the chain itself shows."""
+        (account,) = drive(self.chain.inner.token_accounts([party.token_account]))
+        assert account is not None
+        return account.amount_micro
+
+    # --- What happens on chain without the service --------------------------------------------------------
+
+    def freeze(self, party: Party) -> None:
+        self._freeze_or_thaw(party, b"\x0a")
+
+    def thaw(self, party: Party) -> None:
+        self._freeze_or_thaw(party, b"\x0b")
+
+    def drain(self, source: Party, to: Party, amount: str) -> None:
+        """Move money with the spending key itself, behind the back of the service."""
+        context = self.runtime.context
+        self._signed += 1
+        signed = transactions.transfer(
+            context.signer,
+            drive(self.chain.inner.latest_blockhash()),
+            usdc_mint=self.chain.usdc_mint,
+            account_index=source.index,
+            source=source.token_account,
+            recipient=to.token_account,
+            amount_micro=micro(amount),
+            memo=f"drain {self._signed}",
+        )
+        self._land(signed.signature, signed.raw)
+
+    def _freeze_or_thaw(self, party: Party, instruction: bytes) -> None:
+        signer = self.runtime.context.signer
+        accounts = [
+            AccountMeta(Pubkey.from_string(party.token_account), is_signer=False, is_writable=True),
+            AccountMeta(Pubkey.from_string(self.chain.usdc_mint), is_signer=False, is_writable=False),
+            AccountMeta(
+                Pubkey.from_string(signer.address(TEST_MINT_AUTHORITY)), is_signer=True, is_writable=False
+            ),
+        ]
+        signed = sign_transaction(
+            signer,
+            drive(self.chain.inner.latest_blockhash()),
+            [Instruction(TOKEN_PROGRAM, instruction, accounts)],
+            TEST_MINT_AUTHORITY,
+        )
+        self._land(signed.signature, signed.raw)
+
+    def _land(self, signature: str, raw: bytes) -> None:
+        drive(self.chain.inner.send(raw))
+        status = drive(self.chain.inner.signature_status(signature))
+        assert status is not None
+        assert status.failure is None
+
+
+@asynccontextmanager
+async def world(
+    *,
+    seed: int = 7,
+    settlement_wait_seconds: float = 20.0,
+    interrupted: int | None = None,
+    **settings: Any,
+) -> AsyncIterator[World]:
+    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z.
+
+    Args:
+        seed: makes identifiers, keys and signatures repeat.
+        settlement_wait_seconds: how long a transfer waits for finality, in the loop's own time.
+        interrupted: the seed by which every call of the chain and the database lets others in; None lets
+            nobody in, as the embedded server itself.
+        settings: other settings of the server.
+    """
+    chance = None if interrupted is None else random.Random(interrupted)
+    chains: list[FaultyChain] = []
+    database: Database = MemoryDatabase()
+
+    def wrap(inner: Any) -> FaultyChain:
+        chains.append(FaultyChain(inner, chance=chance))
+        return chains[0]
+
+    runtime = await start_runtime(
+        settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
+        clock=manual_clock(START),
+        seed=seed,
+        database=database if chance is None else InterruptedDatabase(database, chance),
+        wrap_chain=wrap,
+    )
+    made = World(runtime, chains[0])
+    try:
+        yield made
+    finally:
+        await made.http.aclose()
+        await runtime.stop()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test of its own event loop, for hypothesis, which calls it many times."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(test())
