@@ -1,0 +1,82 @@
+"""The limit on requests: a bucket per key that fills evenly (D7)."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay_server.clock import SECOND_US, ManualClock
+from agentpay_server.domain.problems import Problem
+from agentpay_server.http.rate_limits import RateLimit
+
+MINUTE_US = 60 * SECOND_US
+
+
+def make(per_minute):
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    return RateLimit(clock, per_minute), clock
+
+
+def allowed(limit, key="key_a"):
+    try:
+        limit.take(key)
+    except Problem as problem:
+        assert problem.http_status == 429
+        assert problem.retry_after_seconds
+        return False
+    return True
+
+
+@pytest.mark.parametrize("per_minute", [1, 2, 7, 60, 1000])
+def test_a_key_may_make_all_its_requests_at_once_and_then_no_more(per_minute):
+    limit, _ = make(per_minute)
+
+    assert all(allowed(limit) for _ in range(per_minute))
+    assert not allowed(limit)
+
+
+def test_keys_do_not_share_a_bucket():
+    limit, _ = make(1)
+
+    assert allowed(limit, "key_a")
+    assert allowed(limit, "key_b")
+    assert not allowed(limit, "key_a")
+
+
+@given(st.integers(1, 200))
+def test_after_retry_after_there_is_room_for_exactly_what_has_filled(per_minute):
+    limit, clock = make(per_minute)
+    while allowed(limit):
+        pass
+    with pytest.raises(Problem) as raised:
+        limit.take("key_a")
+
+    wait_us = (raised.value.retry_after_seconds or 0) * SECOND_US
+    clock.move_to(clock.now_us() + wait_us)
+
+    assert wait_us - SECOND_US < MINUTE_US // per_minute <= wait_us
+    assert allowed(limit)
+
+
+def test_a_refused_request_costs_nothing():
+    limit, clock = make(2)
+    assert [allowed(limit) for _ in range(10)] == [True, True] + [False] * 8
+
+    clock.move_to(clock.now_us() + 30 * SECOND_US)
+
+    assert allowed(limit)
+    assert not allowed(limit)
+
+
+@given(st.integers(1, 30), st.lists(st.integers(0, 90 * SECOND_US), max_size=60))
+def test_no_minute_sees_more_than_twice_the_limit_and_the_rate_holds(per_minute, pauses):
+    limit, clock = make(per_minute)
+    start_us, taken = clock.now_us(), []
+    for pause_us in pauses:
+        clock.move_to(clock.now_us() + pause_us)
+        if allowed(limit):
+            taken.append(clock.now_us())
+
+    elapsed_us = clock.now_us() - start_us
+    assert len(taken) <= per_minute + elapsed_us * per_minute / MINUTE_US + 1
