@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 from typing import Final
 
-from attrs import frozen
 from sqlalchemy import Connection
 
 from agentpay_server.chain import transactions
@@ -19,7 +18,6 @@ from agentpay_server.clock import SECOND_US
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import chain_transactions
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
 
@@ -73,25 +71,25 @@ class PolicyRecords:
         state = await database.run(_state, account_id)
         if state is None:
             return False
-        signed, version, is_new = state.signed, state.record.signed_version, False
+        account, record = state
+        signed, version, is_new = record.signed, record.signed_version, False
         if signed is None or version is None:
-            if state.record.due_us is None or state.record.due_us > self._context.clock.now_us():
+            if record.due_us is None or record.due_us > self._context.clock.now_us():
                 return False
-            signed = await self._sign(state)
-            version, is_new = state.account.policy_version, True
-            await database.run(_store_attempt, state, signed)
+            signed, version, is_new = await self._sign(account, record), account.policy_version, True
+            await database.run(store.set_signed, account_id, version, signed)
         patience_seconds = self._context.settings.settlement_wait_seconds
         outcome = await self._settlement.outcome(signed, is_new=is_new, patience_seconds=patience_seconds)
         if isinstance(outcome, Landed):
             return await database.run(self._book, account_id, signed, version)
-        await database.run(store.set_signed, account_id, None)
+        await database.run(store.clear_signed, account_id)
         if isinstance(outcome, Failure):
             raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
         return True
 
-    async def _sign(self, state: "_State") -> SignedTransaction:
+    async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
         """Return the write of the newest policy; it may be sent once it is stored."""
-        account, chain = state.account, self._context.chain
+        chain = self._context.chain
         wanted = PolicyRecord(
             account_id=account.account_id,
             policy_version=account.policy_version,
@@ -104,7 +102,7 @@ class PolicyRecords:
             blockhash,
             account_index=account.key_index,
             record=wanted,
-            present=await chain.account_size(state.record.address),
+            present=await chain.account_size(record.address),
             rent_exempt_lamports=await chain.rent_exemption(wanted.size),
         )
 
@@ -112,6 +110,7 @@ class PolicyRecords:
         """Store which version the chain holds now, and return whether a newer one waits."""
         account = account_store.account(connection, account_id, lock=True)
         assert account is not None  # noqa: S101 - accounts are never deleted
+        store.clear_signed(connection, account_id)
         is_newest = account.policy_version == version
         store.set_written(
             connection,
@@ -132,36 +131,7 @@ class PolicyRecords:
         store.set_due(connection, account_id, due_us=due_us, failures=failures)
 
 
-@frozen
-class _State:
-    """Where the writing of one record stands."""
-
-    account: AccountRecord
-    record: store.PolicyRecord
-    attempts: int
-    # The write that is under way, which must come to its end before another is signed.
-    signed: SignedTransaction | None
-
-
-def _state(connection: Connection, account_id: str) -> _State | None:
+def _state(connection: Connection, account_id: str) -> tuple[AccountRecord, store.PolicyRecord] | None:
     record = store.record(connection, account_id)
     account = account_store.account(connection, account_id)
-    if record is None or account is None:
-        return None
-    latest = chain_transactions.latest_attempt(connection, _subject(account_id))
-    return _State(
-        account=account,
-        record=record,
-        attempts=0 if latest is None else latest.attempt,
-        signed=None if latest is None or record.signed_version is None else latest.transaction,
-    )
-
-
-def _store_attempt(connection: Connection, state: _State, signed: SignedTransaction) -> None:
-    account = state.account
-    chain_transactions.insert_attempt(connection, _subject(account.account_id), state.attempts + 1, signed)
-    store.set_signed(connection, account.account_id, account.policy_version)
-
-
-def _subject(account_id: str) -> str:
-    return f"policy:{account_id}"
+    return None if record is None or account is None else (account, record)

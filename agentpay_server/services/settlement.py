@@ -20,7 +20,6 @@ from attrs import frozen
 
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.services.context import Context
-from agentpay_server.store.chain_transactions import AttemptRecord
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -63,14 +62,14 @@ class Steps(Protocol, Generic[T_co]):
         """Book that it moved nothing."""
         ...
 
-    async def expired(self, attempt: AttemptRecord) -> "AttemptRecord | Ended[T_co]":
-        """Store a newly signed attempt and return it, or book that there will be none."""
+    async def expired(self, signed: SignedTransaction) -> "SignedTransaction | Ended[T_co]":
+        """Store a newly signed transaction and return it, or book that there will be none."""
         ...
 
 
 @frozen
 class Ended(Generic[T_co]):
-    """A subject that has come to its end without another attempt."""
+    """A subject that has come to its end without another transaction."""
 
     result: T_co
 
@@ -84,37 +83,36 @@ class Settlement:
         self._drivers: dict[str, asyncio.Task[Any]] = {}
 
     def drive(
-        self, subject: str, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> "asyncio.Task[T]":
         """Return the task that brings `subject` to its end, started if nobody drives it yet.
 
         Args:
-            subject: what the transaction is for.
-            attempt: its newest stored attempt.
+            subject: identifier of what the transaction is for.
+            signed: its newest transaction, as it is stored.
             steps: what to book at each end.
-            is_new: whether the attempt was stored just now, by this call's caller: it is sent at once,
+            is_new: whether the transaction was stored just now, by this call's caller: it is sent at once,
                 without asking first whether it is there already.
         """
         running = self._drivers.get(subject)
         if running is None:
-            running = self._tasks.start(self._to_its_end(attempt, steps, is_new=is_new))
+            running = self._tasks.start(self._to_its_end(signed, steps, is_new=is_new))
             self._drivers[subject] = running
             running.add_done_callback(lambda _: self._drivers.pop(subject, None))
         # A subject has one kind of steps, whoever asks first.
         return cast("asyncio.Task[T]", running)
 
-    async def _to_its_end(self, attempt: AttemptRecord, steps: Steps[T], *, is_new: bool) -> T:
+    async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool) -> T:
         while True:
-            signed = attempt.transaction
             outcome = await self.outcome(signed, steps.sent, is_new=is_new)
             if isinstance(outcome, Landed):
                 return await steps.landed(signed)
             if isinstance(outcome, Failure):
                 return await steps.failed(signed, outcome)
-            following = await self._patiently(steps.expired, attempt)
+            following = await self._patiently(steps.expired, signed)
             if isinstance(following, Ended):
                 return following.result
-            attempt, is_new = following, True
+            signed, is_new = following, True
 
     async def outcome(
         self,
@@ -171,13 +169,15 @@ class Settlement:
         return (Landed.LANDED if status.failure is None else status.failure), False
 
     async def _patiently(
-        self, step: Callable[[AttemptRecord], Awaitable[AttemptRecord | Ended[T]]], attempt: AttemptRecord
-    ) -> AttemptRecord | Ended[T]:
+        self,
+        step: Callable[[SignedTransaction], Awaitable[SignedTransaction | Ended[T]]],
+        signed: SignedTransaction,
+    ) -> SignedTransaction | Ended[T]:
         """Take a step that needs the chain, as often as it takes for the chain to answer."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await step(attempt)
+                return await step(signed)
             except ChainUnavailableError:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

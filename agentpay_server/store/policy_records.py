@@ -3,8 +3,9 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, func, insert, null, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.tables import policy_records
 
 
@@ -15,10 +16,28 @@ class PolicyRecord:
     account_id: str
     address: str
     signed_version: int | None
+    signed_signature: str | None
+    signed_raw: bytes | None
+    signed_last_valid_block_height: int | None
     written_version: int
     tx_signature: str | None
     due_us: int | None
     failures: int
+
+    @property
+    def signed(self) -> SignedTransaction | None:
+        """The write that is under way, which may land, may have landed, and may be sent again."""
+        if (
+            self.signed_signature is None
+            or self.signed_raw is None
+            or self.signed_last_valid_block_height is None
+        ):
+            return None
+        return SignedTransaction(
+            signature=self.signed_signature,
+            raw=self.signed_raw,
+            last_valid_block_height=self.signed_last_valid_block_height,
+        )
 
 
 _INSERT: Final = insert(policy_records)
@@ -38,13 +57,17 @@ _SET_DUE: Final = (
 _SET_SIGNED: Final = (
     update(policy_records)
     .where(policy_records.c.account_id == bindparam("of_account"))
-    .values(signed_version=bindparam("signed_version"))
+    .values(
+        signed_version=bindparam("signed_version"),
+        signed_signature=bindparam("signed_signature"),
+        signed_raw=bindparam("signed_raw"),
+        signed_last_valid_block_height=bindparam("signed_last_valid_block_height"),
+    )
 )
 _SET_WRITTEN: Final = (
     update(policy_records)
     .where(policy_records.c.account_id == bindparam("of_account"))
     .values(
-        signed_version=null(),
         written_version=bindparam("written_version"),
         tx_signature=bindparam("tx_signature"),
         due_us=bindparam("due_us"),
@@ -66,7 +89,6 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
         {
             "account_id": account_id,
             "address": address,
-            "signed_version": None,
             "written_version": 0,
             "tx_signature": None,
             "due_us": due_us,
@@ -80,9 +102,32 @@ def set_due(connection: Connection, account_id: str, *, due_us: int, failures: i
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
-def set_signed(connection: Connection, account_id: str, version: int | None) -> None:
-    """Store which version the write that is under way carries; None when none is under way any more."""
-    connection.execute(_SET_SIGNED, {"of_account": account_id, "signed_version": version})
+def set_signed(connection: Connection, account_id: str, version: int, signed: SignedTransaction) -> None:
+    """Store the write of a version of the policy; only after this commit may it be sent."""
+    connection.execute(
+        _SET_SIGNED,
+        {
+            "of_account": account_id,
+            "signed_version": version,
+            "signed_signature": signed.signature,
+            "signed_raw": signed.raw,
+            "signed_last_valid_block_height": signed.last_valid_block_height,
+        },
+    )
+
+
+def clear_signed(connection: Connection, account_id: str) -> None:
+    """Store that no write is under way any more."""
+    connection.execute(
+        _SET_SIGNED,
+        {
+            "of_account": account_id,
+            "signed_version": None,
+            "signed_signature": None,
+            "signed_raw": None,
+            "signed_last_valid_block_height": None,
+        },
+    )
 
 
 def set_written(

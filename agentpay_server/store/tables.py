@@ -108,7 +108,11 @@ transfers: Final = Table(
     Column("status", Text, nullable=False),
     Column("error", Text),
     Column("message", Text),
+    # The signed transaction: its name for good, its bytes and the last block height at which it can land for
+    # as long as the transfer is submitted. They are stored before they are first sent.
     Column("tx_signature", Text),
+    Column("tx_raw", LargeBinary),
+    Column("tx_last_valid_block_height", BigInteger),
     # Whether `transfer.initiated` was written ahead of the end, because finality had to be awaited.
     Column("initiated", Boolean, nullable=False),
     Column("spent_us", BigInteger),
@@ -144,19 +148,6 @@ releases: Final = Table(
     Column("source_id", Text, primary_key=True),
     Column("amount", BigInteger, nullable=False),
     sqlite_with_rowid=False,
-)
-
-chain_transactions: Final = Table(
-    "chain_transactions",
-    metadata,
-    _seq(),
-    # What the transaction is for: the identifier of a transfer or of another thing settled on chain.
-    Column("subject", Text, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("signature", Text, nullable=False, unique=True),
-    Column("raw", LargeBinary, nullable=False),
-    Column("last_valid_block_height", BigInteger, nullable=False),
-    UniqueConstraint("subject", "attempt"),
 )
 
 entries: Final = Table(
@@ -209,8 +200,12 @@ policy_records: Final = Table(
     metadata,
     Column("account_id", Text, primary_key=True),
     Column("address", Text, nullable=False),
-    # The version of the policy that the write under way carries; NULL when none is under way.
+    # The write that is under way: the version of the policy that it carries, and the signed transaction. NULL
+    # when none is under way.
     Column("signed_version", BigInteger),
+    Column("signed_signature", Text),
+    Column("signed_raw", LargeBinary),
+    Column("signed_last_valid_block_height", BigInteger),
     # The version that the chain holds, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),

@@ -6,6 +6,7 @@ from attrs import frozen
 from sqlalchemy import Connection, bindparam, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.tables import transfers
 
 
@@ -31,10 +32,27 @@ class TransferRecord:
     error: str | None
     message: str | None
     tx_signature: str | None
+    tx_raw: bytes | None
+    tx_last_valid_block_height: int | None
     initiated: bool
     spent_us: int | None
     settled_us: int | None
     created_us: int
+
+    @property
+    def signed(self) -> SignedTransaction:
+        """The signed transaction of a submitted transfer: it may land, may have landed, may be sent again.
+
+        Raises:
+            ValueError: the transfer is not submitted.
+        """
+        if self.tx_signature is None or self.tx_raw is None or self.tx_last_valid_block_height is None:
+            raise ValueError(f"{self.transfer_id} is {self.status} and has no transaction under way")
+        return SignedTransaction(
+            signature=self.tx_signature,
+            raw=self.tx_raw,
+            last_valid_block_height=self.tx_last_valid_block_height,
+        )
 
 
 _INSERT: Final = insert(transfers)
@@ -47,12 +65,18 @@ _BY_KEY: Final = select(transfers).where(
     transfers.c.held_key == bindparam("held_key"),
 )
 _FREE_KEY: Final = (
-    update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(held_key=null())
-)
-_SET_SIGNATURE: Final = (
     update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"))
-    .values(tx_signature=bindparam("tx_signature"))
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.held_key.is_not(None))
+    .values(held_key=null())
+)
+_SIGN_AGAIN: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
+    .values(
+        tx_signature=bindparam("tx_signature"),
+        tx_raw=bindparam("tx_raw"),
+        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+    )
 )
 _SET_INITIATED: Final = (
     update(transfers)
@@ -63,16 +87,21 @@ _SET_INITIATED: Final = (
 )
 _FINISH: Final = (
     update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
+    .where(
+        transfers.c.transfer_id == bindparam("of_transfer"),
+        transfers.c.initiated == bindparam("was_initiated"),
+        _IS_SUBMITTED,
+    )
     .values(
         status=bindparam("new_status"),
         error=bindparam("error"),
         message=bindparam("message"),
         tx_signature=bindparam("tx_signature"),
+        tx_raw=null(),
+        tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
     )
-    .returning(transfers.c.initiated)
 )
 _SUBMITTED: Final = (
     select(transfers)
@@ -100,14 +129,22 @@ def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -
     return None if row is None else TransferRecord(*row)
 
 
-def free_key(connection: Connection, transfer_id: str) -> None:
-    """Take the idempotency key from a transfer, so that another may hold it."""
-    connection.execute(_FREE_KEY, {"of_transfer": transfer_id})
+def free_key(connection: Connection, transfer_id: str) -> bool:
+    """Take the idempotency key from a transfer, so that another may hold it; False when it has lost it."""
+    return connection.execute(_FREE_KEY, {"of_transfer": transfer_id}).rowcount == 1
 
 
-def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
-    """Store the signature of a newly signed attempt."""
-    connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
+def sign_again(connection: Connection, transfer_id: str, signed: SignedTransaction) -> None:
+    """Put a new transaction in the place of one that provably never lands."""
+    connection.execute(
+        _SIGN_AGAIN,
+        {
+            "of_transfer": transfer_id,
+            "tx_signature": signed.signature,
+            "tx_raw": signed.raw,
+            "tx_last_valid_block_height": signed.last_valid_block_height,
+        },
+    )
 
 
 def set_initiated(connection: Connection, transfer_id: str) -> bool:
@@ -115,25 +152,24 @@ def set_initiated(connection: Connection, transfer_id: str) -> bool:
     return connection.execute(_SET_INITIATED, {"of_transfer": transfer_id}).rowcount == 1
 
 
-def finish(connection: Connection, end: TransferRecord) -> bool | None:
+def finish(connection: Connection, end: TransferRecord) -> bool:
     """Bring a submitted transfer to the end that `end` describes.
 
     Returns:
-        Whether `transfer.initiated` is written already; None when the transfer had ended before, and nothing
-        was changed.
+        Whether it did: False when the transfer has ended, or `transfer.initiated` was written, in the
+        meantime, and nothing was changed.
     """
-    return connection.execute(
-        _FINISH,
-        {
-            "of_transfer": end.transfer_id,
-            "new_status": end.status,
-            "error": end.error,
-            "message": end.message,
-            "tx_signature": end.tx_signature,
-            "settled_us": end.settled_us,
-            "key_expires_us": end.key_expires_us,
-        },
-    ).scalar_one_or_none()
+    values = {
+        "of_transfer": end.transfer_id,
+        "was_initiated": end.initiated,
+        "new_status": end.status,
+        "error": end.error,
+        "message": end.message,
+        "tx_signature": end.tx_signature,
+        "settled_us": end.settled_us,
+        "key_expires_us": end.key_expires_us,
+    }
+    return connection.execute(_FINISH, values).rowcount == 1
 
 
 def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:

@@ -13,19 +13,18 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash
+from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms, Verdict, verdict
+from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import chain_transactions, spends
+from agentpay_server.store import spends
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -48,16 +47,8 @@ class Sight:
     spent_total_micro: int
 
 
-class Contended(Exception):  # noqa: N818 - a signal inside this module
+class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
     """The balance may already be less amounts that also count as in flight: it must be read again."""
-
-
-@frozen(kw_only=True)
-class Accepted:
-    """A decision that is committed: the transfer, and what is to be sent for it, if anything."""
-
-    transfer: TransferRecord
-    attempt: AttemptRecord | None = None
 
 
 class Acceptance:
@@ -67,6 +58,7 @@ class Acceptance:
         context: the parts of the server.
         principal: who asks.
         request: what is asked.
+        superseded: the ended transfer that holds the key of the request, if one does; it loses it.
         sight: what was read from the chain; None when the account was paused at the first look.
         is_last_look: whether there is no time left to read the balance again should it be contended.
     """
@@ -76,6 +68,7 @@ class Acceptance:
         context: Context,
         principal: Principal,
         request: CreateTransfer,
+        superseded: TransferRecord | None,
         sight: Sight | None,
         *,
         is_last_look: bool,
@@ -83,28 +76,33 @@ class Acceptance:
         self._context = context
         self._principal = principal
         self._request = request
+        self._superseded = superseded
         self._sight = sight
         self._is_last_look = is_last_look
         self._amount = to_micro(request.amount)
 
-    def __call__(self, connection: Connection) -> Accepted | None:
-        """Decide. None asks for everything to be looked at again: the world moved between look and lock."""
-        request = self._request
-        source = account_store.account(connection, request.from_, lock=True)
+    def __call__(self, connection: Connection) -> TransferRecord | None:
+        """Decide, and return the new transfer.
+
+        Returns:
+            None when the world has moved since it was looked at, and must be looked at again.
+
+        Raises:
+            Contended: the balance must be read again.
+            IntegrityError: another transfer has taken the idempotency key.
+        """
+        source = account_store.account(connection, self._request.from_, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
-        holder = store.key_holder(connection, source.operator_id, request.idempotency_key)
-        now_us = self._context.clock.now_us()
-        if verdict(key_holder_of(holder), terms_of(request), now_us) not in (Verdict.NEW, Verdict.RETRY):
-            return None
-        policy = stored_policy(source.policy)
+        policy, sight = stored_policy(source.policy), self._sight
         refusal = rules.paused_refusal(policy)
-        if refusal is None and self._sight is None:
+        if refusal is None and sight is None:
             return None
-        if holder is not None:
-            store.free_key(connection, holder.transfer_id)
+        superseded = self._superseded
+        if superseded is not None and not store.free_key(connection, superseded.transfer_id):
+            return None
+        now_us = self._context.clock.now_us()
         # Time never goes back within an account: the order of its spends is the order of their times.
         spent_us = max(now_us, source.last_spend_us)
-        sight = self._sight
         if refusal is None and sight is not None:
             refusal = self._refusal(connection, source, policy, sight, spent_us)
         if refusal is not None:
@@ -143,7 +141,7 @@ class Acceptance:
 
     def _submitted(
         self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
-    ) -> Accepted:
+    ) -> TransferRecord:
         context, request = self._context, self._request
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
         signed = transactions.transfer(
@@ -161,7 +159,7 @@ class Acceptance:
             transfer_id=transfer_id,
             status=TransferStatus.SUBMITTED,
             recipient=sight.recipient,
-            tx_signature=signed.signature,
+            signed=signed,
             spent_us=spent_us,
             created_us=now_us,
         )
@@ -170,10 +168,9 @@ class Acceptance:
         account_store.reserve(
             connection, source.account_id, spent_total=total, spent_us=spent_us, amount=self._amount
         )
-        chain_transactions.insert_attempt(connection, transfer_id, 1, signed)
-        return Accepted(transfer=transfer, attempt=AttemptRecord(1, signed))
+        return transfer
 
-    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Accepted:
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> TransferRecord:
         transfer = self._inserted(
             connection,
             transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
@@ -187,9 +184,9 @@ class Acceptance:
         booking.book_rejection(
             connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
         )
-        return Accepted(transfer=transfer)
+        return transfer
 
-    def _pending(self, connection: Connection, policy: Policy, sight: Sight, now_us: int) -> Accepted:
+    def _pending(self, connection: Connection, policy: Policy, sight: Sight, now_us: int) -> TransferRecord:
         transfer = self._inserted(
             connection,
             transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
@@ -199,7 +196,7 @@ class Acceptance:
         )
         escalated = booking.escalated(transfer, policy.escalation_threshold)
         booking.record_events(connection, self._context, transfer, now_us, escalated)
-        return Accepted(transfer=transfer)
+        return transfer
 
     def _inserted(
         self,
@@ -209,7 +206,7 @@ class Acceptance:
         status: TransferStatus,
         recipient: Recipient | None,
         created_us: int,
-        tx_signature: str | None = None,
+        signed: SignedTransaction | None = None,
         spent_us: int | None = None,
         error: str | None = None,
         message: str | None = None,
@@ -233,7 +230,9 @@ class Acceptance:
             status=status.value,
             error=error,
             message=message,
-            tx_signature=tx_signature,
+            tx_signature=None if signed is None else signed.signature,
+            tx_raw=None if signed is None else signed.raw,
+            tx_last_valid_block_height=None if signed is None else signed.last_valid_block_height,
             initiated=False,
             spent_us=spent_us,
             settled_us=None,

@@ -32,7 +32,6 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import (
     Acceptance,
-    Accepted,
     Contended,
     Sight,
     key_holder_of,
@@ -40,10 +39,8 @@ from agentpay_server.services.transfers.acceptance import (
 )
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import chain_transactions
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -78,19 +75,27 @@ class Transfers:
                 outcome is not known yet.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
-        request = attrs.evolve(request, memo=request.memo or None)
+        if request.memo == "":
+            request = attrs.evolve(request, memo=None)
         deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
         while True:
             view = await self._database.run(_view, principal, request)
             judged = verdict(key_holder_of(view.holder), terms_of(request), self._clock.now_us())
             if judged in (Verdict.NEW, Verdict.RETRY):
-                acceptance = await self._acceptance(principal, request, view, deadline)
-                if acceptance is None:
+                transfer = await self._accepted(principal, request, view, deadline)
+                if transfer is None:
                     continue
-                transfer = await self._accepted(acceptance, deadline)
             else:
                 assert view.holder is not None  # noqa: S101 - only a held key is judged otherwise
-                transfer = await self._repeated(judged, view.holder, deadline)
+                if judged is Verdict.CONFLICT:
+                    raise Problem(
+                        ErrorCode.IDEMPOTENCY_CONFLICT,
+                        "This idempotency_key was used with other parameters; send the same ones, or take a "
+                        "new key.",
+                    )
+                transfer = view.holder
+            if transfer.status == TransferStatus.SUBMITTED:
+                transfer = await self._driven(transfer, deadline, is_new=transfer is not view.holder)
             return self._answer(transfer)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
@@ -111,39 +116,31 @@ class Transfers:
             raise not_found("transfer", transfer_id)
         return self._shown(record)
 
-    # --- A new transfer -----------------------------------------------------------------------------------
-
-    async def _acceptance(
+    async def _accepted(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
-    ) -> "Accepted | None":
+    ) -> TransferRecord | None:
         """Decide about a new transfer, in one unit of work; None asks for another look at everything."""
-        if view.source.paused:
-            return await self._decide(principal, request, None, is_last_look=False)
-        try:
-            sight = await self._look(request, view)
-        except ChainUnavailableError:
-            raise chain_unavailable() from None
-        is_last_look = asyncio.get_running_loop().time() >= deadline
-        try:
-            return await self._decide(principal, request, sight, is_last_look=is_last_look)
-        except Contended:
-            await self._others_finished(view.source.account_id, deadline)
-            return None
-
-    async def _decide(
-        self, principal: Principal, request: CreateTransfer, sight: Sight | None, *, is_last_look: bool
-    ) -> "Accepted | None":
-        acceptance = Acceptance(self._context, principal, request, sight, is_last_look=is_last_look)
+        sight, is_last_look = None, False
+        if not view.source.paused:
+            is_last_look = asyncio.get_running_loop().time() >= deadline
+            try:
+                sight = await self._look(request, view)
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
+        acceptance = Acceptance(
+            self._context, principal, request, view.holder, sight, is_last_look=is_last_look
+        )
         try:
             return await self._database.run(acceptance)
-        except IntegrityError:
-            # Another request under this key, for another source account, was first: look again.
-            holder = await self._database.run(
-                store.key_holder, principal.operator_id, request.idempotency_key
-            )
-            if holder is None:
-                raise
+        except Contended:
+            for other in await self._database.run(store.submitted, view.source.account_id):
+                await self._driven(other, deadline, is_new=False)
             return None
+        except IntegrityError:
+            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            if await self._database.run(store.key_holder, principal.operator_id, request.idempotency_key):
+                return None
+            raise
 
     async def _look(self, request: CreateTransfer, view: _View) -> Sight:
         """Read from the chain what the decision needs.
@@ -176,51 +173,17 @@ class Transfers:
             spent_total_micro=view.source.spent_total,
         )
 
-    async def _others_finished(self, account_id: str, deadline: float) -> None:
-        """Wait, until the deadline, for the transfers of an account that are under way."""
-        for record in await self._database.run(store.submitted, account_id):
-            await self._waited_for(record, deadline)
-
-    async def _accepted(self, accepted: "Accepted", deadline: float) -> TransferRecord:
-        if accepted.attempt is None:
-            return accepted.transfer
-        return await self._driven(accepted.transfer, accepted.attempt, deadline, is_new=True)
-
-    # --- A transfer that is there already -----------------------------------------------------------------
-
-    async def _repeated(self, judged: Verdict, holder: TransferRecord, deadline: float) -> TransferRecord:
-        if judged is Verdict.CONFLICT:
-            raise Problem(
-                ErrorCode.IDEMPOTENCY_CONFLICT,
-                "This idempotency_key was used with other parameters; send the same ones, or take a new key.",
-            )
-        if judged is Verdict.REPLAY:
-            return holder
-        return await self._waited_for(holder, deadline)
-
-    async def _waited_for(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
-        attempt = await self._database.run(chain_transactions.latest_attempt, transfer.transfer_id)
-        assert attempt is not None  # noqa: S101 - a submitted transfer was signed in the commit that made it
-        return await self._driven(transfer, attempt, deadline, is_new=False)
-
-    async def _driven(
-        self, transfer: TransferRecord, attempt: AttemptRecord, deadline: float, *, is_new: bool
-    ) -> TransferRecord:
-        """Return the transfer at its end, or as it stands at the deadline."""
+    async def _driven(self, transfer: TransferRecord, deadline: float, *, is_new: bool) -> TransferRecord:
+        """Return a submitted transfer at its end, or as it stands at the deadline."""
         steps = TransferSteps(self._context, transfer)
-        driver = self._settlement.drive(transfer.transfer_id, attempt, steps, is_new=is_new)
-        remaining = deadline - asyncio.get_running_loop().time()
-        done, _ = await asyncio.wait({driver}, timeout=max(remaining, 0))
+        driver = self._settlement.drive(transfer.transfer_id, transfer.signed, steps, is_new=is_new)
+        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
+        done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
         if done:
             return driver.result()
-        return await self._read_again(transfer.transfer_id)
-
-    async def _read_again(self, transfer_id: str) -> TransferRecord:
-        record = await self._database.run(store.transfer, transfer_id)
+        record = await self._database.run(store.transfer, transfer.transfer_id)
         assert record is not None  # noqa: S101 - transfers are never deleted
         return record
-
-    # --- Answers ------------------------------------------------------------------------------------------
 
     def _answer(self, record: TransferRecord) -> Transfer:
         """Return the transfer of a settled or pending record.

@@ -27,9 +27,8 @@ from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import chain_transactions, spends
+from agentpay_server.store import spends
 from agentpay_server.store import transfers as store
-from agentpay_server.store.chain_transactions import AttemptRecord
 from agentpay_server.store.transfers import TransferRecord
 
 _FAILURE_CODES: Final = {
@@ -71,13 +70,13 @@ class TransferSteps:
         code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
         return await self._database.run(self._fail, signed, code, message)
 
-    async def expired(self, attempt: AttemptRecord) -> AttemptRecord | Ended[TransferRecord]:
+    async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[TransferRecord]:
         """Sign again, unless the account is paused by now (D36)."""
         blockhash = await self._context.chain.latest_blockhash()
-        if blockhash.last_valid_block_height <= attempt.transaction.last_valid_block_height:
+        if blockhash.last_valid_block_height <= signed.last_valid_block_height:
             # Of a node that lags: the height that proved the expiry was already above it.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        return await self._database.run(self._sign_again, attempt, blockhash)
+        return await self._database.run(self._sign_again, signed, blockhash)
 
     def _initiate(self, connection: Connection) -> None:
         if store.set_initiated(connection, self._transfer.transfer_id):
@@ -87,74 +86,80 @@ class TransferSteps:
             booking.record_events(connection, self._context, self._transfer, now_us, happening)
 
     def _settle(self, connection: Connection, signed: SignedTransaction) -> TransferRecord:
-        transfer, now_us = self._transfer, self._context.clock.now_us()
+        now_us = self._context.clock.now_us()
         end = attrs.evolve(
-            transfer,
+            self._transfer,
             status=TransferStatus.SETTLED.value,
             tx_signature=signed.signature,
             settled_us=now_us,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        was_initiated = store.finish(connection, end)
-        if was_initiated is None:
+        finished = self._finished(connection, end)
+        if finished is None:
             return self._current(connection)
-        account_store.land(connection, transfer.account_id, transfer.amount)
+        account_store.land(connection, end.account_id, end.amount)
         booking.book_settled(connection, self._context, end, now_us)
-        happenings = (
-            [booking.settled(end)] if was_initiated else [booking.initiated(end), booking.settled(end)]
-        )
+        happenings = [booking.settled(end)]
+        if not finished.initiated:
+            happenings.insert(0, booking.initiated(end))
         booking.record_events(connection, self._context, end, now_us, *happenings)
-        return end
+        return finished
 
     def _fail(
-        self,
-        connection: Connection,
-        signed: SignedTransaction,
-        code: ErrorCode,
-        message: str,
+        self, connection: Connection, signed: SignedTransaction, code: ErrorCode, message: str
     ) -> TransferRecord:
-        transfer, now_us = self._transfer, self._context.clock.now_us()
+        now_us = self._context.clock.now_us()
         end = attrs.evolve(
-            transfer,
+            self._transfer,
             status=TransferStatus.FAILED.value,
             error=code.value,
             message=message,
             tx_signature=signed.signature,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        was_initiated = store.finish(connection, end)
-        if was_initiated is None:
+        finished = self._finished(connection, end)
+        if finished is None:
             return self._current(connection)
-        account_store.land(connection, transfer.account_id, transfer.amount)
-        assert transfer.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
+        account_store.land(connection, end.account_id, end.amount)
+        assert end.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
         spends.insert_release(
             connection,
-            transfer.account_id,
-            spent_us=transfer.spent_us,
-            source_id=transfer.transfer_id,
-            amount=transfer.amount,
+            end.account_id,
+            spent_us=end.spent_us,
+            source_id=end.transfer_id,
+            amount=end.amount,
         )
-        if not was_initiated:
+        if not finished.initiated:
             booking.record_events(connection, self._context, end, now_us, booking.initiated(end))
         booking.book_rejection(connection, self._context, end, now_us, code=code, message=message)
-        return end
+        return finished
+
+    def _finished(self, connection: Connection, end: TransferRecord) -> TransferRecord | None:
+        """Bring the transfer to `end`, and return it; None when it has ended before."""
+        if store.finish(connection, end):
+            return end
+        current = store.transfer(connection, end.transfer_id, lock=True)
+        if current is None or current.status != TransferStatus.SUBMITTED:
+            return None
+        # `transfer.initiated` was written since this driver read the transfer.
+        end = attrs.evolve(end, initiated=current.initiated)
+        return end if store.finish(connection, end) else None
 
     def _sign_again(
-        self, connection: Connection, attempt: AttemptRecord, blockhash: Blockhash
-    ) -> AttemptRecord | Ended[TransferRecord]:
-        context, transfer = self._context, self._transfer
-        source = account_store.account(connection, transfer.account_id, lock=True)
+        self, connection: Connection, expired: SignedTransaction, blockhash: Blockhash
+    ) -> SignedTransaction | Ended[TransferRecord]:
+        context = self._context
+        source = account_store.account(connection, self._transfer.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
-        newest = chain_transactions.latest_attempt(connection, transfer.transfer_id)
-        if newest is not None and newest.attempt > attempt.attempt:
-            return newest
-        current = self._current(connection)
-        if current.status != TransferStatus.SUBMITTED:
-            return Ended(current)
+        transfer = self._current(connection)
+        if transfer.status != TransferStatus.SUBMITTED:
+            return Ended(transfer)
+        if transfer.signed.signature != expired.signature:
+            return transfer.signed
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
-            message = f"{refusal.message} The transaction had expired unsent or unseen; nothing was moved."
-            return Ended(self._fail(connection, attempt.transaction, refusal.code, message))
+            message = f"{refusal.message} The transaction had expired without landing; nothing was moved."
+            return Ended(self._fail(connection, expired, refusal.code, message))
         assert transfer.recipient_token_account is not None  # noqa: S101 - resolved before it was submitted
         signed = transactions.transfer(
             context.signer,
@@ -168,9 +173,8 @@ class TransferSteps:
                 transfer.transfer_id, transfer.memo, context.settings.onchain_memo.value
             ),
         )
-        chain_transactions.insert_attempt(connection, transfer.transfer_id, attempt.attempt + 1, signed)
-        store.set_signature(connection, transfer.transfer_id, signed.signature)
-        return AttemptRecord(attempt.attempt + 1, signed)
+        store.sign_again(connection, transfer.transfer_id, signed)
+        return signed
 
     def _current(self, connection: Connection) -> TransferRecord:
         record = store.transfer(connection, self._transfer.transfer_id)
