@@ -14,6 +14,7 @@ from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.domain.problems import Problem, invalid
 
+_LENGTH_MAX_DIGITS: Final = 18
 _TOO_LARGE: Final = Problem(
     ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes; send less."
 )
@@ -25,8 +26,9 @@ async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
     Raises:
         Problem: `payload_too_large`.
     """
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > BODY_MAX_BYTES:
+    length = headers.get("content-length", "").lstrip("0")
+    # Digits are counted first: an integer of thousands of them is more than `int` takes.
+    if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _TOO_LARGE
     chunks, size = [], 0
     while True:
