@@ -49,3 +49,36 @@ def funded(server: AgentPayServer, client: AgentPay) -> Funded:
         return client.accounts.get(account.account_id)
 
     return make
+
+
+# --- Shared by a whole module: for tests of what is refused, which change nothing -----------------------------
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[AgentPayServer]:
+    """A server that all tests of a module share, because they leave it as it was."""
+    with AgentPayServer(clock=START) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_http(shared_server: AgentPayServer) -> Iterator[httpx.Client]:
+    """A plain HTTP client of `shared_server` with the operator's key."""
+    with raw_client(shared_server) as plain:
+        yield plain
+
+
+@pytest.fixture(scope="module")
+def shared_account(shared_server: AgentPayServer) -> Account:
+    """An account on `shared_server` that holds 100 USDC."""
+    account = shared_server.client().accounts.create(name="Payer")
+    shared_server.sandbox.fund(account.account_id, 100)
+    return account
+
+
+@pytest.fixture(scope="module")
+def shared_agent_http(shared_server: AgentPayServer, shared_account: Account) -> Iterator[httpx.Client]:
+    """A plain HTTP client of `shared_server` with an agent-scoped key of `shared_account`."""
+    key = shared_server.console.create_agent_key(shared_account.account_id).key
+    with raw_client(shared_server, key) as plain:
+        yield plain

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 
 from agentpay.contract.accounts import Account
+from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.embedded.transports import EmbeddedTransport
 
@@ -13,6 +15,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 Funded = Callable[..., Account]
 """Makes an account that holds an amount of USDC: `funded("100")`, `funded("2.5", name="Payer")`."""
+
+UNKNOWN_ACCOUNT = "acct_01kdvdna0049bdrk9b68rp8kma"
+UNKNOWN_TRANSFER = "txn_01kdvdna0049bdrk9b68rp8kma"
+UNKNOWN_KEY_ID = "key_01kdvdna0049bdrk9b68rp8kma"
 
 
 def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Client:
@@ -29,3 +35,56 @@ def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Clie
         base_url="http://agentpay.invalid",
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )
+
+
+def refused(response: httpx.Response, code: str) -> dict[str, Any]:
+    """Assert that an answer is the error `code`, with its status and a body as D1 says, and return the body."""
+    body = response.json()
+    assert body["error"] == code, body
+    assert response.status_code == HTTP_STATUS[ErrorCode(code)]
+    assert_error_shape(response)
+    return dict(body)
+
+
+def assert_error_shape(response: httpx.Response) -> None:
+    """Assert what every error answer has (D1, D2, D6, D7)."""
+    body = response.json()
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert isinstance(body["error"], str)
+    assert body["message"].endswith(".")
+    if response.status_code == 402:
+        assert set(body) == {"error", "message", "transfer_id", "status"}
+        return
+    assert body["request_id"] == response.headers["x-request-id"]
+    extra = set(body) - {"error", "message", "request_id"}
+    if response.status_code == 400:
+        assert extra == {"details"}
+        assert body["details"]
+        for fault in body["details"]:
+            assert set(fault) == {"field", "message"}
+    elif response.status_code == 503:
+        assert extra in (set(), {"transfer_id", "status"})
+        assert response.headers["retry-after"].isdecimal()
+    else:
+        assert extra == set()
+    assert (response.status_code == 401) == ("www-authenticate" in response.headers)
+    assert (response.status_code == 405) == ("allow" in response.headers)
+    if response.status_code == 429:
+        assert int(response.headers["retry-after"]) >= 1
+
+
+def faults(response: httpx.Response) -> dict[str, str]:
+    """Assert that an answer is 400 `invalid_request`, and return its faults by field."""
+    return {fault["field"]: fault["message"] for fault in refused(response, "invalid_request")["details"]}
+
+
+def state_of(server: AgentPayServer) -> tuple[bytes, int]:
+    """Return all that a request could change: the whole database, and how many transactions the chain has run."""
+    context: Any = server._running.runtime.context
+
+    async def read() -> tuple[bytes, int]:
+        connection = context.database._connection.connection.driver_connection
+        return bytes(connection.serialize()), context.chain._slot
+
+    return server._running._owner.call(read())

@@ -1,0 +1,401 @@
+"""Errors that no endpoint owns: keys, paths, methods, sizes, media types, and the order of checks (D1 to D11)."""
+
+import httpx
+import pytest
+from server_world import (
+    START,
+    UNKNOWN_ACCOUNT,
+    Funded,
+    faults,
+    raw_client,
+    refused,
+    state_of,
+)
+
+from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.http.app import BOUND_ENDPOINTS
+from agentpay_server.settings import Settings
+
+KIB = 1024
+WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))
+
+PATHS = sorted({endpoint.path for endpoint in BOUND_ENDPOINTS})
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"]
+
+
+def transfer_body(**changes):
+    return {"from": UNKNOWN_ACCOUNT, "to": UNKNOWN_ACCOUNT, "amount": "1", "idempotency_key": "k", **changes}
+
+
+# --- Keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics"])
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        *[None, "", "Bearer", "Bearer ", "Bearer x", "Basic dXNlcjpwYXNz", "Bearer ap_operator_", "Token {key}"],
+        *["{key}", "Bearer {key}x", "Bearer x{key}", "Bearer {key} {key}", "Bearer: {key}", "Bearer,{key}"],
+        *[f"Bearer {WELL_FORMED_UNKNOWN_KEY}", "Bearer " + "x" * 10_000, "Bearer {flipped}", b"Bearer \xff\xfe"],
+        "Bearer {agent_prefixed}",
+    ],
+)
+def test_without_a_valid_key_every_path_answers_401(shared_http, shared_server, path, authorization):
+    if isinstance(authorization, str):
+        key = shared_server.operator_key
+        authorization = authorization.format(
+            key=key,
+            flipped=key[:-1] + ("0" if key[-1] != "0" else "1"),
+            agent_prefixed=key.replace("operator", "agent"),
+        )
+    headers = {} if authorization is None else {"Authorization": authorization}
+    with raw_client(shared_server, "") as anonymous:
+        response = anonymous.get(path, headers=headers)
+
+    refused(response, "unauthorized")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_all_invalid_keys_get_the_same_answer(shared_server):
+    answers = set()
+    for key in ("nonsense", WELL_FORMED_UNKNOWN_KEY, "x" * 5_000):
+        with raw_client(shared_server, key) as client:
+            body = client.get("/v1/accounts").json()
+        answers.add((body["error"], body["message"]))
+
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_is_read_in_any_case(shared_http, shared_server, scheme):
+    headers = {"Authorization": f"{scheme} {shared_server.operator_key}"}
+
+    assert shared_http.get("/v1/accounts", headers=headers).status_code == 200
+
+
+def test_two_authorization_headers_are_none(shared_server, shared_http):
+    twice = [("Authorization", f"Bearer {shared_server.operator_key}")] * 2
+    with raw_client(shared_server, "") as anonymous:
+        refused(anonymous.get("/v1/accounts", headers=twice), "unauthorized")
+
+
+def test_a_key_in_the_query_or_the_body_is_no_key(shared_server):
+    key = shared_server.operator_key
+    with raw_client(shared_server, "") as anonymous:
+        refused(anonymous.get("/v1/accounts", params={"api_key": key, "access_token": key}), "unauthorized")
+
+
+# --- Paths and methods ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *["/", "/v1", "/v1/", "/v2/accounts", "/v1/accounts/", "/v1/accounts/x/", "/v1/accounts/x/y", "/V1/accounts"],
+        *["/v1//accounts", "/v1/accounts/x/policy/", "/v1/transfers/", "/openapi.json", "/console", "/sandbox"],
+        *["/v1/accounts/a%2Fb", "/v1/accounts%00", "/v1/sessions"],
+    ],
+)
+def test_an_unknown_path_is_404(shared_http, path):
+    refused(shared_http.get(path), "not_found")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_http, path, method):
+    allowed = {endpoint.method for endpoint in BOUND_ENDPOINTS if endpoint.path == path}
+    if method in allowed:
+        return
+
+    response = shared_http.request(method, path)
+
+    refused(response, "method_not_allowed")
+    assert response.headers["allow"] == ", ".join(sorted(allowed))
+
+
+@pytest.mark.parametrize("identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000])
+@pytest.mark.parametrize("path", [path for path in PATHS if "{" in path])
+def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
+    methods = {endpoint.method for endpoint in BOUND_ENDPOINTS if endpoint.path == path}
+    before, _, after = path.partition("{")
+    target = before + identifier + after.partition("}")[2]
+
+    for method in methods:
+        body = {"json": {"amount": "1"}} if method == "POST" else {"json": {}} if method == "PUT" else {}
+        refused(shared_http.request(method, target, **body), "not_found")
+
+
+def test_every_answer_has_a_request_id_of_its_own(shared_http):
+    answers = [
+        shared_http.get("/v1/accounts"),
+        shared_http.get("/v1/accounts"),
+        shared_http.get("/v1/nowhere"),
+        shared_http.get("/v1/accounts", headers={"Authorization": "x", "X-Request-Id": "mine"}),
+        shared_http.post("/v1/transfers", content=b"{"),
+    ]
+
+    identifiers = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(identifiers)) == len(answers)
+    assert all(len(identifier) == len("req_") + 26 for identifier in identifiers)
+
+
+# --- Size, media type -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/accounts", "/v1/transfers", "/console/agent-keys", "/sandbox/clock/advance"])
+def test_a_body_of_64_kib_is_read_and_one_byte_more_is_413(shared_http, path):
+    faults(shared_http.post(path, content=b" " * (64 * KIB)))
+    refused(shared_http.post(path, content=b" " * (64 * KIB + 1)), "payload_too_large")
+
+
+def test_a_chunked_body_is_measured_as_it_comes(shared_http):
+    def chunks(count):
+        yield from [b" " * KIB] * count
+
+    refused(shared_http.post("/v1/accounts", content=chunks(65)), "payload_too_large")
+    faults(shared_http.post("/v1/accounts", content=chunks(64)))
+
+
+def test_a_small_body_that_claims_to_be_small_and_is_not_is_413(shared_http):
+    headers = {"Content-Length": "5"}
+
+    refused(shared_http.post("/v1/accounts", content=b" " * 70_000, headers=headers), "payload_too_large")
+
+
+@pytest.mark.parametrize("length", ["9" * 20, "9" * 5_000])
+def test_a_body_that_claims_to_be_huge_is_413_unread(shared_http, length):
+    headers = {"Content-Length": length}
+
+    refused(shared_http.post("/v1/accounts", content=b"{}", headers=headers), "payload_too_large")
+
+
+@pytest.mark.parametrize("length", ["-1", "abc", "", "1e3", "\u00b2"])
+def test_a_content_length_that_is_no_number_decides_nothing(shared_http, length):
+    headers = {"Content-Length": length.encode("latin-1")}
+
+    faults(shared_http.post("/v1/accounts", content=b"{}", headers=headers))
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        *["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"],
+        *["application/xml", "application/jsonp", "application/json; charset=latin-1", "text/json"],
+    ],
+)
+def test_a_body_that_says_it_is_not_json_is_415(shared_http, content_type):
+    response = shared_http.post("/v1/accounts", content=b'{"name":"x"}', headers={"Content-Type": content_type})
+
+    refused(response, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "APPLICATION/JSON", 'application/json; charset="utf-8"', "application/json;charset=UTF-8"],
+)
+def test_json_by_any_of_its_names_is_read(http, content_type):
+    response = http.post("/v1/accounts", content=b'{"name":"x"}', headers={"Content-Type": content_type})
+
+    assert response.status_code == 201
+
+
+def test_a_body_that_does_not_say_what_it_is_is_tried(http):
+    response = http.post("/v1/accounts", content=b'{"name":"x"}')
+
+    assert "content-type" not in response.request.headers
+    assert response.status_code == 201
+
+
+# --- Bodies that are not JSON, or not this JSON -----------------------------------------------------------
+
+NOT_JSON = {
+    "empty": b"",
+    "blank": b"  ",
+    "cut off": b'{"name":',
+    "two values": b"{} {}",
+    "trailing comma": b'{"name":"x",}',
+    "single quotes": b"{'name':'x'}",
+    "comment": b'{"name":"x"} // no',
+    "NaN": b'{"name":NaN}',
+    "Infinity": b'{"name":-Infinity}',
+    "byte order mark": b'\xef\xbb\xbf{"name":"x"}',
+    "latin-1": b'{"name":"\xe9"}',
+    "UTF-16": '{"name":"x"}'.encode("utf-16"),
+    "surrogate in UTF-8": b'{"name":"\xed\xa0\x80"}',
+    "raw control character": b'{"name":"a\x01"}',
+    "raw NUL": b'{"name":"a\x00"}',
+    "escaped NUL": b'{"name":"a\\u0000"}',
+    "NUL in a key": b'{"name":"x","metadata":{"\\u0000":1}}',
+    "lone surrogate": b'{"name":"\\ud800"}',
+    "lone low surrogate": b'{"name":"x","metadata":{"a":["\\udfff"]}}',
+    "repeated key": b'{"name":"x","name":"y"}',
+    "repeated key, escaped": b'{"name":"x","n\\u0061me":"x"}',
+    "repeated key, deep": b'{"name":"x","metadata":{"a":[{"b":1,"b":1}]}}',
+    "nesting of 17": b'{"name":"x","metadata":' + b'{"a":' * 15 + b"[]" + b"}" * 15 + b"}",
+    "nesting without end": b"[" * 60_000,
+    "objects without end": b'{"a":' * 12_000,
+    "integer of 5,000 digits": b'{"name":' + b"1" * 5_000 + b"}",
+    "exponent of 30 digits": b'{"name":1e' + b"9" * 30 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON)
+def test_a_body_that_is_not_acceptable_json_is_400_and_changes_nothing(shared_server, shared_http, body):
+    before = state_of(shared_server)
+
+    found = faults(shared_http.post("/v1/accounts", content=body))
+
+    assert set(found) == {"body"}
+    assert found["body"].startswith("must ")
+    assert state_of(shared_server) == before
+
+
+def test_a_nesting_of_16_is_read(http):
+    body = b'{"name":"x","metadata":' + b'{"a":' * 14 + b"[]" + b"}" * 14 + b"}"
+
+    assert http.post("/v1/accounts", content=body).status_code == 201
+
+
+@pytest.mark.parametrize("body", [b"null", b"true", b"1", b'"x"', b"[]", b'[{"name":"x"}]'])
+@pytest.mark.parametrize(
+    "endpoint", [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.request], ids=lambda endpoint: endpoint.name
+)
+def test_a_body_that_is_no_object_is_400(shared_http, endpoint, body):
+    path = endpoint.path.format(account_id=UNKNOWN_ACCOUNT)
+
+    assert faults(shared_http.request(endpoint.method, path, content=body)) == {"body": "must be an object"}
+
+
+# --- Order of checks (D11) --------------------------------------------------------------------------------
+
+
+def test_401_comes_before_404_and_405_of_the_route(shared_server):
+    with raw_client(shared_server, "") as anonymous:
+        refused(anonymous.get("/nowhere"), "unauthorized")
+        refused(anonymous.delete("/v1/accounts"), "unauthorized")
+        refused(anonymous.post("/v1/transfers", content=b" " * 70_000), "unauthorized")
+
+
+def test_404_and_405_of_the_route_come_before_403(shared_server, shared_agent_http):
+    refused(shared_agent_http.get("/console/nowhere"), "not_found")
+    refused(shared_agent_http.delete("/console/audit"), "method_not_allowed")
+
+
+def test_403_comes_before_429_and_429_before_413():
+    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=2)) as server:
+        account = server.client().accounts.create(name="a")
+        agent = server.console.create_agent_key(account.account_id)
+        with raw_client(server, agent.key) as http:
+            for _ in range(2):
+                assert http.get(f"/v1/accounts/{account.account_id}").status_code == 200
+            refused(http.get(f"/v1/accounts/{account.account_id}"), "rate_limited")
+
+            refused(http.get(f"/v1/accounts/{account.account_id}/policy"), "forbidden")
+            refused(http.get("/v1/nowhere"), "not_found")
+            refused(http.post("/v1/transfers", content=b" " * 70_000), "rate_limited")
+
+
+def test_403_comes_before_413_415_and_400(shared_agent_http):
+    path = f"/v1/accounts/{UNKNOWN_ACCOUNT}/policy"
+
+    refused(shared_agent_http.put(path, content=b" " * 70_000), "forbidden")
+    refused(shared_agent_http.put(path, content=b"x", headers={"Content-Type": "text/plain"}), "forbidden")
+    refused(shared_agent_http.put(path, content=b"x"), "forbidden")
+
+
+def test_413_comes_before_415(shared_http):
+    headers = {"Content-Type": "text/plain"}
+
+    refused(shared_http.post("/v1/transfers", content=b"x" * 70_000, headers=headers), "payload_too_large")
+
+
+def test_415_comes_before_400(shared_http):
+    headers = {"Content-Type": "text/plain"}
+
+    refused(shared_http.post("/v1/transfers", content=b"{", headers=headers), "unsupported_media_type")
+
+
+def test_400_comes_before_404_of_the_account(shared_http):
+    faults(shared_http.post("/v1/transfers", json=transfer_body(amount=1)))
+    faults(shared_http.put(f"/v1/accounts/{UNKNOWN_ACCOUNT}/policy", json={"paused": 1}))
+    faults(shared_http.get(f"/v1/accounts/{UNKNOWN_ACCOUNT}/transactions", params={"limit": 0}))
+    faults(shared_http.post(f"/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "-1"}))
+
+
+def test_404_of_the_source_comes_before_the_idempotency_key(funded: Funded, http: httpx.Client):
+    payer, payee = funded("5"), funded("0.1")
+    body = transfer_body(**{"from": payer.account_id}, to=payee.account_id)
+    assert http.post("/v1/transfers", json=body).status_code == 200
+
+    refused(http.post("/v1/transfers", json={**body, "from": UNKNOWN_ACCOUNT}), "not_found")
+
+
+def test_the_idempotency_key_comes_before_paused(funded: Funded, http: httpx.Client):
+    payer, payee = funded("5"), funded("0.1")
+    body = transfer_body(**{"from": payer.account_id}, to=payee.account_id)
+    settled = http.post("/v1/transfers", json=body)
+    http.put(f"/v1/accounts/{payer.account_id}/policy", json={"paused": True})
+
+    assert http.post("/v1/transfers", json=body).json() == settled.json()
+    refused(http.post("/v1/transfers", json={**body, "amount": "2"}), "idempotency_conflict")
+
+
+def test_paused_comes_before_the_recipient_and_the_recipient_before_the_rest(funded: Funded, http: httpx.Client):
+    payer = funded("5")
+    path = f"/v1/accounts/{payer.account_id}/policy"
+    body = transfer_body(**{"from": payer.account_id}, to="nobody", amount="100")
+    strict = {"require_memo": True, "allowed_counterparties": [], "categories": [], "max_single_transfer": 0}
+
+    http.put(path, json={**strict, "paused": True})
+    refused(http.post("/v1/transfers", json={**body, "idempotency_key": "1"}), "account_paused")
+
+    http.put(path, json={"paused": False})
+    refused(http.post("/v1/transfers", json={**body, "idempotency_key": "2"}), "invalid_recipient")
+
+
+# --- Rate limit (D7) --------------------------------------------------------------------------------------
+
+
+def test_over_the_rate_limit_is_429_until_retry_after_has_passed():
+    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=3)) as server:
+        with raw_client(server) as http, raw_client(server, _agent_key(server)) as agent:
+            while (response := http.get("/v1/accounts")).status_code == 200:
+                pass
+
+            refused(response, "rate_limited")
+            assert response.headers["retry-after"] == "20"
+            assert agent.get("/v1/accounts").status_code == 403, "another key has its own limit"
+
+            _move_clock(server, 19.999)
+            refused(http.get("/v1/accounts"), "rate_limited")
+            _move_clock(server, 0.001)
+            assert http.get("/v1/accounts").status_code == 200
+            refused(http.get("/v1/accounts"), "rate_limited")
+
+
+def test_a_rate_limited_transfer_moves_nothing_and_stores_nothing():
+    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=5)) as server, raw_client(server) as http:
+        account = http.post("/v1/accounts", json={"name": "a"}).json()["account_id"]
+        while http.get("/v1/accounts").status_code == 200:
+            pass
+        before = state_of(server)
+
+        refused(http.post("/v1/transfers", json=transfer_body(**{"from": account})), "rate_limited")
+
+        assert state_of(server) == before
+
+
+def test_without_the_setting_there_is_no_limit(shared_http):
+    assert {shared_http.get("/sandbox/clock").status_code for _ in range(200)} == {200}
+
+
+def _agent_key(server):
+    account = server.client().accounts.create(name="a")
+    return server.console.create_agent_key(account.account_id).key
+
+
+def _move_clock(server, seconds):
+    """Past the limit that the operator's own requests are under."""
+    runtime = server._running.runtime
+    server._running._owner.call(runtime.schedule.advance(round(seconds * 1_000_000)))
