@@ -3,7 +3,6 @@
 from typing import Any
 
 import attrs
-from sqlalchemy import Connection
 
 from agentpay.contract import codec
 from agentpay.contract.accounts import Account
@@ -28,6 +27,7 @@ from agentpay_server.store import audit as audit_store
 from agentpay_server.store import policy_records, spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.audit import AuditRecord
+from agentpay_server.store.connection import Connection
 
 
 class Console:
@@ -55,7 +55,7 @@ class Console:
             Problem: `not_found`, `chain_unavailable`.
         """
         account = await self._runtime.accounts.get(principal, account_id)
-        detail = await self._runtime.context.database.run(self._detail, principal, account_id)
+        detail = await self._runtime.context.database.read(self._detail, principal, account_id)
         record, spent, policy_record = detail
         policy = stored_policy(record.policy)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
@@ -73,7 +73,7 @@ class Console:
         """Return a page of what was changed by whom."""
         listing = List("audit", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._runtime.context.database.run(
+        rows = await self._runtime.context.database.read(
             audit_store.page, principal.operator_id, before, query.limit + 1
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_audit_entry)

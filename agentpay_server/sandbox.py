@@ -1,7 +1,5 @@
 """The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
 
-from sqlalchemy import Connection
-
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -28,6 +26,7 @@ from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
 from agentpay_server.store import entries
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 
 
 class Sandbox:
@@ -45,7 +44,7 @@ class Sandbox:
         """
         self._require_test_chain()
         context = self._context
-        account = await context.database.run(own_account, principal, account_id)
+        account = await context.database.read(own_account, principal, account_id)
         chain, amount_micro = context.chain, to_micro(request.amount)
         try:
             signed = transactions.mint(

@@ -1,8 +1,8 @@
 """A settled transfer through the SDK in process, against the sum of what it cannot do without.
 
 The floor is: LiteSVM builds, signs and executes a transfer with a memo; one httpx round trip posts the same
-request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each.
-All on one thread. The subject is the sync client, whose calls cross to the server's thread and back.
+request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each
+through SQLAlchemy Core into SQLite in memory. All on one thread. The subject is the sync client, whose calls cross to the server's thread and back.
 """
 
 import asyncio
@@ -16,13 +16,12 @@ from solders.litesvm import LiteSVM
 from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
-from sqlalchemy import insert
+from sqlalchemy import create_engine, insert
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.store.database import MemoryDatabase
 from agentpay_server.store.tables import operators
 
 ANSWER = json.dumps(
@@ -109,21 +108,25 @@ class BareChain:
 def run() -> list[Result]:
     """Return the ratio of a settled transfer to its floors."""
     loop = asyncio.new_event_loop()
-    bare, database = BareChain(), MemoryDatabase()
+    bare = BareChain()
+    connection = create_engine("sqlite://").connect()
+    with connection.begin():
+        operators.create(connection)
     numbers = itertools.count()
     http = httpx.AsyncClient(transport=httpx.ASGITransport(null_app), base_url="http://null.invalid")
     statement = insert(operators)
 
-    def commit(connection) -> None:
-        connection.execute(
-            statement, {"operator_id": f"op_{next(numbers)}", "name": "operator", "created_us": 0}
-        )
+    def commit() -> None:
+        with connection.begin():
+            connection.execute(
+                statement, {"operator_id": f"op_{next(numbers)}", "name": "operator", "created_us": 0}
+            )
 
     async def floor_once() -> None:
         bare.transfer()
         (await http.post("/v1/transfers", json=REQUEST)).json()
-        await database.run(commit)
-        await database.run(commit)
+        commit()
+        commit()
 
     async def floor_batch(count: int) -> None:
         for _ in range(count):

@@ -6,8 +6,6 @@ two leaves behind is an empty token account that nobody was told of; its place i
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
-
 from agentpay.contract import codec, identifiers
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.pages import PageBody
@@ -28,6 +26,7 @@ from agentpay_server.services.policies import canonical_policy, own_account, sto
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 
 _CUSTODIAL = "custodial"
 
@@ -60,7 +59,7 @@ class Accounts:
         Raises:
             Problem: `not_found`, `chain_unavailable`.
         """
-        record = await self._context.database.run(own_account, principal, account_id)
+        record = await self._context.database.read(own_account, principal, account_id)
         (balance,) = await self._balances([record])
         return _account(record, balance)
 
@@ -74,7 +73,7 @@ class Accounts:
         listing = List("accounts", principal.operator_id)
         paused = None if query.status is None else query.status is AccountStatus.PAUSED
         before = listing.before(query.cursor)
-        rows = await self._context.database.run(
+        rows = await self._context.database.read(
             store.page, principal.operator_id, before, query.limit + 1, paused=paused
         )
         balances = dict(zip(rows, await self._balances(rows), strict=True))
@@ -88,7 +87,7 @@ class Accounts:
         Raises:
             Problem: `not_found`, `chain_unavailable`.
         """
-        record = await self._context.database.run(own_account, principal, account_id)
+        record = await self._context.database.read(own_account, principal, account_id)
         (balance,) = await self._balances([record])
         return Balance(
             account_id=record.account_id,

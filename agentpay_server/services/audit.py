@@ -1,10 +1,9 @@
 """Recording who changed what: into the audit trail, in the commit that makes the change."""
 
-from sqlalchemy import Connection
-
 from agentpay.contract import codec
 from agentpay_server.domain.principals import Principal
 from agentpay_server.store import audit as store
+from agentpay_server.store.connection import Connection
 
 
 def record(

@@ -1,13 +1,13 @@
 """Recording events: into the outbox, in the commit that changes what they tell of."""
 
 from attrs import frozen
-from sqlalchemy import Connection
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.events import Event, EventType
 from agentpay_server.clock import from_us
 from agentpay_server.randomness import Identifiers
 from agentpay_server.store import events as store
+from agentpay_server.store.connection import Connection
 
 
 @frozen(kw_only=True)

@@ -28,8 +28,8 @@ class History:
         """
         listing = List("transactions", account_id)
         before = listing.before(query.cursor)
-        await self._context.database.run(own_account, principal, account_id)
-        rows = await self._context.database.run(
+        await self._context.database.read(own_account, principal, account_id)
+        rows = await self._context.database.read(
             store.page,
             account_id,
             before,

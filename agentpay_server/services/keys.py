@@ -1,7 +1,6 @@
 """Operators and their keys: made, shown once, looked up by digest, revoked (D16, D17)."""
 
 from attrs import field, frozen
-from sqlalchemy import Connection
 
 from agentpay.contract import identifiers
 from agentpay.contract.pages import PageBody
@@ -15,6 +14,7 @@ from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import own_account
 from agentpay_server.store import keys as store
+from agentpay_server.store.connection import Connection
 
 
 @frozen(kw_only=True)
@@ -37,7 +37,7 @@ class Keys:
         digest = digest_of(key)
         if digest is None:
             return None
-        found = await self._context.database.run(store.live_key, digest)
+        found = await self._context.database.read(store.live_key, digest)
         if found is None:
             return None
         key_id, operator_id, account_id = found
@@ -75,7 +75,7 @@ class Keys:
         """
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.run(
+        rows = await self._context.database.read(
             store.agent_keys, principal.operator_id, before, query.limit + 1
         )
         return listing.page(

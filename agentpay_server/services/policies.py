@@ -7,7 +7,6 @@ on-chain record follows (`policy_records.py`) and never holds a change up.
 from functools import lru_cache
 
 from attrs import frozen
-from sqlalchemy import Connection
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import ErrorCode
@@ -23,6 +22,7 @@ from agentpay_server.settings import PolicyUpdate
 from agentpay_server.store import accounts as store
 from agentpay_server.store import policy_records as record_store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 
 
 @frozen
@@ -57,7 +57,7 @@ class Policies:
         Raises:
             Problem: `not_found`.
         """
-        return _versioned(await self._context.database.run(own_account, principal, account_id))
+        return _versioned(await self._context.database.read(own_account, principal, account_id))
 
     async def put(
         self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None

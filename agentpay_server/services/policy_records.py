@@ -9,8 +9,6 @@ import asyncio
 import hashlib
 from typing import Final
 
-from sqlalchemy import Connection
-
 from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.policy_record import PolicyRecord
@@ -20,6 +18,7 @@ from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
@@ -44,12 +43,12 @@ class PolicyRecords:
 
     async def next_due_us(self) -> int | None:
         """Return when the next record is due to be written; None when all are."""
-        return await self._context.database.run(store.next_due_us)
+        return await self._context.database.read(store.next_due_us)
 
     async def run_due(self) -> None:
         """Write every record that is due now."""
         now_us = self._context.clock.now_us()
-        for account_id in await self._context.database.run(store.due, now_us, _BATCH):
+        for account_id in await self._context.database.read(store.due, now_us, _BATCH):
             await self.write_soon(account_id)
 
     async def _write(self, account_id: str) -> None:
@@ -68,7 +67,7 @@ class PolicyRecords:
             ChainUnavailableError: it is to be tried again later.
         """
         database = self._context.database
-        state = await database.run(_state, account_id)
+        state = await database.read(_state, account_id)
         if state is None:
             return False
         account, record = state

@@ -3,8 +3,9 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import accounts, counters
 
 

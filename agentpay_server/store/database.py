@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.pool import NullPool
+from sqlalchemy import create_engine
 
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.sqlite import SqliteConnection
 from agentpay_server.store.tables import metadata
 
 P = ParamSpec("P")
@@ -31,6 +30,12 @@ class Database(Protocol):
         """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
         ...
 
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)`, which changes nothing, on one state of the database."""
+        ...
+
     async def close(self) -> None:
         """Let go of all connections."""
         ...
@@ -44,52 +49,39 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._connection = _memory_engine().connect()
+        # sqlite3's own transaction control is off: it would begin only at the first write.
+        self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._driver.deserialize(_template())
+        self._connection = SqliteConnection(self._driver)
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("a database in memory belongs to the thread that made it")
-        with self._connection.begin():
-            return unit(self._connection, *args, **kwargs)
+        self._check_thread()
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            result = unit(self._connection, *args, **kwargs)
+        except BaseException:
+            self._driver.execute("ROLLBACK")
+            raise
+        self._driver.execute("COMMIT")
+        return result
+
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile."""
+        self._check_thread()
+        return unit(self._connection, *args, **kwargs)
 
     async def close(self) -> None:
         """Let go of the connection, and with it of all data."""
-        self._connection.close()
+        self._driver.close()
 
-
-class ImmediateDialect(SQLiteDialect_pysqlite):
-    """SQLite whose transactions take the write lock when they begin, so that what they read stays true.
-
-    sqlite3's own transaction control, which would begin only at the first write, is off: connections are made
-    with `isolation_level=None`.
-    """
-
-    supports_statement_cache = True
-
-    def do_begin(self, dbapi_connection: Any) -> None:  # noqa: ANN401 - as the base has it
-        """Begin a transaction."""
-        dbapi_connection.execute("BEGIN IMMEDIATE")
-
-
-registry.register("sqlite.immediate", __name__, ImmediateDialect.__name__)
-
-
-@cache
-def _memory_engine() -> Engine:
-    """The engine of all databases in memory: sharing it shares its compiled statements.
-
-    It pools nothing, so that every connection is a database of its own.
-    """
-    return create_engine("sqlite+immediate://", poolclass=NullPool, creator=_copy_of_template)
-
-
-def _copy_of_template() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.deserialize(_template())
-    return connection
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a database in memory belongs to the thread that made it")
 
 
 @cache

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import insert
 
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import events
 
 _INSERT: Final = insert(events)

@@ -3,8 +3,9 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, and_, bindparam, insert, select, update
+from sqlalchemy import and_, bindparam, insert, select, update
 
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import api_keys, operators
 
 

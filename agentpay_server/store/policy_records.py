@@ -3,9 +3,10 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 
 from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import policy_records
 
 

@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import bindparam, func, insert, select
 
 from agentpay_server.domain.spending import spent_in_window, window_start_us
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import releases, spends
 
 _INSERT: Final = insert(spends)

@@ -3,10 +3,11 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Connection, bindparam, insert, literal_column, null, select, true, update
+from sqlalchemy import bindparam, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import transfers
 
 

@@ -5,7 +5,6 @@ waits: what is read from the chain comes in as `Sight`.
 """
 
 from attrs import frozen
-from sqlalchemy import Connection
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
@@ -25,6 +24,7 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -89,7 +89,7 @@ class Acceptance:
 
         Raises:
             Contended: the balance must be read again.
-            IntegrityError: another transfer has taken the idempotency key.
+            ConflictError: another transfer has taken the idempotency key.
         """
         source = account_store.account(connection, self._request.from_, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted

@@ -2,8 +2,6 @@
 
 from decimal import Decimal
 
-from sqlalchemy import Connection
-
 from agentpay.contract import events, identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -12,6 +10,7 @@ from agentpay_server.clock import from_us
 from agentpay_server.services.context import Context
 from agentpay_server.services.events import Happening, record
 from agentpay_server.store import entries
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 

@@ -9,8 +9,6 @@ import asyncio
 
 import attrs
 from attrs import frozen
-from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
@@ -41,6 +39,7 @@ from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -79,7 +78,7 @@ class Transfers:
             request = attrs.evolve(request, memo=None)
         deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
         while True:
-            view = await self._database.run(_view, principal, request)
+            view = await self._database.read(_view, principal, request)
             judged = verdict(key_holder_of(view.holder), terms_of(request), self._clock.now_us())
             if judged in (Verdict.NEW, Verdict.RETRY):
                 transfer = await self._accepted(principal, request, view, deadline)
@@ -107,7 +106,7 @@ class Transfers:
         """
         record = None
         if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
-            record = await self._database.run(store.transfer, transfer_id)
+            record = await self._database.read(store.transfer, transfer_id)
         if (
             record is None
             or record.operator_id != principal.operator_id
@@ -133,12 +132,12 @@ class Transfers:
         try:
             return await self._database.run(acceptance)
         except Contended:
-            for other in await self._database.run(store.submitted, view.source.account_id):
+            for other in await self._database.read(store.submitted, view.source.account_id):
                 await self._driven(other, deadline, is_new=False)
             return None
-        except IntegrityError:
+        except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
-            if await self._database.run(store.key_holder, principal.operator_id, request.idempotency_key):
+            if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
                 return None
             raise
 
@@ -181,7 +180,7 @@ class Transfers:
         done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
         if done:
             return driver.result()
-        record = await self._database.run(store.transfer, transfer.transfer_id)
+        record = await self._database.read(store.transfer, transfer.transfer_id)
         assert record is not None  # noqa: S101 - transfers are never deleted
         return record
 

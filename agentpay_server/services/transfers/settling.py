@@ -8,7 +8,6 @@ that it never will.
 from typing import Final
 
 import attrs
-from sqlalchemy import Connection
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
@@ -29,6 +28,7 @@ from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
 from agentpay_server.store import transfers as store
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 _FAILURE_CODES: Final = {

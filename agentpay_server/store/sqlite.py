@@ -1,0 +1,161 @@
+"""SQLAlchemy Core on SQLite with SQLAlchemy out of the way of every execution.
+
+SQLAlchemy compiles a statement once; what it does again at each execution takes five times as long as SQLite
+itself, and was most of what a transfer cost. Here a compiled statement is kept as its text, the order of its
+parameters and the columns that need converting, and is run on sqlite3. The tests hold every statement of the
+store against SQLAlchemy's own execution of it.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import Boolean, Executable, Insert, Select
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+
+from agentpay_server.store.connection import ConflictError, Parameters
+
+_DIALECT: Final = SQLiteDialect_pysqlite()
+
+Row = Sequence[Any]
+
+
+@frozen
+class _Prepared:
+    """A statement as sqlite3 takes it."""
+
+    text: str
+    names: tuple[str, ...]
+    constants: dict[str, Any]
+    convert: Callable[[Row], Row] | None
+
+    def positional(self, parameters: Parameters) -> list[Any]:
+        """Return the values of the parameters in the order of the text's question marks."""
+        constants = self.constants
+        if not constants:
+            return [parameters[name] for name in self.names]
+        return [parameters[name] if name in parameters else constants[name] for name in self.names]
+
+
+class SqliteRows:
+    """The result of a statement on SQLite."""
+
+    __slots__ = ("_convert", "_cursor")
+
+    def __init__(self, cursor: sqlite3.Cursor, convert: Callable[[Row], Row] | None) -> None:
+        self._cursor = cursor
+        self._convert = convert
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement changed."""
+        return self._cursor.rowcount
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
+
+    def one_or_none(self) -> Row | None:
+        """Return the only row, or None if there is none.
+
+        Raises:
+            ValueError: there is more than one.
+        """
+        row: Row | None = self._cursor.fetchone()
+        if row is None:
+            return None
+        if self._cursor.fetchone() is not None:
+            raise ValueError("the statement has found more than one row")
+        return row if self._convert is None else self._convert(row)
+
+    def scalars(self) -> Iterator[Any]:
+        """Return the first column of every row."""
+        return (row[0] for row in self)
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row.
+
+        Raises:
+            ValueError: there is no row, or more than one.
+        """
+        row = self.one_or_none()
+        if row is None:
+            raise ValueError("the statement has found no row")
+        return row[0]
+
+    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row, or None if there is no row."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
+class SqliteConnection:
+    """Runs Core statements on a sqlite3 connection, within whatever transaction that is in.
+
+    Args:
+        driver: the connection; its own transaction control is off (`isolation_level=None`).
+    """
+
+    def __init__(self, driver: sqlite3.Connection) -> None:
+        self._driver = driver
+
+    def execute(
+        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
+    ) -> SqliteRows:
+        """Run a statement; with a sequence of parameters, once for each of them.
+
+        Raises:
+            ConflictError: a row would break a constraint.
+            KeyError: a parameter is missing.
+        """
+        try:
+            if isinstance(parameters, Sequence):
+                prepared = _prepared(statement, parameters[0])
+                cursor = self._driver.executemany(prepared.text, [prepared.positional(p) for p in parameters])
+            else:
+                values = parameters or {}
+                prepared = _prepared(statement, values)
+                cursor = self._driver.execute(prepared.text, prepared.positional(values))
+        except sqlite3.IntegrityError as error:
+            raise ConflictError(str(error)) from error
+        return SqliteRows(cursor, prepared.convert)
+
+
+_cache: dict[tuple[Executable, tuple[str, ...]], _Prepared] = {}
+
+
+def _prepared(statement: Executable, parameters: Parameters) -> _Prepared:
+    # Statements are constants of the store's modules: there are as many entries as there are of those. The
+    # names are part of the key because an INSERT has the columns that it is given.
+    key = (statement, tuple(parameters))
+    found = _cache.get(key)
+    if found is None:
+        found = _cache[key] = _prepare(statement, parameters)
+    return found
+
+
+def _prepare(statement: Executable, parameters: Parameters) -> _Prepared:
+    columns = list(parameters) if isinstance(statement, Insert) else None
+    compiled = statement.compile(dialect=_DIALECT, column_keys=columns)  # type: ignore[attr-defined]
+    names = tuple(compiled.positiontup or ())
+    unknown = set(parameters).difference(names)
+    if unknown:
+        raise KeyError(f"the statement has no parameters {sorted(unknown)}")
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    return _Prepared(str(compiled), names, constants, _converter(statement))
+
+
+def _converter(statement: Executable) -> Callable[[Row], Row] | None:
+    """SQLite has no booleans: return what makes them of the numbers in a row."""
+    columns = list(statement.selected_columns) if isinstance(statement, Select) else []
+    places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
+    if not places:
+        return None
+
+    def convert(row: Row) -> Row:
+        values = list(row)
+        for place in places:
+            values[place] = None if values[place] is None else bool(values[place])
+        return values
+
+    return convert
