@@ -117,8 +117,8 @@ class FaultyChain:
         self.is_down = False
         self.calls: list[str] = []
         """The names of all calls so far."""
-        self.sent: list[str] = []
-        """The signatures that were handed over, each time that they were."""
+        self.sent: list[tuple[str, bytes]] = []
+        """Signature and bytes of what was handed over, each time that it was."""
         self.black_holes: set[str] = set()
         """Signatures whose sends are accepted and never executed; `*` for all."""
         self._chance = chance
@@ -195,7 +195,7 @@ class FaultyChain:
 
     async def send(self, raw: bytes) -> None:
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
-        self.sent.append(signature)
+        self.sent.append((signature, raw))
 
         async def proceed() -> None:
             if not self.black_holes & {signature, "*"}:

@@ -1,7 +1,7 @@
 """An event loop whose time is its own: it jumps to the next timer as soon as there is nothing else to do.
 
-Pauses, deadlines and time limits keep their real lengths and their real order, and take no time at all. A loop
-that waits without any timer waits for real, and `pytest-timeout` ends it: that would be a deadlock.
+Pauses, deadlines and time limits keep their real lengths and their real order, and take no time at all. A
+loop that waits without any timer waits for real, and `pytest-timeout` ends it: that would be a deadlock.
 """
 
 import asyncio

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
@@ -17,7 +18,7 @@ from attrs import frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Select, Table, select
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
@@ -29,7 +30,8 @@ from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
 from agentpay_server.store import tables
-from agentpay_server.store.database import Database, MemoryDatabase
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.database import MemoryDatabase
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"
@@ -53,9 +55,12 @@ def micro(amount: str | Decimal) -> int:
 
 
 class InterruptedDatabase:
-    """A database that lets others run before and after every unit of work, as one behind a socket does."""
+    """A database that lets others run before and after every unit of work, as one behind a socket does.
 
-    def __init__(self, inner: Database, chance: random.Random) -> None:
+    It also checks that what is only read through it changes nothing.
+    """
+
+    def __init__(self, inner: MemoryDatabase, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance
 
@@ -67,12 +72,28 @@ class InterruptedDatabase:
         await self._wander()
         return result
 
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        await self._wander()
+        changes = self._inner._driver.total_changes
+        result = await self._inner.read(unit, *args, **kwargs)
+        assert self._inner._driver.total_changes == changes
+        await self._wander()
+        return result
+
     async def close(self) -> None:
         await self._inner.close()
 
     async def _wander(self) -> None:
-        for _ in range(self._chance.randrange(4)):
-            await asyncio.sleep(0)
+        if self._chance is not None:
+            for _ in range(self._chance.randrange(4)):
+                await asyncio.sleep(0)
+
+
+@cache
+def _whole(table: Table) -> Select[Any]:
+    return select(table).order_by(*table.primary_key)
 
 
 @frozen
@@ -185,11 +206,14 @@ class World:
     async def rows(self, table: Table, **where: object) -> list[dict[str, Any]]:
         """Return the rows of a table, oldest first."""
 
-        def unit(connection: Connection) -> list[dict[str, Any]]:
-            statement = select(table).where(*(table.c[name] == value for name, value in where.items()))
-            return [dict(row._mapping) for row in connection.execute(statement)]
+        statement = _whole(table)
 
-        return await self.runtime.context.database.run(unit)
+        def unit(connection: Connection) -> list[dict[str, Any]]:
+            names = table.columns.keys()
+            return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
+
+        found = await self.runtime.context.database.read(unit)
+        return [row for row in found if where.items() <= row.items()]
 
     async def events(self, transfer_id: str | None = None) -> list[dict[str, Any]]:
         """Return the events in the outbox, oldest first."""
@@ -203,11 +227,15 @@ class World:
         """Return an account's history entries, oldest first."""
         return await self.rows(tables.entries, account_id=account.account_id)
 
-    async def attempts(self, transfer_id: str) -> list[tuple[int, str]]:
-        """Return number and fate of every transaction that was signed for a transfer."""
+    def attempts(self, transfer_id: str | None) -> list[str]:
+        """Return the fate of every transaction that was handed over for a transfer, oldest first."""
+        assert transfer_id is not None
+        # Its memo names the transfer, so that the bytes on the wire do.
+        signatures = dict.fromkeys(
+            signature for signature, raw in self.chain.sent if transfer_id.encode() in raw
+        )
         landed = set(self.chain.landed())
-        found = await self.rows(tables.chain_transactions, subject=transfer_id)
-        return [(row["attempt"], "landed" if row["signature"] in landed else "lost") for row in found]
+        return ["landed" if signature in landed else "lost" for signature in signatures]
 
     def balance(self, party: Party) -> int:
         """Return the micro-USDC that the chain itself shows."""
@@ -282,7 +310,6 @@ async def world(
     """
     chance = None if interrupted is None else random.Random(interrupted)
     chains: list[FaultyChain] = []
-    database: Database = MemoryDatabase()
 
     def wrap(inner: Any) -> FaultyChain:
         chains.append(FaultyChain(inner, chance=chance))
@@ -292,7 +319,7 @@ async def world(
         settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
         clock=manual_clock(START),
         seed=seed,
-        database=database if chance is None else InterruptedDatabase(database, chance),
+        database=InterruptedDatabase(MemoryDatabase(), chance),
         wrap_chain=wrap,
     )
     made = World(runtime, chains[0])

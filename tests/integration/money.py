@@ -1,0 +1,142 @@
+"""What the tests about money read behind the server's back: the tables, and the chain itself."""
+
+import json
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any, TypeVar
+
+import httpx
+from solders.instruction import AccountMeta, Instruction
+from solders.litesvm import LiteSVM
+from solders.pubkey import Pubkey
+from sqlalchemy import Select, Table, select
+
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer
+from agentpay_server.chain.base import TokenAccount
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.services.context import Context
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
+
+T = TypeVar("T")
+
+TEN_FIELDS = {
+    "transfer_id",
+    "status",
+    "from",
+    "to",
+    "amount_usdc",
+    "memo",
+    "idempotency_key",
+    "tx_signature",
+    "chain_explorer_url",
+    "settled_at",
+}
+"""The fields of a Transfer, as the contract lists them."""
+
+
+def on_owner(server: AgentPayServer, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
+    """Run `work` on the thread that owns the server, and return its result."""
+    world = server._running
+    return world._owner.call(work(world.runtime.context))
+
+
+def rows(server: AgentPayServer, table: Table, **where: object) -> list[dict[str, Any]]:
+    """Return the rows of a table, oldest first."""
+
+    statement = _whole(table)
+
+    def unit(connection: Connection) -> list[dict[str, Any]]:
+        names = table.columns.keys()
+        return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
+
+    found = on_owner(server, lambda context: context.database.read(unit))
+    return [row for row in found if where.items() <= row.items()]
+
+
+@cache
+def _whole(table: Table) -> Select[Any]:
+    return select(table).order_by(*table.primary_key)
+
+
+def events(server: AgentPayServer) -> list[dict[str, Any]]:
+    """Return all events, oldest first, as receivers are to see them."""
+    return [json.loads(row["body"]) for row in rows(server, tables.events)]
+
+
+def entries(server: AgentPayServer, account_id: str) -> list[dict[str, Any]]:
+    """Return the history of an account, newest first, as HTTP shows it."""
+    page = server.client().accounts.transactions(account_id, limit=100)
+    return [
+        {name: getattr(entry, name) for name in entry.__slots__ if not name.startswith("_")} for entry in page
+    ]
+
+
+def token_account(server: AgentPayServer, address: str) -> TokenAccount:
+    """Return a token account as the chain shows it."""
+
+    async def look(context: Context) -> TokenAccount | None:
+        (found,) = await context.chain.token_accounts([address])
+        return found
+
+    found = on_owner(server, look)
+    assert found is not None
+    return found
+
+
+def held(server: AgentPayServer, address: str) -> int:
+    """Return the micro-USDC that a token account holds on chain."""
+    return token_account(server, address).amount_micro
+
+
+def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
+    """Return what `look` finds in the virtual machine under the chain."""
+
+    async def work(context: Context) -> T:
+        assert isinstance(context.chain, EmbeddedChain)
+        return look(context.chain._svm)
+
+    return on_owner(server, work)
+
+
+def freeze(server: AgentPayServer, address: str) -> None:
+    """Freeze a token account, as the issuer of USDC can."""
+
+    async def work(context: Context) -> None:
+        authority = Pubkey.from_string(context.signer.address(TEST_MINT_AUTHORITY))
+        accounts = [
+            AccountMeta(Pubkey.from_string(address), is_signer=False, is_writable=True),
+            AccountMeta(Pubkey.from_string(context.chain.usdc_mint), is_signer=False, is_writable=False),
+            AccountMeta(authority, is_signer=True, is_writable=False),
+        ]
+        signed = sign_transaction(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            [Instruction(TOKEN_PROGRAM, b"\x0a", accounts)],
+            TEST_MINT_AUTHORITY,
+        )
+        await context.chain.send(signed.raw)
+
+    on_owner(server, work)
+    assert token_account(server, address).is_frozen
+
+
+def order(source: Account, to: str, amount: str = "25.00", key: str = "key-1", **more: Any) -> dict[str, Any]:
+    """Return the body of a transfer."""
+    return {"from": source.account_id, "to": to, "amount": amount, "idempotency_key": key, **more}
+
+
+def post(http: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+    """Ask for a transfer."""
+    return http.post("/v1/transfers", json=body)
+
+
+def put_policy(http: httpx.Client, account: Account, **fields: Any) -> dict[str, Any]:
+    """Change a policy and return it."""
+    response = http.put(f"/v1/accounts/{account.account_id}/policy", json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()

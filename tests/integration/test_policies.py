@@ -1,0 +1,345 @@
+"""Policies: how they are read and changed, and from when on they hold (contract, "Policy"; D9, D14, D20)."""
+
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import money
+import pytest
+from server_world import START, Funded, raw_client
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.contract.policies import AccountPolicy
+from agentpay.errors import AccountPausedError, PolicyViolationError
+from agentpay_server import AgentPayServer
+from agentpay_server.settings import PolicyUpdate, Settings
+
+DEFAULTS = {
+    "max_single_transfer": None,
+    "max_daily_spend": None,
+    "allowed_counterparties": None,
+    "categories": None,
+    "require_memo": False,
+    "escalation_threshold": None,
+    "paused": False,
+}
+SOMEONE = "So11111111111111111111111111111111111111112"
+FULL = {
+    "max_single_transfer": 10,
+    "max_daily_spend": 100.5,
+    "allowed_counterparties": [SOMEONE],
+    "categories": ["data", "search"],
+    "require_memo": True,
+    "escalation_threshold": 5,
+    "paused": True,
+}
+NULLABLE = [field for field, default in DEFAULTS.items() if default is None]
+
+
+@pytest.fixture
+def account(client: AgentPay) -> Account:
+    return client.accounts.create(name="Payer")
+
+
+@pytest.fixture(params=list(PolicyUpdate))
+def either(request: pytest.FixtureRequest) -> Iterator[AgentPayServer]:
+    """A server of each reading of PUT."""
+    with AgentPayServer(clock=START, settings=Settings(policy_update=request.param)) as server:
+        yield server
+
+
+def url(account: Account) -> str:
+    return f"/v1/accounts/{account.account_id}/policy"
+
+
+def rules(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the seven fields of a policy."""
+    return {name: body[name] for name in DEFAULTS}
+
+
+def test_a_new_account_has_a_policy_without_limits(
+    server: AgentPayServer, http: httpx.Client, account: Account
+) -> None:
+    body = http.get(url(account)).json()
+    assert body == {
+        **DEFAULTS,
+        "account_id": account.account_id,
+        "updated_at": "2026-01-01T00:00:00.000Z",
+    }
+    assert http.get(f"/v1/accounts/{account.account_id}").json()["policy"] == DEFAULTS
+
+
+def test_a_put_answers_with_the_policy_now_in_force(http: httpx.Client, account: Account) -> None:
+    response = http.put(url(account), json=FULL)
+    assert response.status_code == 200
+    body = {**FULL, "account_id": account.account_id, "updated_at": "2026-01-01T00:00:00.000Z"}
+    assert response.json() == body
+    assert http.get(url(account)).json() == body
+
+
+def test_by_default_a_field_that_is_left_out_keeps_its_value(http: httpx.Client, account: Account) -> None:
+    http.put(url(account), json=FULL)
+    assert rules(http.put(url(account), json={"paused": False}).json()) == {**FULL, "paused": False}
+    assert rules(http.put(url(account), json={}).json()) == {**FULL, "paused": False}
+
+
+def test_set_to_replace_a_field_that_is_left_out_goes_back_to_its_default() -> None:
+    with AgentPayServer(settings=Settings(policy_update="replace")) as server, raw_client(server) as http:
+        account = server.client().accounts.create(name="Payer")
+        http.put(url(account), json=FULL)
+        assert rules(http.put(url(account), json={"paused": True}).json()) == {**DEFAULTS, "paused": True}
+        assert rules(http.put(url(account), json={}).json()) == DEFAULTS
+
+
+@pytest.mark.parametrize("field", NULLABLE)
+def test_null_clears_a_field_under_either_reading(either: AgentPayServer, field: str) -> None:
+    with raw_client(either) as http:
+        account = either.client().accounts.create(name="Payer")
+        http.put(url(account), json=FULL)
+        assert http.put(url(account), json={**FULL, field: None}).json()[field] is None
+
+
+def test_a_flag_cannot_be_null(http: httpx.Client, account: Account) -> None:
+    response = http.put(url(account), json={"paused": None, "require_memo": None})
+    assert response.status_code == 400
+    assert {fault["field"] for fault in response.json()["details"]} == {"paused", "require_memo"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("0", "0"),
+        ("0.1", "0.1"),
+        ("0.10", "0.1"),
+        ("1e2", "100"),
+        ("1.5E+1", "15"),
+        ("25e-6", "0.000025"),
+        ("0.000001", "0.000001"),
+        ("0.30000000", "0.3"),
+        ("999999999.999999", "999999999.999999"),
+        ("123456789.123456", "123456789.123456"),
+        ("-0", "0"),
+        ("-0.0", "0"),
+    ],
+)
+def test_a_limit_is_exact_in_whatever_form_it_is_written(
+    http: httpx.Client, account: Account, sent: str, shown: str
+) -> None:
+    response = http.put(url(account), content=f'{{"max_single_transfer": {sent}}}')
+    assert response.status_code == 200, response.text
+    assert f'"max_single_transfer":{shown},' in response.text.replace(": ", ":")
+    assert http.get(url(account)).text == response.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["-1", "-0.000001", "0.0000001", "1e-7", "1000000000", "1e9", "999999999.9999999", "1e999999", "true"]
+    + ["false", '"1"', '""', "[]", "{}", "[1]"],
+)
+@pytest.mark.parametrize("field", ["max_single_transfer", "max_daily_spend", "escalation_threshold"])
+def test_what_is_no_exact_limit_is_refused_and_changes_nothing(
+    http: httpx.Client, account: Account, field: str, sent: str
+) -> None:
+    response = http.put(url(account), content=f'{{"paused": true, "{field}": {sent}}}')
+    assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
+    assert [fault["field"] for fault in response.json()["details"]] == [field]
+    assert rules(http.get(url(account)).json()) == DEFAULTS
+
+
+@pytest.mark.parametrize("sent", ["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x10", "1_000"])
+def test_what_is_no_json_number_is_no_json(http: httpx.Client, account: Account, sent: str) -> None:
+    response = http.put(url(account), content=f'{{"max_single_transfer": {sent}}}')
+    assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
+    assert rules(http.get(url(account)).json()) == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("body", "faults"),
+    [
+        ({"allowed_counterparties": ["nobody"]}, {"allowed_counterparties[0]"}),
+        ({"allowed_counterparties": [SOMEONE, "acct_1", 7]}, {f"allowed_counterparties[{n}]" for n in (1, 2)}),
+        ({"allowed_counterparties": SOMEONE}, {"allowed_counterparties"}),
+        ({"categories": ["data", "", "x" * 65]}, {"categories[1]", "categories[2]"}),
+        ({"categories": {"data": True}}, {"categories"}),
+        ({"require_memo": 1, "paused": "true"}, {"require_memo", "paused"}),
+        ({"max_monthly_spend": 1}, {"max_monthly_spend"}),
+        ({"account_id": "acct_1", "updated_at": "now"}, {"account_id", "updated_at"}),
+    ],
+)
+def test_every_fault_of_a_change_is_named_and_nothing_is_changed(
+    http: httpx.Client, account: Account, body: dict[str, Any], faults: set[str]
+) -> None:
+    response = http.put(url(account), json={"max_single_transfer": 3, **body})
+    assert response.status_code == 400
+    assert {fault["field"] for fault in response.json()["details"]} == faults
+    assert rules(http.get(url(account)).json()) == DEFAULTS
+
+
+def test_a_change_takes_effect_at_the_next_transfer(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    payer, payee = funded("100"), funded("1", name="Payee")
+
+    def pay(amount: str) -> None:
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
+
+    pay("50")
+    client.policies.update(payer.account_id, max_single_transfer=5)
+    with pytest.raises(PolicyViolationError):
+        pay("5.000001")
+    pay("5")
+    client.policies.pause(payer.account_id)
+    with pytest.raises(AccountPausedError):
+        pay("1")
+    client.policies.resume(payer.account_id)
+    pay("1")
+    client.policies.update(payer.account_id, max_single_transfer=None)
+    pay("44")
+    assert money.held(server, payer.usdc_token_account) == 0
+
+
+def test_status_is_paused_exactly_while_the_policy_is(client: AgentPay) -> None:
+    paused, active = client.accounts.create(name="A"), client.accounts.create(name="B")
+    assert client.policies.pause(paused.account_id).paused
+
+    def listed(status: str) -> list[str]:
+        return [account.account_id for account in client.accounts.list(status=status)]
+
+    assert client.accounts.get(paused.account_id).status == "paused"
+    assert (listed("paused"), listed("active")) == ([paused.account_id], [active.account_id])
+    client.policies.replace(paused.account_id)
+    assert client.accounts.get(paused.account_id).status == "active"
+    assert (listed("paused"), listed("active")) == ([], [active.account_id, paused.account_id])
+
+
+def test_updated_at_is_the_time_of_the_last_change(
+    server: AgentPayServer, http: httpx.Client, account: Account
+) -> None:
+    server.sandbox.clock.advance(1.5)
+    assert http.get(url(account)).json()["updated_at"] == "2026-01-01T00:00:00.000Z"
+    changed = http.put(url(account), json={"paused": True}).json()
+    assert changed["updated_at"] == "2026-01-01T00:00:01.500Z"
+    server.sandbox.clock.advance(1)
+    same = http.put(url(account), json={"paused": True})
+    assert same.json()["updated_at"] == "2026-01-01T00:00:01.500Z"
+
+
+class TestPreconditions:
+    def test_get_and_put_carry_the_tag_of_the_version(self, http: httpx.Client, account: Account) -> None:
+        first = http.get(url(account)).headers["etag"]
+        changed = http.put(url(account), json={"paused": True})
+        second = changed.headers["etag"]
+        assert first != second
+        assert first.startswith('"') and first.endswith('"')
+        assert http.get(url(account)).headers["etag"] == second
+        # A version is not its content: what was changed and changed back is another version.
+        back = http.put(url(account), json={"paused": False}).headers["etag"]
+        assert back not in (first, second)
+
+    @pytest.mark.parametrize("form", ["{tag}", "*", '"other", {tag}', '{tag} , "other"', ' "a","b",{tag}'])
+    def test_a_tag_that_matches_lets_the_change_through(
+        self, http: httpx.Client, account: Account, form: str
+    ) -> None:
+        tag = http.get(url(account)).headers["etag"]
+        response = http.put(url(account), json={"paused": True}, headers={"If-Match": form.format(tag=tag)})
+        assert (response.status_code, response.json()["paused"]) == (200, True)
+
+    @pytest.mark.parametrize("form", ['"other"', "W/{tag}", "other", "{bare}", '"other", W/{tag}', ""])
+    def test_a_tag_that_does_not_match_is_412_and_changes_nothing(
+        self, http: httpx.Client, account: Account, form: str
+    ) -> None:
+        tag = http.get(url(account)).headers["etag"]
+        if_match = form.format(tag=tag, bare=tag.strip('"'))
+        response = http.put(url(account), json={"paused": True}, headers={"If-Match": if_match})
+        assert (response.status_code, response.json()["error"]) == (412, "precondition_failed")
+        assert set(response.json()) == {"error", "message", "request_id"}
+        assert http.get(url(account)).headers["etag"] == tag
+        assert rules(http.get(url(account)).json()) == DEFAULTS
+
+    def test_a_stale_tag_is_412(self, http: httpx.Client, account: Account) -> None:
+        stale = http.get(url(account)).headers["etag"]
+        http.put(url(account), json={"max_single_transfer": 1})
+        response = http.put(url(account), json={"paused": True}, headers={"If-Match": stale})
+        assert response.status_code == 412
+        assert http.get(url(account)).json()["paused"] is False
+
+    def test_an_invalid_body_is_told_before_a_stale_tag(self, http: httpx.Client, account: Account) -> None:
+        response = http.put(url(account), json={"paused": 1}, headers={"If-Match": '"other"'})
+        assert response.status_code == 400
+
+
+class TestSdk:
+    """The SDK means the same under either reading of PUT."""
+
+    def test_update_keeps_what_it_does_not_name(self, either: AgentPayServer) -> None:
+        client = either.client()
+        account_id = client.accounts.create(name="Payer").account_id
+        client.policies.update(
+            account_id, max_single_transfer="0.1", categories=["data"], require_memo=True, paused=True
+        )
+        policy = client.policies.update(account_id, max_daily_spend=7, categories=None)
+        assert (policy.max_single_transfer, policy.max_daily_spend) == (Decimal("0.1"), 7)
+        assert (policy.categories, policy.require_memo, policy.paused) == (None, True, True)
+        assert client.policies.get(account_id) == policy
+
+    def test_replace_resets_what_it_does_not_name(self, either: AgentPayServer) -> None:
+        client = either.client()
+        account_id = client.accounts.create(name="Payer").account_id
+        client.policies.update(account_id, max_single_transfer=1, require_memo=True, paused=True)
+        policy = client.policies.replace(account_id, max_daily_spend=7)
+        assert policy == AccountPolicy(max_daily_spend=Decimal(7), account_id=account_id, updated_at=START)
+
+    def test_pausing_and_resuming_keep_the_limits(self, either: AgentPayServer) -> None:
+        client = either.client()
+        account_id = client.accounts.create(name="Payer").account_id
+        client.policies.update(account_id, max_single_transfer=1, allowed_counterparties=[SOMEONE])
+        for policy, paused in (
+            (client.policies.pause(account_id), True),
+            (client.policies.pause(account_id), True),
+            (client.policies.resume(account_id), False),
+        ):
+            assert (policy.paused, policy.max_single_transfer) == (paused, 1)
+            assert policy.allowed_counterparties == (SOMEONE,)
+
+    def test_a_concurrent_change_is_never_undone(self, either: AgentPayServer) -> None:
+        client = either.client()
+        account_id = client.accounts.create(name="Payer").account_id
+        changes: list[dict[str, Any]] = [
+            {"max_single_transfer": 1},
+            {"max_daily_spend": 2},
+            {"categories": ["data"]},
+            {"require_memo": True},
+            {"escalation_threshold": 3},
+            {"paused": True},
+        ]
+        errors: list[BaseException] = []
+
+        def change(fields: dict[str, Any]) -> None:
+            try:
+                either.client().policies.update(account_id, **fields)
+            except BaseException as error:  # noqa: BLE001 - told by the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=change, args=(fields,)) for fields in changes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        policy = client.policies.get(account_id)
+        assert (policy.max_single_transfer, policy.max_daily_spend, policy.escalation_threshold) == (1, 2, 3)
+        assert (policy.categories, policy.require_memo, policy.paused) == (("data",), True, True)
+
+
+def test_a_change_and_what_it_was_before_are_in_the_audit_trail(
+    server: AgentPayServer, client: AgentPay, account: Account
+) -> None:
+    client.policies.update(account.account_id, max_single_transfer=5)
+    client.policies.update(account.account_id, max_single_transfer=5)
+    (entry,) = [entry for entry in server.console.audit() if entry.action == "policies.put"]
+    assert entry.subject == account.account_id
+    assert entry.before == DEFAULTS
+    assert entry.after == {**DEFAULTS, "max_single_transfer": 5}

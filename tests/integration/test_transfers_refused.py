@@ -1,0 +1,376 @@
+"""Transfers that a policy, the balance or the recipient stops: the answer, and what is written of them."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import money
+import pytest
+from attrs import frozen
+from server_world import Funded
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer
+from agentpay_server.store import tables
+
+OUTSIDER = "So11111111111111111111111111111111111111112"
+
+
+@frozen(kw_only=True)
+class Rule:
+    """A policy, a transfer that it stops, and one like it that passes."""
+
+    policy: dict[str, Any]
+    refused: dict[str, Any]
+    allowed: dict[str, Any]
+    says: tuple[str, ...]
+    error: str = "policy_violation"
+
+
+RULES = {
+    "max_single_transfer": Rule(
+        policy={"max_single_transfer": 25},
+        refused={"amount": "25.000001"},
+        allowed={"amount": "25"},
+        says=("max_single_transfer", "25.000000", "25.000001"),
+    ),
+    "max_daily_spend": Rule(
+        policy={"max_daily_spend": 30.5},
+        refused={"amount": "30.500001"},
+        allowed={"amount": "30.500000"},
+        says=("max_daily_spend", "30.500000", "30.500001"),
+    ),
+    "allowed_counterparties": Rule(
+        policy={"allowed_counterparties": [OUTSIDER]},
+        refused={},
+        allowed={},
+        says=("allowed_counterparties", OUTSIDER),
+    ),
+    "categories": Rule(
+        policy={"categories": ["data", "search"]},
+        refused={"category": "inference"},
+        allowed={"category": "search"},
+        says=("categories", "data", "search", "inference"),
+    ),
+    "no category": Rule(
+        policy={"categories": ["data"]},
+        refused={},
+        allowed={"category": "data"},
+        says=("categories", "data", "no category"),
+    ),
+    "require_memo": Rule(
+        policy={"require_memo": True},
+        refused={},
+        allowed={"memo": "x"},
+        says=("require_memo", "true"),
+    ),
+    "memo of blanks": Rule(
+        policy={"require_memo": True},
+        refused={"memo": " \t "},
+        allowed={"memo": " x "},
+        says=("require_memo", "true"),
+    ),
+    "paused": Rule(
+        policy={"paused": True}, refused={}, allowed={}, says=("paused", "true"), error="account_paused"
+    ),
+    "balance": Rule(
+        policy={},
+        refused={"amount": "100.000001"},
+        allowed={"amount": "100"},
+        says=("balance_usdc", "100.000000", "100.000001"),
+        error="insufficient_balance",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_refusal_is_answered_and_written_once_and_moves_nothing(
+    server: AgentPayServer, http: httpx.Client, funded: Funded, rule: Rule
+) -> None:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    money.put_policy(http, payer, **rule.policy)
+    body = money.order(payer, payee.account_id, **rule.refused)
+    response = money.post(http, body)
+
+    assert response.status_code == 402
+    answer = response.json()
+    assert set(answer) == {"error", "message", "transfer_id", "status"}
+    assert (answer["error"], answer["status"]) == (rule.error, "rejected")
+    assert all(word in answer["message"] for word in rule.says), answer["message"]
+
+    shown = http.get(f"/v1/transfers/{answer['transfer_id']}").json()
+    assert set(shown) == money.TEN_FIELDS | {"error", "message"}
+    assert (shown["status"], shown["error"], shown["message"]) == (
+        "rejected",
+        rule.error,
+        answer["message"],
+    )
+    assert shown["tx_signature"] is shown["chain_explorer_url"] is shown["settled_at"] is None
+
+    (event,) = money.events(server)
+    assert event["type"] == "transfer.rejected"
+    assert event["data"] == {
+        "account_id": payer.account_id,
+        "rejection_reason": rule.error,
+        "transfer_id": answer["transfer_id"],
+        "to": payee.account_id,
+        "amount_usdc": f"{Decimal(body['amount']):.6f}",
+        "message": answer["message"],
+    }
+    entry, funding = money.entries(server, payer.account_id)
+    assert funding["type"] == "deposit"
+    assert (entry["type"], entry["status"], entry["direction"]) == ("rejection", "rejected", "out")
+    assert (entry["rejection_reason"], entry["transfer_id"]) == (rule.error, answer["transfer_id"])
+    assert (entry["counterparty"], entry["amount_usdc"]) == (payee.account_id, Decimal(body["amount"]))
+    assert entry["tx_signature"] is None
+    assert len(money.entries(server, payee.account_id)) == 1
+
+    (row,) = money.rows(server, tables.transfers)
+    assert row["tx_signature"] is row["tx_raw"] is None
+    assert money.held(server, payer.usdc_token_account) == 100_000_000
+    assert server.console.account(payer.account_id).spent_usdc == 0
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES.values() if rule.allowed], ids=[n for n, r in RULES.items() if r.allowed]
+)
+def test_what_just_keeps_within_a_rule_settles(http: httpx.Client, funded: Funded, rule: Rule) -> None:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    money.put_policy(http, payer, **rule.policy)
+    response = money.post(http, money.order(payer, payee.account_id, **rule.allowed))
+    assert (response.status_code, response.json()["status"]) == (200, "settled")
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        ({"max_single_transfer": 0}, "max_single_transfer"),
+        ({"max_daily_spend": 0}, "max_daily_spend"),
+        ({"allowed_counterparties": []}, "allowed_counterparties"),
+        ({"categories": []}, "categories"),
+    ],
+    ids=["no single transfer", "no daily spend", "nobody", "no category"],
+)
+def test_a_limit_of_zero_and_an_empty_list_block_every_transfer(
+    http: httpx.Client, funded: Funded, policy: dict[str, Any], error: str
+) -> None:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    money.put_policy(http, payer, **policy)
+    answer = money.post(http, money.order(payer, payee.account_id, "0.000001", category="data")).json()
+    assert answer["error"] == "policy_violation"
+    assert error in answer["message"]
+
+
+Naming = Callable[[Account], str]
+
+
+@pytest.mark.parametrize("listed", ["account_id", "usdc_token_account", "chain_address"])
+@pytest.mark.parametrize("asked", ["account_id", "usdc_token_account"])
+def test_a_counterparty_is_known_by_any_of_its_names(
+    http: httpx.Client, funded: Funded, listed: str, asked: str
+) -> None:
+    payer, payee, stranger = funded("100"), funded("1", name="Payee"), funded("1", name="Stranger")
+    money.put_policy(http, payer, allowed_counterparties=[OUTSIDER, getattr(payee, listed)])
+    assert money.post(http, money.order(payer, getattr(payee, asked))).status_code == 200
+    refused = money.post(http, money.order(payer, getattr(stranger, asked), key="key-2"))
+    assert refused.json()["error"] == "policy_violation"
+
+
+@pytest.mark.parametrize("listed", ["owner", "usdc_token_account"])
+def test_an_outside_counterparty_is_known_by_token_account_and_owner(
+    server: AgentPayServer, http: httpx.Client, funded: Funded, listed: str
+) -> None:
+    payer, outside = funded("100"), server.sandbox.create_token_account()
+    other = server.sandbox.create_token_account()
+    money.put_policy(http, payer, allowed_counterparties=[getattr(outside, listed)])
+    assert money.post(http, money.order(payer, outside.usdc_token_account)).status_code == 200
+    refused = money.post(http, money.order(payer, other.usdc_token_account, key="key-2"))
+    assert refused.json()["error"] == "policy_violation"
+
+
+def bad_recipients(server: AgentPayServer, payer: Account, payee: Account) -> dict[str, str]:
+    frozen = server.sandbox.create_token_account().usdc_token_account
+    money.freeze(server, frozen)
+    return {
+        "unknown account": "acct_00000000000000000000000000",
+        "malformed account": "acct_1",
+        "account of another case": payee.account_id.upper(),
+        "malformed address": "not-an-address",
+        "empty": "",
+        "address with blanks": f" {payee.usdc_token_account} ",
+        "transfer": "txn_00000000000000000000000000",
+        "zeros that are no base58": "0" * 44,
+        "wallet": payee.chain_address,
+        "mint": money.on_owner(server, _usdc_mint),
+        "token account of another mint": _other_mints_account(server, payee),
+        "nobody there": "9" * 44,
+        "program": "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA",
+        "frozen": frozen,
+        "itself": payer.account_id,
+        "its own token account": payer.usdc_token_account,
+    }
+
+
+async def _usdc_mint(context: money.Context) -> str:
+    return context.chain.usdc_mint
+
+
+def _other_mints_account(server: AgentPayServer, payee: Account) -> str:
+    """Put a copy of a token account, but of another mint, on chain."""
+    address = money.Pubkey.from_bytes(bytes(range(32)))
+
+    def put(svm: money.LiteSVM) -> str:
+        original = svm.get_account(money.Pubkey.from_string(payee.usdc_token_account))
+        assert original is not None
+        data = bytes(money.Pubkey.from_string(OUTSIDER)) + original.data[32:]
+        svm.set_account(address, type(original)(original.lamports, data, original.owner))
+        return str(address)
+
+    return money.with_svm(server, put)
+
+
+def test_a_recipient_that_can_hold_no_usdc_is_422_and_stores_nothing(
+    server: AgentPayServer, http: httpx.Client, funded: Funded
+) -> None:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    for name, to in bad_recipients(server, payer, payee).items():
+        response = money.post(http, money.order(payer, to))
+        answer = response.json()
+        assert (response.status_code, answer["error"]) == (422, "invalid_recipient"), name
+        assert set(answer) == {"error", "message", "request_id"}, name
+    assert money.rows(server, tables.transfers) == []
+    assert money.events(server) == []
+    assert len(money.entries(server, payer.account_id)) == 1
+    # The key was not used up.
+    assert money.post(http, money.order(payer, payee.account_id)).status_code == 200
+
+
+def test_the_first_rule_that_fails_decides_the_answer(
+    server: AgentPayServer, http: httpx.Client, funded: Funded
+) -> None:
+    """In the order of D11 and D21: each step mends what was refused, and the next rule speaks."""
+    payer, payee = funded("100"), funded("1", name="Payee")
+    settled = money.post(http, money.order(payer, payee.account_id, "1", key="used"))
+    assert settled.status_code == 200
+    policy: dict[str, Any] = {
+        "paused": True,
+        "require_memo": True,
+        "allowed_counterparties": [OUTSIDER],
+        "categories": ["data"],
+        "max_single_transfer": 10,
+        "max_daily_spend": 20,
+        "escalation_threshold": 0,
+    }
+    money.put_policy(http, payer, **policy)
+    body = money.order(payer, payer.account_id, "200", key="used")
+
+    def refused(body: dict[str, Any]) -> tuple[str, str]:
+        answer = money.post(http, body).json()
+        return answer["error"], answer["message"]
+
+    assert refused({**body, "from": "acct_00000000000000000000000000", "amount": "x"})[0] == "invalid_request"
+    assert refused({**body, "from": "acct_00000000000000000000000000"})[0] == "not_found"
+    assert refused(body)[0] == "idempotency_conflict"
+    body["idempotency_key"] = "key-1"
+    assert refused(body)[0] == "account_paused"
+    money.put_policy(http, payer, paused=False)
+    body["idempotency_key"] = "key-2"
+    assert refused(body)[0] == "invalid_recipient"
+    body["to"] = payee.account_id
+    mend: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("require_memo", {}, {"memo": "x"}),
+        ("allowed_counterparties", {"allowed_counterparties": None}, {}),
+        ("categories", {}, {"category": "data"}),
+        ("max_single_transfer", {"max_single_transfer": 200}, {}),
+        ("max_daily_spend", {"max_daily_spend": 201}, {}),
+        ("balance_usdc", {}, {"amount": "99"}),
+    ]
+    for number, (field, new_policy, new_terms) in enumerate(mend):
+        body["idempotency_key"] = f"mend-{number}"
+        error, message = refused(body)
+        assert error == ("insufficient_balance" if field == "balance_usdc" else "policy_violation")
+        assert message.startswith(field)
+        money.put_policy(http, payer, **new_policy)
+        body.update(new_terms)
+    body["idempotency_key"] = "last"
+    escalated = money.post(http, body)
+    assert (escalated.status_code, escalated.json()["status"]) == (202, "pending_approval")
+
+
+def test_from_is_looked_up_before_anything_else(
+    server: AgentPayServer, http: httpx.Client, funded: Funded
+) -> None:
+    payer = funded("100")
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    theirs = other.accounts.create(name="Theirs")
+    answers = []
+    for source in (theirs.account_id, "acct_00000000000000000000000000", "nonsense", ""):
+        response = money.post(http, {**money.order(payer, payer.account_id), "from": source})
+        assert response.status_code == 404
+        answers.append({**response.json(), "request_id": "", "message": ""})
+    assert all(answer == answers[0] for answer in answers)
+
+
+class TestEscalation:
+    def test_from_the_threshold_on_a_transfer_waits(
+        self, server: AgentPayServer, http: httpx.Client, funded: Funded
+    ) -> None:
+        payer, payee = funded("100"), funded("1", name="Payee")
+        money.put_policy(http, payer, escalation_threshold=25)
+        below = money.post(http, money.order(payer, payee.account_id, "24.999999", key="below"))
+        assert below.status_code == 200
+        response = money.post(http, money.order(payer, payee.account_id, "25", key="at", memo="big"))
+        assert response.status_code == 202
+        body = response.json()
+        assert set(body) == money.TEN_FIELDS
+        assert body["status"] == "pending_approval"
+        assert body["tx_signature"] is body["chain_explorer_url"] is body["settled_at"] is None
+        event = money.events(server)[-1]
+        assert event["type"] == "escalation.required"
+        assert event["data"] == {
+            "transfer_id": body["transfer_id"],
+            "account_id": payer.account_id,
+            "to": payee.account_id,
+            "amount_usdc": "25.000000",
+            "memo": "big",
+            "escalation_threshold": 25,
+        }
+        (row,) = money.rows(server, tables.transfers, transfer_id=body["transfer_id"])
+        assert row["tx_signature"] is row["tx_raw"] is None
+        assert money.held(server, payee.usdc_token_account) == 25_999_999
+        assert [entry["amount_usdc"] for entry in money.entries(server, payer.account_id)] == [
+            Decimal("24.999999"),
+            Decimal(100),
+        ]
+
+    def test_sending_it_again_shows_where_it_stands(
+        self, server: AgentPayServer, http: httpx.Client, funded: Funded
+    ) -> None:
+        payer, payee = funded("100"), funded("1", name="Payee")
+        money.put_policy(http, payer, escalation_threshold=0)
+        body = money.order(payer, payee.account_id)
+        first = money.post(http, body)
+        money.put_policy(http, payer, escalation_threshold=None, paused=True)
+        server.sandbox.clock.advance(days=30)
+        again = money.post(http, body)
+        assert (again.status_code, again.json()) == (202, first.json())
+        assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
+        assert len(money.events(server)) == 1
+
+    def test_what_a_rule_refuses_is_not_escalated(self, http: httpx.Client, funded: Funded) -> None:
+        payer, payee = funded("100"), funded("1", name="Payee")
+        money.put_policy(http, payer, escalation_threshold=10, max_single_transfer=20)
+        answer = money.post(http, money.order(payer, payee.account_id, "20.000001"))
+        assert answer.json()["error"] == "policy_violation"
+        money.put_policy(http, payer, max_single_transfer=None)
+        answer = money.post(http, money.order(payer, payee.account_id, "100.000001", key="key-2"))
+        assert answer.json()["error"] == "insufficient_balance"
+
+    def test_the_sdk_returns_it_as_pending(self, client: AgentPay, funded: Funded) -> None:
+        payer, payee = funded("100"), funded("1", name="Payee")
+        client.policies.update(payer.account_id, escalation_threshold="0.5")
+        transfer = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="0.5")
+        assert transfer.status == "pending_approval"
+        assert not transfer.is_final
