@@ -75,3 +75,7 @@ def to_us(moment: datetime) -> int:
 def from_us(moment_us: int) -> datetime:
     """Return the moment that lies `moment_us` microseconds after 1970, in UTC."""
     return _EPOCH + timedelta(microseconds=moment_us)
+
+
+LATEST_US: Final = to_us(datetime.max.replace(tzinfo=UTC))
+"""The last moment that a timestamp can show."""

@@ -1,14 +1,14 @@
 """The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
@@ -19,7 +19,7 @@ from agentpay_server.contract.sandbox import (
     OutsideTokenAccount,
 )
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, chain_unavailable
+from agentpay_server.domain.problems import Problem, chain_unavailable, invalid
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
 from agentpay_server.services.policies import own_account
@@ -101,10 +101,13 @@ class Sandbox:
         """Move a manual clock, and return when all that fell due on the way has run.
 
         Raises:
-            Problem: `clock_not_manual`.
+            Problem: `clock_not_manual`, or `invalid_request` beyond the last time that can be shown.
         """
         self._require_test_chain()
-        await self._runtime.schedule.advance(int(request.seconds * SECOND_US))
+        duration_us = int(request.seconds * SECOND_US)
+        if self._context.clock.now_us() + duration_us > LATEST_US:
+            raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
+        await self._runtime.schedule.advance(duration_us)
         return await self.clock()
 
     async def _land(self, signed: SignedTransaction) -> None:
