@@ -84,7 +84,6 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:
-        connection = context.database._connection.connection.driver_connection
-        return bytes(connection.serialize()), context.chain._slot
+        return bytes(context.database._driver.serialize()), context.chain._slot
 
     return server._running._owner.call(read())
