@@ -1,0 +1,320 @@
+"""One key, one transfer: replays, conflicts, retries, expiry, and many at once (D29; P4 to P7)."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import money
+import pytest
+from attrs import frozen
+from server_world import Funded
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.contract.transfers import Transfer
+from agentpay.errors import AgentPayError
+from agentpay_server import AgentPayServer
+from agentpay_server.store import tables
+
+DAY_SECONDS = 24 * 3600
+
+
+@frozen
+class Pair:
+    payer: Account
+    payee: Account
+    other: Account
+
+    def order(self, **changed: Any) -> dict[str, Any]:
+        body = money.order(self.payer, self.payee.account_id, "25", memo="memo", category="data")
+        body.update(changed)
+        return {name: value for name, value in body.items() if value is not ...}
+
+
+@pytest.fixture
+def pair(funded: Funded) -> Pair:
+    return Pair(funded("100"), funded("1", name="Payee"), funded("100", name="Other"))
+
+
+def transactions_of(server: AgentPayServer, account: Account) -> list[str]:
+    """Return the types of an account's history entries, newest first, its funding left out."""
+    return [entry["type"] for entry in money.entries(server, account.account_id)][:-1]
+
+
+def test_a_replay_is_the_same_answer_and_moves_nothing(
+    server: AgentPayServer, http: httpx.Client, pair: Pair
+) -> None:
+    first = money.post(http, pair.order())
+    server.sandbox.clock.advance(3600)
+    again = money.post(http, pair.order())
+    assert (again.status_code, again.content) == (200, first.content)
+    assert money.held(server, pair.payee.usdc_token_account) == 26_000_000
+    assert len(money.events(server)) == 2
+    assert transactions_of(server, pair.payer) == ["transfer"]
+
+
+@pytest.mark.parametrize("amount", ["25.00", "25.000000", "025", "25.0"])
+def test_another_spelling_of_the_amount_is_the_same_request(
+    http: httpx.Client, pair: Pair, amount: str
+) -> None:
+    first = money.post(http, pair.order())
+    assert money.post(http, pair.order(amount=amount)).content == first.content
+
+
+@pytest.mark.parametrize("first", [None, "", ...], ids=["null", "empty", "absent"])
+@pytest.mark.parametrize("again", [None, "", ...], ids=["null", "empty", "absent"])
+def test_no_memo_is_the_same_request_however_it_is_left_out(
+    http: httpx.Client, pair: Pair, first: Any, again: Any
+) -> None:
+    answer = money.post(http, pair.order(memo=first))
+    assert answer.status_code == 200
+    assert money.post(http, pair.order(memo=again)).content == answer.content
+
+
+CHANGES: dict[str, Callable[[Pair], dict[str, Any]]] = {
+    "from": lambda pair: {"from": pair.other.account_id},
+    "to": lambda pair: {"to": pair.other.account_id},
+    "to by another name": lambda pair: {"to": pair.payee.usdc_token_account},
+    "amount": lambda pair: {"amount": "25.000001"},
+    "memo": lambda pair: {"memo": "another"},
+    "memo with a blank": lambda pair: {"memo": "memo "},
+    "no memo": lambda pair: {"memo": ...},
+    "category": lambda pair: {"category": "search"},
+    "no category": lambda pair: {"category": ...},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("outcome", ["settled", "rejected", "insufficient", "pending"])
+def test_a_changed_parameter_is_a_conflict_and_sends_nothing(
+    server: AgentPayServer,
+    http: httpx.Client,
+    pair: Pair,
+    change: Callable[[Pair], dict[str, Any]],
+    outcome: str,
+) -> None:
+    policy = {"rejected": {"paused": True}, "pending": {"escalation_threshold": 1}}.get(outcome, {})
+    money.put_policy(http, pair.payer, **policy)
+    if outcome == "insufficient":
+        drained = money.post(http, money.order(pair.payer, pair.other.account_id, "99", key="drain"))
+        assert drained.status_code == 200
+    first = money.post(http, pair.order())
+    before = (money.events(server), len(money.rows(server, tables.transfers)))
+
+    response = money.post(http, pair.order(**change(pair)))
+    assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict")
+    assert set(response.json()) == {"error", "message", "request_id"}
+    assert (money.events(server), len(money.rows(server, tables.transfers))) == before
+    # The key still stands for what it stood for.
+    again = money.post(http, pair.order())
+    assert (again.status_code, again.json()["status"]) == (first.status_code, first.json()["status"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "lifted", "error"),
+    [
+        ({"max_single_transfer": 1}, {"max_single_transfer": None}, "policy_violation"),
+        ({"max_daily_spend": 1}, {"max_daily_spend": None}, "policy_violation"),
+        ({"categories": []}, {"categories": None}, "policy_violation"),
+        ({"paused": True}, {"paused": False}, "account_paused"),
+    ],
+)
+def test_a_policy_rejection_is_replayed_as_it_was(
+    server: AgentPayServer,
+    http: httpx.Client,
+    pair: Pair,
+    policy: dict[str, Any],
+    lifted: dict[str, Any],
+    error: str,
+) -> None:
+    money.put_policy(http, pair.payer, **policy)
+    first = money.post(http, pair.order())
+    assert (first.status_code, first.json()["error"]) == (402, error)
+    # What stood in the way is gone, and the answer is still the one that was given.
+    money.put_policy(http, pair.payer, **lifted)
+    again = money.post(http, pair.order())
+    assert (again.status_code, again.content) == (402, first.content)
+    assert len(money.events(server)) == 1
+    assert transactions_of(server, pair.payer) == ["rejection"]
+    assert money.post(http, pair.order(idempotency_key="another")).status_code == 200
+
+
+def test_insufficient_balance_is_tried_again_as_a_new_transfer(
+    server: AgentPayServer, http: httpx.Client, pair: Pair
+) -> None:
+    body = pair.order(amount="150")
+    first, second = money.post(http, body).json(), money.post(http, body).json()
+    assert first["error"] == second["error"] == "insufficient_balance"
+    assert first["transfer_id"] != second["transfer_id"]
+    server.sandbox.fund(pair.payer.account_id, "50")
+    third = money.post(http, body)
+    assert third.status_code == 200
+    assert third.json()["transfer_id"] not in (first["transfer_id"], second["transfer_id"])
+    assert money.post(http, body).content == third.content
+    assert money.held(server, pair.payee.usdc_token_account) == 151_000_000
+    types = [event["type"] for event in money.events(server)]
+    assert types == ["transfer.rejected", "transfer.rejected", "transfer.initiated", "transfer.settled"]
+    # Each attempt keeps its own record.
+    assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
+
+
+def test_what_stores_nothing_uses_no_key(server: AgentPayServer, http: httpx.Client, pair: Pair) -> None:
+    for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
+        assert money.post(http, pair.order(**wrong)).status_code in (400, 404, 422)
+    assert money.rows(server, tables.transfers) == []
+    assert money.post(http, pair.order()).status_code == 200
+
+
+class TestExpiry:
+    def test_a_key_is_replayed_until_a_millisecond_before_24_hours(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        first = money.post(http, pair.order())
+        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
+        assert money.post(http, pair.order()).content == first.content
+        assert money.post(http, pair.order(amount="1")).status_code == 409
+        assert money.held(server, pair.payee.usdc_token_account) == 26_000_000
+
+    def test_a_key_is_free_at_24_hours(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        first = money.post(http, pair.order())
+        server.sandbox.clock.advance(DAY_SECONDS)
+        again = money.post(http, pair.order())
+        assert again.status_code == 200
+        assert again.json()["transfer_id"] != first.json()["transfer_id"]
+        assert money.held(server, pair.payee.usdc_token_account) == 51_000_000
+        # Both are there to be read, and the key stands for the newer one.
+        assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
+        assert money.post(http, pair.order()).content == again.content
+
+    def test_a_free_key_may_be_used_for_something_else(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        money.post(http, pair.order())
+        server.sandbox.clock.advance(DAY_SECONDS)
+        assert money.post(http, pair.order(amount="1", to=pair.other.account_id)).status_code == 200
+
+    def test_a_rejection_holds_its_key_for_24_hours_too(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        money.put_policy(http, pair.payer, paused=True)
+        first = money.post(http, pair.order())
+        money.put_policy(http, pair.payer, paused=False)
+        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
+        assert money.post(http, pair.order()).content == first.content
+        server.sandbox.clock.advance(0.001)
+        assert money.post(http, pair.order()).status_code == 200
+
+    def test_a_replay_does_not_prolong_a_key(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        first = money.post(http, pair.order())
+        for _ in range(24):
+            assert money.post(http, pair.order()).content == first.content
+            server.sandbox.clock.advance(3600)
+        assert money.post(http, pair.order()).json()["transfer_id"] != first.json()["transfer_id"]
+
+
+class TestScope:
+    def test_operators_do_not_share_keys(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        money.post(http, pair.order())
+        other = server.client(api_key=server.sandbox.create_operator("Other").key)
+        account = other.accounts.create(name="Theirs")
+        with pytest.raises(AgentPayError, match="insufficient_balance"):
+            other.transfers.create(
+                from_=account.account_id, to=pair.payee.account_id, amount="1", idempotency_key="key-1"
+            )
+
+    def test_an_operator_and_its_agents_share_keys(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        def pay(by: AgentPay, source: Account) -> Transfer:
+            return by.transfers.create(
+                from_=source.account_id, to=pair.payee.account_id, amount="1", idempotency_key="shared"
+            )
+
+        transfer = pay(server.agent_client(pair.payer.account_id), pair.payer)
+        assert pay(client, pair.payer) == transfer
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            pay(server.agent_client(pair.other.account_id), pair.other)
+
+
+class TestManyAtOnce:
+    async def pay_at_once(self, server: AgentPayServer, count: int, make: Callable[[int], Any]) -> list[Any]:
+        client = server.async_client()
+        return await asyncio.gather(*(client.transfers.create(**make(number)) for number in range(count)))
+
+    @pytest.mark.anyio
+    async def test_200_tasks_with_one_key_make_one_transaction(
+        self, server: AgentPayServer, pair: Pair
+    ) -> None:
+        terms = {"from_": pair.payer.account_id, "to": pair.payee.account_id, "amount": "0.5"}
+        transfers = await self.pay_at_once(server, 200, lambda _: {**terms, "idempotency_key": "one"})
+        assert all(transfer == transfers[0] for transfer in transfers)
+        assert money.held(server, pair.payee.usdc_token_account) == 1_500_000
+        assert transactions_of(server, pair.payer) == ["transfer"]
+        assert len(money.events(server)) == 2
+
+    def test_200_threads_with_one_key_make_one_transaction(
+        self, server: AgentPayServer, pair: Pair
+    ) -> None:
+        answers: list[bytes] = []
+        ready = threading.Barrier(200)
+        client = server.client()
+
+        def pay() -> None:
+            ready.wait()
+            transfer = client.transfers.create(
+                from_=pair.payer.account_id, to=pair.payee.account_id, amount="0.5", idempotency_key="one"
+            )
+            answers.append(repr(transfer).encode())
+
+        threads = [threading.Thread(target=pay) for _ in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 200
+        assert len(set(answers)) == 1
+        assert money.held(server, pair.payee.usdc_token_account) == 1_500_000
+        assert transactions_of(server, pair.payer) == ["transfer"]
+
+    @pytest.mark.anyio
+    async def test_200_keys_with_equal_terms_make_200_transactions(
+        self, server: AgentPayServer, pair: Pair
+    ) -> None:
+        terms = {"from_": pair.payer.account_id, "to": pair.payee.account_id, "amount": "0.5"}
+        transfers = await self.pay_at_once(
+            server, 200, lambda number: {**terms, "idempotency_key": f"key-{number}"}
+        )
+        assert {transfer.status for transfer in transfers} == {"settled"}
+        assert len({transfer.transfer_id for transfer in transfers}) == 200
+        assert len({transfer.tx_signature for transfer in transfers}) == 200
+        assert money.held(server, pair.payer.usdc_token_account) == 0
+        assert money.held(server, pair.payee.usdc_token_account) == 101_000_000
+        assert len(money.events(server)) == 400
+
+    @pytest.mark.anyio
+    async def test_one_key_raced_from_two_accounts_pays_from_one(
+        self, server: AgentPayServer, pair: Pair
+    ) -> None:
+        client = server.async_client()
+        outcomes = await asyncio.gather(
+            *(
+                client.transfers.create(
+                    from_=source.account_id, to=pair.payee.account_id, amount="2", idempotency_key="raced"
+                )
+                for source in (pair.payer, pair.other) * 20
+            ),
+            return_exceptions=True,
+        )
+        paid = {outcome.from_ for outcome in outcomes if isinstance(outcome, Transfer)}
+        refused = {outcome.code for outcome in outcomes if isinstance(outcome, AgentPayError)}
+        assert len(paid) == 1
+        assert refused == {"idempotency_conflict"}
+        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000

@@ -1,0 +1,171 @@
+"""The daily limit and the balance: reached to the last unit, passed by none (D24; P9)."""
+
+import asyncio
+from collections import Counter
+from decimal import Decimal
+
+import httpx
+import money
+import pytest
+from server_world import Funded
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.contract.transfers import Transfer
+from agentpay.errors import APIError, InsufficientBalanceError, PolicyViolationError
+from agentpay_server import AgentPayServer
+
+DAY_SECONDS = 24 * 3600
+
+
+@pytest.fixture
+def payee(funded: Funded) -> Account:
+    return funded("1", name="Payee")
+
+
+def pay(client: AgentPay, payer: Account, payee: Account, amount: str) -> bool:
+    """Pay, and tell whether the daily limit allowed it."""
+    try:
+        transfer = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
+    except PolicyViolationError:
+        return False
+    return transfer.status == "settled"
+
+
+def test_the_limit_is_reached_exactly_and_not_passed_by_one_unit(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    assert pay(client, payer, payee, "9.999998")
+    assert not pay(client, payer, payee, "0.000003")
+    assert pay(client, payer, payee, "0.000001")
+    assert not pay(client, payer, payee, "0.000002")
+    assert pay(client, payer, payee, "0.000001")
+    assert not pay(client, payer, payee, "0.000001")
+    detail = server.console.account(payer.account_id)
+    assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (10, 0, 0)
+
+
+def test_a_spend_counts_until_a_microsecond_before_24_hours(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    assert pay(client, payer, payee, "10")
+    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert not pay(client, payer, payee, "0.000001")
+    server.sandbox.clock.advance(0.000001)
+    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert pay(client, payer, payee, "10")
+    assert not pay(client, payer, payee, "0.000001")
+
+
+def test_each_spend_leaves_the_window_by_itself(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    for amount in ("1", "2", "3", "4"):
+        assert pay(client, payer, payee, amount)
+        server.sandbox.clock.advance(3600)
+    server.sandbox.clock.advance(DAY_SECONDS - 4 * 3600)
+    for amount, more in (("1", "1.000001"), ("2", "2.000001"), ("3", "3.000001"), ("4", "4.000001")):
+        assert not pay(client, payer, payee, more)
+        assert pay(client, payer, payee, amount)
+        server.sandbox.clock.advance(3600)
+
+
+def test_what_was_spent_before_the_limit_was_set_counts(
+    client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    assert pay(client, payer, payee, "8")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    assert not pay(client, payer, payee, "2.000001")
+    assert pay(client, payer, payee, "2")
+    client.policies.update(payer.account_id, max_daily_spend=5)
+    assert not pay(client, payer, payee, "0.000001")
+
+
+def test_what_is_refused_is_not_spent(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend=200, max_single_transfer=150)
+    with pytest.raises(PolicyViolationError):
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="151")
+    with pytest.raises(InsufficientBalanceError):
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="101")
+    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert pay(client, payer, payee, "100")
+
+
+def test_what_comes_in_does_not_make_room(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    assert pay(client, payer, payee, "10")
+    assert pay(client, payee, payer, "10")
+    server.sandbox.fund(payer.account_id, "10")
+    assert not pay(client, payer, payee, "0.000001")
+
+
+def test_accounts_have_windows_of_their_own(client: AgentPay, funded: Funded, payee: Account) -> None:
+    one, other = funded("100"), funded("100", name="Other")
+    for account in (one, other):
+        client.policies.update(account.account_id, max_daily_spend=10)
+        assert pay(client, account, payee, "10")
+
+
+async def outcomes_of_200(server: AgentPayServer, payer: Account, payee: Account) -> Counter[str]:
+    client = server.async_client()
+    made = await asyncio.gather(
+        *(
+            client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+            for _ in range(200)
+        ),
+        return_exceptions=True,
+    )
+    counted: Counter[str] = Counter()
+    for outcome in made:
+        if isinstance(outcome, Transfer):
+            counted[outcome.status] += 1
+        else:
+            assert isinstance(outcome, APIError), outcome
+            counted[f"{outcome.transfer_status} {outcome.code}"] += 1
+    return counted
+
+
+@pytest.mark.anyio
+async def test_200_racers_reach_the_limit_and_do_not_pass_it(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("300")
+    client.policies.update(payer.account_id, max_daily_spend="50.999999")
+    counted = await outcomes_of_200(server, payer, payee)
+    assert counted == {"settled": 50, "rejected policy_violation": 150}
+    assert money.held(server, payee.usdc_token_account) == 51_000_000
+    assert server.console.account(payer.account_id).spent_usdc == 50
+
+
+@pytest.mark.anyio
+async def test_200_racers_spend_the_balance_and_none_fails_on_chain(
+    server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("50.999999")
+    counted = await outcomes_of_200(server, payer, payee)
+    assert counted == {"settled": 50, "rejected insufficient_balance": 150}
+    assert money.held(server, payer.usdc_token_account) == 999_999
+    assert server.console.account(payer.account_id).reserved_usdc == Decimal(0)
+
+
+def test_the_message_tells_limit_spent_and_asked(
+    http: httpx.Client, client: AgentPay, funded: Funded, payee: Account
+) -> None:
+    payer = funded("100")
+    client.policies.update(payer.account_id, max_daily_spend="10.5")
+    assert pay(client, payer, payee, "7.25")
+    message = money.post(http, money.order(payer, payee.account_id, "3.250001")).json()["message"]
+    assert all(amount in message for amount in ("10.500000", "7.250000", "3.250001"))
