@@ -1,0 +1,286 @@
+"""Accounts and balances over HTTP: the contract's fields, live balances, two operators apart (D4, D12 to D19)."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from server_world import UNKNOWN_ACCOUNT, UNKNOWN_KEY_ID, UNKNOWN_TRANSFER, Funded, raw_client, refused
+from solders.pubkey import Pubkey
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
+from agentpay_server.chain import transactions
+from agentpay_server.domain.handles import handle_of
+from agentpay_server.http.app import BOUND_ENDPOINTS
+
+FIELDS = {
+    *("account_id", "name", "handle", "chain_address", "usdc_token_account", "balance_usdc"),
+    *("custody_mode", "status", "policy", "created_at"),
+}
+DEFAULT_POLICY = {
+    "max_single_transfer": None,
+    "max_daily_spend": None,
+    "allowed_counterparties": None,
+    "categories": None,
+    "require_memo": False,
+    "escalation_threshold": None,
+    "paused": False,
+}
+TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def test_a_new_account_has_exactly_the_fields_of_the_contract(http: httpx.Client):
+    response = http.post("/v1/accounts", json={"name": "Research Bot"})
+
+    body = response.json()
+    assert response.status_code == 201
+    assert response.headers["content-type"] == "application/json"
+    assert set(body) == FIELDS
+    assert re.fullmatch(r"acct_[0-9a-hjkmnp-tv-z]{26}", body["account_id"])
+    assert body["name"] == "Research Bot"
+    assert body["handle"] == "@research-bot"
+    assert body["balance_usdc"] == "0.000000"
+    assert body["custody_mode"] == "custodial"
+    assert body["status"] == "active"
+    assert body["policy"] == DEFAULT_POLICY
+    assert body["created_at"] == "2026-01-01T00:00:00.000Z"
+    assert Pubkey.from_string(body["chain_address"]) != Pubkey.from_string(body["usdc_token_account"])
+
+
+def test_an_account_exists_on_chain_with_its_associated_token_account(server: AgentPayServer, client: AgentPay):
+    account = client.accounts.create(name="a")
+
+    authority, token_account, usdc = _on_chain(server, account)
+    assert authority is not None, "the authority address holds rent exemption (D19)"
+    assert token_account is not None
+    assert token_account.owner == account.chain_address
+    expected, _ = Pubkey.find_program_address(
+        [
+            bytes(Pubkey.from_string(account.chain_address)),
+            bytes(Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")),
+            bytes(Pubkey.from_string(usdc)),
+        ],
+        Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL"),
+    )
+    assert account.usdc_token_account == str(expected)
+    assert usdc == "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v"
+
+
+def test_what_is_read_is_what_was_created(http: httpx.Client):
+    created = http.post("/v1/accounts", json={"name": "a", "metadata": {"x": 1}}).json()
+
+    assert http.get(f"/v1/accounts/{created['account_id']}").json() == created
+    assert http.get("/v1/accounts").json() == {"data": [created], "cursor": "", "has_more": False}
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("  Bot \t", "Bot"), ("x" * 100, "x" * 100), (" " * 50 + "x" * 100, "x" * 100), ("\u00a0é\n", "é"), ("🤖", "🤖")],
+)
+def test_a_name_is_trimmed_and_kept_in_full(http: httpx.Client, sent, kept):
+    body = http.post("/v1/accounts", json={"name": sent}).json()
+
+    assert body["name"] == kept
+    assert body["handle"] == handle_of(kept)
+
+
+def test_names_and_handles_need_not_be_unique(http: httpx.Client):
+    twins = [http.post("/v1/accounts", json={"name": "Twin"}).json() for _ in range(2)]
+
+    assert twins[0]["handle"] == twins[1]["handle"] == "@twin"
+    for name in ("account_id", "chain_address", "usdc_token_account"):
+        assert twins[0][name] != twins[1][name]
+
+
+METADATA: dict[str, Any] = {"team": "ü\U0001f600", "n": [1, 2.5, None, True, {"deep": "\u2028"}], "": 0, "big": 10**30}
+
+
+def test_metadata_is_never_returned_by_v1_but_by_the_console(http: httpx.Client):
+    marked = {**METADATA, "secret": "PLANTED"}
+    created = http.post("/v1/accounts", json={"name": "a", "metadata": marked})
+    account_id = created.json()["account_id"]
+
+    for answer in (
+        created,
+        http.get(f"/v1/accounts/{account_id}"),
+        http.get("/v1/accounts"),
+        http.get(f"/v1/accounts/{account_id}/policy"),
+        http.get(f"/v1/accounts/{account_id}/balance"),
+        http.get(f"/v1/accounts/{account_id}/transactions"),
+    ):
+        assert answer.is_success
+        assert "metadata" not in answer.text
+        assert "PLANTED" not in answer.text
+    assert http.get(f"/console/accounts/{account_id}").json()["metadata"] == marked
+
+
+def test_numbers_in_metadata_are_kept_exactly(http: httpx.Client):
+    body = '{"name":"a","metadata":{"a":0.1,"b":1e400,"c":12345678901234567890.123456789012345678901,"d":-0.0}}'
+    account_id = http.post("/v1/accounts", content=body).json()["account_id"]
+
+    text = http.get(f"/console/accounts/{account_id}").text
+
+    assert '"a":0.1,' in text
+    assert '"b":1E+400,' in text
+    assert '"c":12345678901234567890.123456789012345678901,' in text
+
+
+# --- Balances ---------------------------------------------------------------------------------------------
+
+
+def test_a_balance_has_exactly_the_fields_of_the_contract(server: AgentPayServer, funded: Funded, http: httpx.Client):
+    account = funded("12.5")
+    server.sandbox.clock.advance(1.5)
+
+    assert http.get(f"/v1/accounts/{account.account_id}/balance").json() == {
+        "account_id": account.account_id,
+        "balance_usdc": "12.500000",
+        "last_updated": "2026-01-01T00:00:01.500Z",
+    }
+
+
+def test_a_balance_is_live_even_after_a_mint_that_the_service_knows_nothing_of(
+    server: AgentPayServer, funded: Funded, http: httpx.Client
+):
+    account = funded("1")
+    _mint_behind_its_back(server, account.usdc_token_account, 250_000)
+
+    path = f"/v1/accounts/{account.account_id}"
+    assert http.get(f"{path}/balance").json()["balance_usdc"] == "1.250000"
+    assert http.get(path).json()["balance_usdc"] == "1.250000"
+    assert http.get("/v1/accounts").json()["data"][0]["balance_usdc"] == "1.250000"
+    assert http.get(f"/console/accounts/{account.account_id}").json()["balance_usdc"] == "1.250000"
+
+
+# --- Status (D14) -----------------------------------------------------------------------------------------
+
+
+def test_status_is_paused_exactly_while_the_policy_is(http: httpx.Client):
+    path = f"/v1/accounts/{http.post('/v1/accounts', json={'name': 'a'}).json()['account_id']}"
+    for paused, status in ((True, "paused"), (False, "active"), (True, "paused")):
+        http.put(f"{path}/policy", json={"paused": paused})
+
+        account = http.get(path).json()
+        assert (account["status"], account["policy"]["paused"]) == (status, paused)
+
+
+def test_accounts_are_listed_by_status(http: httpx.Client):
+    made = [http.post("/v1/accounts", json={"name": f"{n}"}).json()["account_id"] for n in range(4)]
+    for account_id in made[1::2]:
+        http.put(f"/v1/accounts/{account_id}/policy", json={"paused": True})
+
+    def listed(**query):
+        return [account["account_id"] for account in http.get("/v1/accounts", params=query).json()["data"]]
+
+    assert listed(status="paused") == [made[3], made[1]]
+    assert listed(status="active") == [made[2], made[0]]
+    assert listed() == made[::-1]
+
+
+# --- Two operators ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def neighbour(server: AgentPayServer):
+    """A second tenant of the same server, and its plain HTTP client."""
+    operator = server.sandbox.create_operator("Neighbour")
+    with raw_client(server, operator.key) as http:
+        yield http
+
+
+def test_operators_see_nothing_of_each_other(neighbour, server: AgentPayServer, funded: Funded, http: httpx.Client):
+    ours = funded("5")
+    theirs = neighbour.post("/v1/accounts", json={"name": "Theirs"}).json()
+    server.console.create_agent_key(ours.account_id)
+
+    assert [account["account_id"] for account in http.get("/v1/accounts").json()["data"]] == [ours.account_id]
+    assert neighbour.get("/v1/accounts").json()["data"] == [theirs]
+    assert neighbour.get("/console/agent-keys").json()["data"] == []
+    audited = {entry["subject"] for entry in neighbour.get("/console/audit").json()["data"]}
+    assert ours.account_id not in audited
+    assert theirs["account_id"] in audited
+
+
+def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exist(
+    neighbour, server: AgentPayServer, funded: Funded, client: AgentPay
+):
+    ours, payee = funded("5"), funded("1")
+    transfer = client.transfers.create(from_=ours.account_id, to=payee.account_id, amount="1")
+    key = server.console.create_agent_key(ours.account_id)
+    known = {"account_id": ours.account_id, "transfer_id": transfer.transfer_id, "key_id": key.key_id}
+    unknown = {"account_id": UNKNOWN_ACCOUNT, "transfer_id": UNKNOWN_TRANSFER, "key_id": UNKNOWN_KEY_ID}
+    bodies = {"policies.put": {"paused": True}, "sandbox.accounts.fund": {"amount": "1"}}
+
+    def answer(endpoint, identifiers):
+        path = endpoint.path.format(**identifiers)
+        content = {"json": bodies[endpoint.name]} if endpoint.request else {}
+        body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
+        return _without_identifiers(body, identifiers)
+
+    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "{" in endpoint.path]
+    assert len(with_identifier) >= 9
+    for endpoint in with_identifier:
+        assert answer(endpoint, known) == answer(endpoint, unknown)
+
+
+def test_an_account_of_another_operator_in_a_body_is_answered_as_one_that_does_not_exist(neighbour, funded: Funded):
+    ours = funded("5").account_id
+    payee = neighbour.post("/v1/accounts", json={"name": "b"}).json()["account_id"]
+
+    def answers(account_id):
+        transfer = {"from": account_id, "to": payee, "amount": "1", "idempotency_key": "k"}
+        for path, body in (("/v1/transfers", transfer), ("/console/agent-keys", {"account_id": account_id})):
+            response = neighbour.post(path, json=body)
+            yield _without_identifiers(refused(response, "not_found"), {"account_id": account_id})
+
+    assert list(answers(ours)) == list(answers(UNKNOWN_ACCOUNT))
+
+
+def test_the_recipient_may_be_an_account_of_any_operator(neighbour, funded: Funded, http: httpx.Client):
+    ours = funded("5").account_id
+    theirs = neighbour.post("/v1/accounts", json={"name": "b"}).json()["account_id"]
+
+    body = {"from": ours, "to": theirs, "amount": "2", "idempotency_key": "k"}
+    assert http.post("/v1/transfers", json=body).status_code == 200
+
+    assert neighbour.get(f"/v1/accounts/{theirs}").json()["balance_usdc"] == "2.000000"
+    (deposit,) = neighbour.get(f"/v1/accounts/{theirs}/transactions").json()["data"]
+    assert (deposit["type"], deposit["counterparty"], deposit["amount_usdc"]) == ("deposit", ours, "2.000000")
+
+
+def _without_identifiers(body, identifiers):
+    message = body["message"]
+    for identifier in identifiers.values():
+        message = message.replace(identifier, "…")
+    return {**body, "message": message, "request_id": None}
+
+
+def _on_chain(server, account):
+    world = server._running
+    chain = world.runtime.context.chain
+
+    async def read():
+        authority = await chain.account_size(account.chain_address)
+        (token_account,) = await chain.token_accounts([account.usdc_token_account])
+        return authority, token_account, chain.usdc_mint
+
+    return world._owner.call(read())
+
+
+def _mint_behind_its_back(server, token_account, amount_micro):
+    world = server._running
+    context = world.runtime.context
+
+    async def mint():
+        signed = transactions.mint(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            usdc_mint=context.chain.usdc_mint,
+            token_account=token_account,
+            amount_micro=amount_micro,
+            memo="from outside",
+        )
+        await context.chain.send(signed.raw)
+
+    world._owner.call(mint())

@@ -1,0 +1,315 @@
+"""Agent-scoped keys: a matrix of what they may do, default deny; revocation; what is never shown (D16, D17)."""
+
+import json
+import logging
+import traceback
+
+import attrs
+import httpx
+import pytest
+from server_world import (
+    START,
+    UNKNOWN_ACCOUNT,
+    UNKNOWN_KEY_ID,
+    UNKNOWN_TRANSFER,
+    Funded,
+    raw_client,
+    refused,
+    state_of,
+)
+
+from agentpay import AgentPay, PermissionDeniedError
+from agentpay.contract.endpoints import Scope
+from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.http.app import BOUND_ENDPOINTS
+
+# What the table says is one thing; what the decisions say is written out here a second time.
+ALLOWED = {"accounts.get", "accounts.balance", "accounts.transactions", "transfers.create", "transfers.get"}
+
+REFUSED = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.name not in ALLOWED]
+OF_AN_ACCOUNT = [e for e in BOUND_ENDPOINTS if e.name in ALLOWED and "{account_id}" in e.path]
+
+
+@attrs.frozen
+class Matrix:
+    """A server with an agent, and every kind of account that the agent might reach for."""
+
+    server: AgentPayServer
+    http: httpx.Client
+    own: str
+    sibling: str
+    foreign: str
+
+    def account(self, whose):
+        return {"own": self.own, "sibling": self.sibling, "foreign": self.foreign, "unknown": UNKNOWN_ACCOUNT, "malformed": "x"}[whose]
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    with AgentPayServer(clock=START) as server:
+        client = server.client()
+        own, sibling = (client.accounts.create(name=name).account_id for name in ("own", "sibling"))
+        for account_id in (own, sibling):
+            server.sandbox.fund(account_id, 1000)
+        neighbour = server.client(api_key=server.sandbox.create_operator("b").key)
+        foreign = neighbour.accounts.create(name="foreign").account_id
+        with raw_client(server, server.console.create_agent_key(own).key) as http:
+            yield Matrix(server, http, own, sibling, foreign)
+
+
+WHOSE = ["own", "sibling", "foreign", "unknown", "malformed"]
+
+
+@pytest.mark.parametrize("whose", WHOSE)
+@pytest.mark.parametrize("endpoint", REFUSED, ids=lambda endpoint: endpoint.name)
+@pytest.mark.parametrize("content", [None, b"{}", b"{", b'{"account_id":"x"}'], ids=repr)
+def test_everything_that_is_not_listed_is_403(matrix, endpoint, whose, content):
+    before = state_of(matrix.server)
+    path = endpoint.path.format(account_id=matrix.account(whose), key_id=UNKNOWN_KEY_ID)
+
+    body = refused(matrix.http.request(endpoint.method, path, content=content), "forbidden")
+
+    assert f"{endpoint.method} {endpoint.path}" in body["message"]
+    assert "an operator key" in body["message"]
+    assert state_of(matrix.server) == before
+
+
+@pytest.mark.parametrize("whose", WHOSE[1:])
+@pytest.mark.parametrize("endpoint", OF_AN_ACCOUNT, ids=lambda endpoint: endpoint.name)
+def test_another_account_in_the_path_is_403_whether_or_not_it_exists(matrix, endpoint, whose):
+    body = refused(matrix.http.get(endpoint.path.format(account_id=matrix.account(whose))), "forbidden")
+
+    other = refused(matrix.http.get(endpoint.path.format(account_id=UNKNOWN_ACCOUNT)), "forbidden")
+    assert body["message"] == other["message"]
+
+
+@pytest.mark.parametrize("endpoint", OF_AN_ACCOUNT, ids=lambda endpoint: endpoint.name)
+def test_the_bound_account_is_answered(matrix, endpoint):
+    assert matrix.http.get(endpoint.path.format(account_id=matrix.own)).status_code == 200
+
+
+@pytest.mark.parametrize("whose", WHOSE[1:])
+def test_a_transfer_from_another_account_is_403_whether_or_not_it_exists(matrix, whose):
+    before = state_of(matrix.server)
+    body = {"from": matrix.account(whose), "to": matrix.own, "amount": "1", "idempotency_key": "k"}
+
+    answer = refused(matrix.http.post("/v1/transfers", json=body), "forbidden")
+
+    unknown = refused(matrix.http.post("/v1/transfers", json={**body, "from": UNKNOWN_ACCOUNT}), "forbidden")
+    assert answer["message"] == unknown["message"]
+    assert "POST /v1/transfers" in answer["message"]
+    assert state_of(matrix.server) == before
+
+
+@pytest.mark.parametrize("whose", ["sibling", "foreign"])
+def test_a_transfer_from_the_bound_account_goes_to_any_account(matrix, whose):
+    body = {"from": matrix.own, "to": matrix.account(whose), "amount": "1", "idempotency_key": f"to-{whose}"}
+
+    assert matrix.http.post("/v1/transfers", json=body).status_code == 200
+
+
+def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
+    operator = matrix.server.client()
+    own = operator.transfers.create(from_=matrix.own, to=matrix.sibling, amount="1")
+    other = operator.transfers.create(from_=matrix.sibling, to=matrix.own, amount="1")
+
+    assert matrix.http.get(f"/v1/transfers/{own.transfer_id}").status_code == 200
+    theirs = refused(matrix.http.get(f"/v1/transfers/{other.transfer_id}"), "not_found")
+    unknown = refused(matrix.http.get(f"/v1/transfers/{UNKNOWN_TRANSFER}"), "not_found")
+    assert theirs["message"].replace(other.transfer_id, "") == unknown["message"].replace(UNKNOWN_TRANSFER, "")
+
+
+def test_the_table_lists_what_the_decisions_list():
+    assert {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.scope is not Scope.OPERATOR} == ALLOWED
+
+
+def test_an_agent_sees_its_own_policy_inside_its_account(server: AgentPayServer, client: AgentPay):
+    account = client.accounts.create(name="a")
+    client.policies.update(account.account_id, max_single_transfer=5)
+    agent = server.agent_client(account.account_id)
+
+    assert agent.accounts.get(account.account_id).policy.max_single_transfer == 5
+    with pytest.raises(PermissionDeniedError):
+        agent.policies.get(account.account_id)
+
+
+def test_an_agent_cannot_widen_its_own_policy(server: AgentPayServer, client: AgentPay):
+    account = client.accounts.create(name="a")
+    client.policies.pause(account.account_id)
+    agent = server.agent_client(account.account_id)
+
+    for attempt in (agent.policies.resume, agent.policies.replace):
+        with pytest.raises(PermissionDeniedError):
+            attempt(account.account_id)
+    assert client.accounts.get(account.account_id).status == "paused"
+
+
+# --- Making and revoking ----------------------------------------------------------------------------------
+
+
+def test_a_key_is_shown_once_with_what_it_is_bound_to(http: httpx.Client, client: AgentPay):
+    account_id = client.accounts.create(name="a").account_id
+
+    made = http.post("/console/agent-keys", json={"account_id": account_id, "name": " Laptop "})
+
+    body = made.json()
+    assert made.status_code == 201
+    assert set(body) == {"key_id", "account_id", "name", "key", "created_at"}
+    assert body["key"].startswith("ap_agent_")
+    assert (body["account_id"], body["name"]) == (account_id, "Laptop")
+    (listed,) = http.get("/console/agent-keys").json()["data"]
+    assert listed == {name: body[name] for name in body if name != "key"}
+
+
+def test_a_revoked_key_is_refused_on_the_next_request(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+    account_id = client.accounts.create(name="a").account_id
+    keys = [server.console.create_agent_key(account_id) for _ in range(2)]
+    with raw_client(server, keys[0].key) as revoked, raw_client(server, keys[1].key) as kept:
+        path = f"/v1/accounts/{account_id}"
+        assert revoked.get(path).status_code == 200
+
+        response = http.delete(f"/console/agent-keys/{keys[0].key_id}")
+
+        assert (response.status_code, response.content) == (204, b"")
+        for target in (path, "/v1/nowhere"):
+            refused(revoked.get(target), "unauthorized")
+        assert kept.get(path).status_code == 200
+        assert [key["key_id"] for key in http.get("/console/agent-keys").json()["data"]] == [keys[1].key_id]
+
+
+def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+    key_id = server.console.create_agent_key(client.accounts.create(name="a").account_id).key_id
+    assert http.delete(f"/console/agent-keys/{key_id}").status_code == 204
+
+    for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper()):
+        refused(http.delete(f"/console/agent-keys/{identifier}"), "not_found")
+
+
+def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServer, http: httpx.Client):
+    refused(http.delete(f"/console/agent-keys/{server._running.runtime.operator.key_id}"), "not_found")
+
+    assert http.get("/v1/accounts").status_code == 200
+
+
+# --- Secrets ----------------------------------------------------------------------------------------------
+
+PLANTED = new_key(KeyKind.OPERATOR, b"planted planted planted planted!")
+
+
+@pytest.fixture
+def planted():
+    with AgentPayServer(clock=START, operator_key=PLANTED) as server:
+        yield server
+
+
+def test_keys_are_in_no_repr(planted: AgentPayServer):
+    account = planted.client().accounts.create(name="a")
+    agent = planted.console.create_agent_key(account.account_id)
+    operator = planted.sandbox.create_operator("b")
+
+    seen = [
+        *[repr(planted), repr(planted.client()), repr(planted.async_client()), repr(agent), repr(operator)],
+        *[repr(planted.console), repr(planted.sandbox), repr(planted._running.runtime.operator)],
+        *[repr(planted._running.operator), repr(planted._running.runtime)],
+        str(list(planted.console.agent_keys())),
+        str(list(planted.console.audit())),
+    ]
+
+    for text in seen:
+        for secret in (PLANTED, agent.key, operator.key):
+            assert secret not in text
+            assert secret[-20:] not in text
+
+
+def test_keys_are_in_no_log_and_no_answer(planted: AgentPayServer, caplog: pytest.LogCaptureFixture):
+    answers = []
+    with caplog.at_level(logging.DEBUG):
+        account = planted.client().accounts.create(name="a")
+        agent = planted.console.create_agent_key(account.account_id)
+        planted.sandbox.fund(account.account_id, 5)
+        for key in (PLANTED, agent.key, PLANTED[:-1]):
+            with raw_client(planted, key) as http:
+                answers += [
+                    http.get("/v1/accounts"),
+                    http.get("/v1/nowhere"),
+                    http.post("/v1/transfers", content=b"{"),
+                    http.put(f"/v1/accounts/{account.account_id}/policy", json={"paused": True}),
+                    http.get("/console/audit"),
+                ]
+        planted.console.revoke_agent_key(agent.key_id)
+
+    text = caplog.text + "".join(answer.text + str(answer.headers) for answer in answers)
+    for secret in (PLANTED, agent.key):
+        assert secret[-20:] not in text
+
+
+def test_keys_are_in_no_log_of_a_port(planted: AgentPayServer, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.DEBUG):
+        base_url = planted.listen()
+        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED}"})
+        httpx.get(f"{base_url}/v1/accounts", headers={"Authorization": f"Bearer {PLANTED[:-1]}"})
+
+    assert PLANTED[-20:-1] not in caplog.text
+
+
+def test_keys_are_in_no_traceback(planted: AgentPayServer):
+    account = planted.client().accounts.create(name="a")
+    agent_key = planted.console.create_agent_key(account.account_id).key
+    with pytest.raises(PermissionDeniedError) as raised:
+        planted.client(api_key=agent_key).policies.pause(account.account_id)
+
+    report = traceback.TracebackException.from_exception(raised.value, capture_locals=True)
+    text = "".join(
+        line for line in report.format() if "test_keys.py" not in line.split("\n")[0]
+    )
+    assert agent_key[-20:] not in text
+    assert PLANTED[-20:] not in text
+
+
+def test_the_database_holds_digests_and_no_keys(planted: AgentPayServer):
+    account = planted.client().accounts.create(name="a", metadata={"x": "MARKER"})
+    agent = planted.console.create_agent_key(account.account_id)
+    operator = planted.sandbox.create_operator("b")
+
+    database, _ = state_of(planted)
+
+    assert b"MARKER" in database, "the dump holds what is stored"
+    for secret in (PLANTED, agent.key, operator.key):
+        assert secret.encode() not in database
+        assert secret[-30:].encode() not in database
+    assert b"ap_operator_" not in database
+    assert b"ap_agent_" not in database
+
+
+def test_a_secret_in_a_refused_request_is_not_echoed(http: httpx.Client, server: AgentPayServer):
+    body = {"name": "a", "metadata": {"token": "sk-PLANTED"}, "surprise": "PLANTED-TOO"}
+
+    response = http.post("/v1/accounts", content=json.dumps(body))
+
+    assert response.status_code == 400
+    assert "PLANTED" not in response.text
+    assert b"PLANTED" not in state_of(server)[0]
+
+
+def test_a_malformed_key_is_refused_before_any_look_up(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+    database = server._running.runtime.context.database
+
+    async def fail(*_, **__):
+        raise AssertionError("the database was asked")
+
+    monkeypatch.setattr(database, "run", fail)
+    monkeypatch.setattr(database, "read", fail, raising=False)
+    for key in ("x", "ap_operator_x", server.operator_key[:-1], server.operator_key + "x", PLANTED[:-1] + "!"):
+        with raw_client(server, key) as http:
+            refused(http.get("/v1/accounts"), "unauthorized")
+
+
+def test_a_payer_can_be_left_alone_with_an_agent_key(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("5"), funded("0.1")
+
+    transfer = server.agent_client(payer.account_id).transfers.create(
+        from_=payer.account_id, to=payee.account_id, amount="1"
+    )
+
+    assert transfer.status == "settled"
