@@ -19,8 +19,7 @@ class Listener:
     @property
     def base_url(self) -> str:
         """Where the application is reached."""
-        host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._socket)
 
     async def start(self) -> None:
         """Return once requests are accepted."""
@@ -59,3 +58,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return the address of a listening socket as a URL."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,19 @@
+"""Run the benchmarks, all or those that are named, and print one table."""
+
+import importlib
+import sys
+
+from harness import Result, print_table
+
+MODULES = ("imports", "sdk_call", "start", "transfer", "window")
+
+
+def main() -> None:
+    results: list[Result] = []
+    for name in sys.argv[1:] or MODULES:
+        results += importlib.import_module(name).run()
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The 24-hour spend check with 100,000 earlier spends within the window, against 10 of them."""
+
+import asyncio
+
+from harness import Result, compare
+from sqlalchemy import insert
+
+from agentpay_server.clock import SECOND_US
+from agentpay_server.store import accounts, spends
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.tables import spends as spends_table
+
+NOW_US = 1_767_225_600 * SECOND_US
+INTERVAL_US = 500_000  # 100,000 of them take less than 14 hours
+
+
+def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
+    database = MemoryDatabase()
+    account_id = "acct_01h455vb4pex5vsknk084sn02q"
+
+    def fill(connection) -> AccountRecord:
+        accounts.insert_account(
+            connection,
+            account_id=account_id,
+            operator_id="op_1",
+            name="a",
+            handle="@a",
+            metadata=None,
+            key_index=1,
+            chain_address="a",
+            usdc_token_account="t",
+            policy="{}",
+            paused=False,
+            policy_version=1,
+            policy_updated_us=0,
+            spent_total=count,
+            last_spend_us=NOW_US,
+            in_flight=0,
+            created_us=0,
+        )
+        rows = [
+            {"account_id": account_id, "spent_us": NOW_US - (count - n) * INTERVAL_US, "running_total": n + 1}
+            for n in range(count)
+        ]
+        connection.execute(insert(spends_table), rows)
+        account = accounts.account(connection, account_id)
+        assert account is not None
+        return account
+
+    return database, asyncio.run(database.run(fill))
+
+
+def run() -> list[Result]:
+    """Return the ratio of the check in a full window to that in a nearly empty one."""
+    full_database, full = _filled(100_000)
+    few_database, few = _filled(10)
+    assert asyncio.run(full_database.read(spends.spent, full, NOW_US)) == 100_000
+    assert asyncio.run(few_database.read(spends.spent, few, NOW_US)) == 10
+
+    return [
+        compare(
+            "24 h spend check, 100,000 spends against 10",
+            subject=lambda: _drive(full_database, full),
+            floor=lambda: _drive(few_database, few),
+            bound=1.2,
+            calls=2000,
+        )
+    ]
+
+
+def _drive(database: MemoryDatabase, account: AccountRecord) -> int:
+    """Run the check to its end; in memory it never suspends."""
+    work = database.read(spends.spent, account, NOW_US)
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("the check has suspended")

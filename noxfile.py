@@ -1,0 +1,90 @@
+"""What a change must pass, and what a developer runs by hand.
+
+lint, unasync, types, tests, docs    all that a change must pass; the default
+quickstart                           the example of the README
+bench                                measured ratios against floors taken in the same run
+deep                                 minutes to hours
+"""
+
+import nox
+
+nox.needs_version = ">=2025.11"
+nox.options.sessions = ["lint", "unasync", "types", "tests", "docs"]
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+CODE = [
+    "agentpay",
+    "agentpay_server",
+    "benchmarks",
+    "examples",
+    "scripts",
+    "tests",
+    "noxfile.py",
+    "conftest.py",
+]
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Run the quickstart in an environment that holds agentpay[server] alone."""
+    session.install("--quiet", "-e", ".[server]")
+    session.run("python", "examples/quickstart.py")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    session.run("ruff", "check", *CODE)
+    session.run("ruff", "format", "--check", *CODE)
+
+
+@nox.session
+def unasync(session: nox.Session) -> None:
+    """Check that the sync clients are those that the async ones generate."""
+    session.run("python", "scripts/unasync.py", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types: strictly, and as users of the public API see them."""
+    install(session, "types")
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests, in parallel and in random order, with coverage as a gate."""
+    install(session, "test")
+    session.run("coverage", "erase")
+    session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", "not deep", *session.posargs)
+    if not session.posargs:
+        session.run("coverage", "report")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; its examples run with the tests."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
+    session.run("zensical", "build", "--clean", "--strict")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure. Nothing here fails; the table says what is missed."""
+    install(session, "bench")
+    session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session
+def deep(session: nox.Session) -> None:
+    """Run what takes minutes to hours."""
+    install(session, "test")
+    session.run("pytest", "-n", "auto", "-m", "deep", "--timeout=0", *session.posargs)

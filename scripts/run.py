@@ -1,0 +1,33 @@
+"""Run a session of the noxfile with nothing but Python at hand: makes .venv, puts nox into it, starts it.
+
+    python3 scripts/run.py quickstart
+    python3 scripts/run.py tests
+
+Without a name it runs all sessions that a change must pass.
+"""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv"
+PYTHON = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def main() -> int:
+    """Return the exit code of nox."""
+    if sys.version_info < (3, 11):
+        print("agentpay needs Python 3.11 or newer", file=sys.stderr)
+        return 2
+    if not PYTHON.exists():
+        venv.create(ENVIRONMENT, with_pip=True)
+    if subprocess.run([PYTHON, "-c", "import nox"], capture_output=True, check=False).returncode:
+        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "nox>=2025.11,<2027"], check=True)
+    sessions = [argument for name in sys.argv[1:] for argument in ("--session", name)]
+    return subprocess.run([PYTHON, "-m", "nox", *sessions], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

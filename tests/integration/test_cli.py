@@ -1,0 +1,77 @@
+"""`agentpay-server` as a process: its one line, its port, its refusals, its end."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from agentpay import AgentPay
+from agentpay_server.cli import main
+
+SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[tuple[dict[str, str], "subprocess.Popen[str]"]]:
+    with subprocess.Popen(
+        [*SERVE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline()), process
+        finally:
+            process.kill()
+
+
+def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
+    with serving("--clock", "manual") as (announcement, process):
+        assert set(announcement) == {"base_url", "operator_key"}
+        with AgentPay(base_url=announcement["base_url"], api_key=announcement["operator_key"]) as client:
+            account = client.accounts.create(name="over a port")
+            assert [found.account_id for found in client.accounts.list()] == [account.account_id]
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode in (0, -signal.SIGTERM)
+        assert out == ""
+        assert "serving on" in err
+        assert announcement["operator_key"] not in err
+
+
+def test_a_given_operator_key_is_the_key_of_the_server() -> None:
+    with serving() as (first, _):
+        key = first["operator_key"]
+    with serving("--operator-key", key) as (second, _):
+        assert second["operator_key"] == key
+        answer = httpx.get(f"{second['base_url']}/v1/accounts", headers={"Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "--allow-remote"),
+        (["--host", "0.0.0.0", "--allow-remote"], "--operator-key"),
+        (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
+        (["--clock", "broken"], "manual"),
+        (["--rate-limit", "0"], "--rate-limit"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["serve", *options])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with serving() as (announcement, _):
+        port = announcement["base_url"].rpartition(":")[2]
+        result = CliRunner().invoke(main, ["serve", "--port", port])
+        assert result.exit_code == 1
+        assert f"port {port}" in result.output
