@@ -115,7 +115,8 @@ def serve(
         ) from None
     chosen: Clock = manual_clock() if clock == "manual" else SystemClock()
     try:
-        asyncio.run(_serve(sock, settings, chosen, operator_key))
+        with sock:
+            asyncio.run(_serve(sock, settings, chosen, operator_key))
     except _BadKeyError as error:
         raise click.BadParameter(str(error), param_hint="--operator-key") from None
 

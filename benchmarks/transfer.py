@@ -2,7 +2,8 @@
 
 The floor is: LiteSVM builds, signs and executes a transfer with a memo; one httpx round trip posts the same
 request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each
-through SQLAlchemy Core into SQLite in memory. All on one thread. The subject is the sync client, whose calls cross to the server's thread and back.
+through SQLAlchemy Core into SQLite in memory. All on one thread. The subject is the sync client, whose calls
+cross to the server's thread and back.
 """
 
 import asyncio

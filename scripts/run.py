@@ -18,7 +18,7 @@ PYTHON = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bi
 
 def main() -> int:
     """Return the exit code of nox."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - the one file that another Python may run
         print("agentpay needs Python 3.11 or newer", file=sys.stderr)
         return 2
     if not PYTHON.exists():
