@@ -31,14 +31,16 @@ class PolicyRecords:
         self._context = context
         self._settlement = settlement
         self._writers: dict[str, asyncio.Task[None]] = {}
+        self._wanted: set[str] = set()
 
     def write_soon(self, account_id: str) -> "asyncio.Task[None]":
         """Start writing the record of an account, if it is due; whoever changed the policy does not wait."""
+        # The writer may have read the policy before this change: it looks once more before it ends.
+        self._wanted.add(account_id)
         writer = self._writers.get(account_id)
         if writer is None:
             writer = self._context.tasks.start(self._write(account_id))
             self._writers[account_id] = writer
-            writer.add_done_callback(lambda _: self._writers.pop(account_id, None))
         return writer
 
     async def next_due_us(self) -> int | None:
@@ -54,11 +56,15 @@ class PolicyRecords:
     async def _write(self, account_id: str) -> None:
         """Write the record of an account until it is the newest policy, or the chain does not answer."""
         try:
-            while await self._write_once(account_id):
-                pass
+            while account_id in self._wanted:
+                self._wanted.remove(account_id)
+                while await self._write_once(account_id):
+                    pass
         except ChainUnavailableError:
             await self._context.database.run(self._postpone, account_id)
             self._context.wakeup.set()
+        finally:
+            del self._writers[account_id]
 
     async def _write_once(self, account_id: str) -> bool:
         """Take one step towards the newest record, and tell whether there is another to take now.
