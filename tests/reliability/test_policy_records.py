@@ -1,0 +1,164 @@
+"""The on-chain policy record comes to hold the newest policy, whatever the chain does meanwhile (D26)."""
+
+import asyncio
+import hashlib
+
+import chains
+import pytest
+import worlds
+from chains import Act
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.pubkey import Pubkey
+from worlds import Party, World
+
+from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
+from agentpay_server.store import tables
+
+pytestmark = pytest.mark.anyio
+
+FAULTS: dict[str, Act] = {
+    "request lost": chains.down,
+    "reply lost": chains.reply_lost,
+    "delivered twice": chains.repeated,
+    "chain gone": chains.goes_down,
+    "chain gone with the reply": chains.goes_down_after,
+    "blockhash expired before": chains.expiring,
+    "blockhash expired after": chains.expiring_after,
+    "node lags": chains.lagging,
+    "not final": chains.not_final,
+}
+
+
+async def record(world: World, account: Party) -> PolicyRecord | None:
+    """Return what the chain itself holds."""
+    rows = await world.rows(tables.policy_records, account_id=account.account_id)
+    found = world.chain.inner._svm.get_account(Pubkey.from_string(rows[0]["address"]))
+    return None if found is None else read_policy_record(found.data)
+
+
+async def assert_newest_is_on_chain(world: World, account: Party) -> None:
+    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    held = await record(world, account)
+    assert held is not None
+    assert held.policy_version == row["policy_version"]
+    assert held.policy == row["policy"]
+    assert held.policy_sha256 == hashlib.sha256(row["policy"].encode()).hexdigest()
+    shown = (await world.detail(account))["policy_record"]
+    assert shown["version"] == row["policy_version"]
+    assert shown["tx_signature"] in world.chain.landed()
+
+
+async def test_an_unreachable_chain_does_not_hold_a_pause_up(world: World) -> None:
+    account, to = await world.account("10"), await world.account()
+    world.chain.is_down = True
+    answer = await world.policy(account, paused=True)
+    assert answer.body["paused"] is True
+    assert (await world.transfer("key", account, to, "1")).error == "account_paused"
+    await world.rest()
+    assert await record(world, account) is None
+
+    world.chain.is_down = False
+    # As it is due again only later, nothing happens before the clock says so.
+    await world.rest()
+    assert await record(world, account) is None
+    await world.advance(60)
+    await assert_newest_is_on_chain(world, account)
+
+
+async def test_while_the_chain_is_away_the_write_is_tried_again_at_growing_distances(world: World) -> None:
+    account = await world.account()
+    world.chain.is_down = True
+    await world.policy(account, paused=True)
+    await world.rest()
+    tries = []
+    for _ in range(600):
+        before = len(world.chain.calls)
+        await world.advance(1)
+        tries.append(len(world.chain.calls) > before)
+    moments = [second for second, tried in enumerate(tries, start=1) if tried]
+    distances = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    assert moments[0] == 1
+    assert distances == sorted(distances)
+    assert distances[-1] > 100
+    world.chain.is_down = False
+    await world.advance(300)
+    await assert_newest_is_on_chain(world, account)
+
+
+async def test_a_change_while_the_chain_is_away_is_written_with_the_next_change(world: World) -> None:
+    account = await world.account()
+    world.chain.is_down = True
+    await world.policy(account, paused=True)
+    await world.policy(account, max_single_transfer=1)
+    await world.rest()
+    world.chain.is_down = False
+    await world.policy(account, max_daily_spend=2)
+    await world.rest()
+    await assert_newest_is_on_chain(world, account)
+
+
+@pytest.mark.parametrize("site", range(1, 9))
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_one_fault_at_any_call_leaves_the_newest_policy_on_chain(
+    world: World, site: int, fault: str
+) -> None:
+    account = await world.account()
+    await world.policy(account, require_memo=True)
+    await world.rest()
+    world.chain.at(site, FAULTS[fault])
+    await world.policy(account, max_single_transfer=5)
+    await world.rest()
+    await world.policy(account, max_single_transfer=6)
+    await world.rest()
+    world.chain.clear()
+    await world.advance(600)
+    await assert_newest_is_on_chain(world, account)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    interrupted=st.integers(0, 10_000),
+    delays=st.lists(st.integers(0, 60), min_size=2, max_size=6),
+    faults=st.dictionaries(st.integers(1, 20), st.sampled_from(sorted(FAULTS)), max_size=3),
+)
+def test_of_changes_at_once_the_newest_is_on_chain_in_the_end(
+    interrupted: int, delays: list[int], faults: dict[int, str]
+) -> None:
+    async def change(world: World, account: Party, delay: int, limit: int) -> None:
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        await world.policy(account, max_single_transfer=limit)
+
+    async def test() -> None:
+        async with worlds.world(interrupted=interrupted) as world:
+            account = await world.account()
+            for site, fault in faults.items():
+                world.chain.at(site, FAULTS[fault])
+            changes = (change(world, account, delay, limit) for limit, delay in enumerate(delays))
+            await asyncio.gather(*changes)
+            await world.rest()
+            if faults:
+                world.chain.clear()
+                await world.advance(600)
+            await assert_newest_is_on_chain(world, account)
+
+    worlds.run(test)
+
+
+async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> None:
+    account = await world.account()
+    await world.policy(account, max_single_transfer=1)
+    await world.rest()
+    # The write of the second version is lost on the way, for longer than anybody waits for it.
+    world.chain.black_holes.add("*")
+    await world.policy(account, max_single_transfer=2)
+    await world.rest()
+    await world.policy(account, max_single_transfer=3)
+    await world.rest()
+    world.chain.black_holes.clear()
+    await world.advance(600)
+    await assert_newest_is_on_chain(world, account)
+    for raw in {raw for _, raw in world.chain.sent}:
+        await world.chain.inner.send(raw)
+    await assert_newest_is_on_chain(world, account)
