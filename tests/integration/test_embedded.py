@@ -1,0 +1,376 @@
+"""The server in process: its life, its ways in, its threads, and callers who hang up."""
+
+import asyncio
+import gc
+import pickle
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import anyio
+import httpx
+import pytest
+from server_world import START, raw_client, state_of
+
+import agentpay
+from agentpay import AgentPay, AsyncAgentPay, AuthenticationError
+from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+
+KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "agentpay-server"]
+
+
+# --- Life -------------------------------------------------------------------------------------------------
+
+
+def test_a_server_starts_once():
+    server = AgentPayServer()
+    with server, pytest.raises(RuntimeError, match="starts once"):
+        server.start()
+    with pytest.raises(RuntimeError, match="starts once"):
+        server.start()
+
+
+def test_before_its_start_and_after_its_close_a_server_says_so():
+    server = AgentPayServer()
+    for state in ("new", "closed"):
+        for use in (
+            lambda: server.client(),
+            lambda: server.async_client(),
+            lambda: server.operator_key,
+            lambda: server.base_url,
+            lambda: server.console,
+            lambda: server.sandbox,
+            lambda: server.listen(),
+            lambda: server.agent_client("acct_x"),
+        ):
+            with pytest.raises(RuntimeError, match="not running"):
+                use()
+        assert repr(server) == "<AgentPayServer not running>"
+        if state == "new":
+            server.start()
+            server.close()
+
+
+def test_closing_twice_does_nothing_and_ends_the_thread():
+    before = len(threads())
+    server = AgentPayServer().start()
+    assert len(threads()) == before + 1
+
+    server.close()
+    server.close()
+
+    assert len(threads()) == before
+
+
+def test_a_client_that_outlives_its_server_is_told_so():
+    with AgentPayServer() as server:
+        client = server.client()
+        client.accounts.create(name="a")
+    with pytest.raises((RuntimeError, agentpay.AgentPayError), match="closed"):
+        client.accounts.list().data  # noqa: B018 - fetching is what fails
+
+
+def test_a_failed_start_leaves_no_thread():
+    before = len(threads())
+    for key in ("x", "ap_operator_x", new_key(KeyKind.AGENT, bytes(32))):
+        with pytest.raises(ValueError, match="operator key"):
+            AgentPayServer(operator_key=key).start()
+
+    assert len(threads()) == before
+
+
+def test_a_server_that_is_never_closed_or_never_started_leaves_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AgentPayServer()
+        server = AgentPayServer().start()
+        server.close()
+        del server
+        gc.collect()
+
+
+def test_a_key_of_ones_own_is_the_operators():
+    with AgentPayServer(operator_key=KEY) as server:
+        assert server.operator_key == KEY
+        assert server.client(api_key=KEY).accounts.create(name="a").name == "a"
+
+
+def test_without_a_key_of_ones_own_every_server_has_another():
+    with AgentPayServer() as one, AgentPayServer() as other:
+        assert one.operator_key != other.operator_key
+        with pytest.raises(AuthenticationError):
+            other.client(api_key=one.operator_key).accounts.create(name="a")
+
+
+def test_a_server_cannot_be_pickled():
+    with AgentPayServer() as server, pytest.raises(TypeError, match="lives in its process"):
+        pickle.dumps(server)
+
+
+def test_many_servers_live_side_by_side_and_share_nothing():
+    servers = [AgentPayServer(clock=START + timedelta(days=number)).start() for number in range(8)]
+    try:
+        for number, server in enumerate(servers):
+            account = server.client().accounts.create(name=f"{number}")
+            server.sandbox.fund(account.account_id, number + 1)
+        for number, server in enumerate(servers):
+            (account,) = server.client().accounts.list()
+            assert (account.name, account.balance_usdc) == (f"{number}", number + 1)
+            assert server.sandbox.clock.now() == START + timedelta(days=number)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_the_same_seed_makes_the_same_world():
+    def story(seed):
+        with AgentPayServer(clock=START, seed=seed) as server:
+            client = server.client()
+            payer, payee = (client.accounts.create(name=name) for name in ("a", "b"))
+            server.sandbox.fund(payer.account_id, 5)
+            client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key="k")
+            server.console.create_agent_key(payer.account_id)
+            client.policies.pause(payer.account_id)
+            entries = tuple(client.accounts.transactions(payer.account_id))
+            return server.operator_key, tuple(client.accounts.list()), entries
+
+    assert story(7) == story(7)
+    assert story(7) != story(8)
+
+
+def test_without_a_clock_of_ones_own_it_stands_at_the_time_of_the_start():
+    with AgentPayServer() as server:
+        assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
+        assert server.sandbox.clock.now() == server.sandbox.clock.now()
+
+
+# --- Threads ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServer):
+    async def inside():
+        with pytest.raises(RuntimeError, match="wait for its own thread"):
+            server.client().accounts.create(name="a")
+        with pytest.raises(RuntimeError, match="wait for its own thread"):
+            server.sandbox.clock.advance(1)
+        with pytest.raises(RuntimeError, match="wait for its own thread"):
+            server.console.account("acct_x")
+        return True
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert server._running._owner.call(inside())
+
+
+def test_an_async_call_from_the_servers_own_loop_is_awaited(server: AgentPayServer):
+    async def inside():
+        return await server.async_client().accounts.create(name="a")
+
+    assert server._running._owner.call(inside()).name == "a"
+
+
+def test_a_server_is_used_from_any_thread(server: AgentPayServer):
+    client = server.client()
+
+    def work(number):
+        account = client.accounts.create(name=f"{number}")
+        server.sandbox.fund(account.account_id, number + 1)
+        return client.accounts.get(account.account_id).balance_usdc
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(16))) == [number + 1 for number in range(16)]
+
+
+# --- Async ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_server_is_an_async_context_manager():
+    before = len(threads())
+    async with AgentPayServer(clock=START) as server:
+        client = server.async_client()
+        assert isinstance(client, AsyncAgentPay)
+        payer, payee = await client.accounts.create(name="a"), await client.accounts.create(name="b")
+        await server.async_sandbox.fund(payer.account_id, 5)
+        agent = server.async_client(api_key=(await server.async_console.create_agent_key(payer.account_id)).key)
+        transfer = await agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+        assert transfer.status == "settled"
+        assert await server.async_sandbox.clock.advance(60) == START + timedelta(minutes=1)
+        assert server.client().accounts.get(payee.account_id).balance_usdc == 1
+
+    assert len(threads()) == before
+
+
+@pytest.mark.anyio
+async def test_async_calls_run_side_by_side(server: AgentPayServer):
+    client = server.async_client()
+
+    made = await asyncio.gather(*(client.accounts.create(name=f"{number}") for number in range(20)))
+
+    assert len({account.account_id for account in made}) == 20
+
+
+def test_one_async_client_serves_several_event_loops(server: AgentPayServer):
+    client = server.async_client()
+
+    async def create(name):
+        return (await client.accounts.create(name=name)).name
+
+    assert [asyncio.run(create(name)) for name in ("a", "b")] == ["a", "b"]
+
+
+@pytest.mark.anyio
+async def test_a_caller_who_hangs_up_cancels_nothing(server: AgentPayServer):
+    client, sync = server.async_client(), server.client()
+    payer, payee = sync.accounts.create(name="a"), sync.accounts.create(name="b")
+    server.sandbox.fund(payer.account_id, 100)
+
+    for steps in range(12):
+        key = f"key-{steps}"
+        call = asyncio.ensure_future(
+            client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key=key)
+        )
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+            raise asyncio.CancelledError
+
+        # Whatever became of it, the key is all that is needed to go on: once, and once only.
+        again = await client.transfers.create(
+            from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key=key
+        )
+        assert again.status == "settled"
+
+    assert sync.accounts.get(payee.account_id).balance_usdc == 12
+    assert state_of(server) == state_of(server)
+
+
+# --- A port -----------------------------------------------------------------------------------------------
+
+
+def test_a_port_serves_the_same_world_as_the_way_in_process(server: AgentPayServer, client: AgentPay):
+    account = client.accounts.create(name="a")
+
+    base_url = server.listen()
+
+    assert server.base_url == base_url
+    assert base_url.startswith("http://127.0.0.1:")
+    headers = {"Authorization": f"Bearer {server.operator_key}"}
+    answer = httpx.get(f"{base_url}/v1/accounts/{account.account_id}", headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["account_id"] == account.account_id
+    assert answer.headers["x-request-id"].startswith("req_")
+    with AgentPay(api_key=server.operator_key, base_url=base_url) as over_a_port:
+        assert over_a_port.accounts.create(name="b").name == "b"
+    assert len(client.accounts.list().data) == 2
+    assert base_url in repr(server)
+
+
+def test_a_server_listens_once_and_lets_go_of_the_port():
+    with AgentPayServer() as server:
+        base_url = server.listen()
+        with pytest.raises(RuntimeError, match="listens already"):
+            server.listen()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(base_url)
+    port = int(base_url.rpartition(":")[2])
+    with AgentPayServer() as server:
+        assert server.listen(port=port) == base_url
+
+
+def test_a_port_that_is_taken_is_an_os_error(server: AgentPayServer):
+    port = int(server.listen().rpartition(":")[2])
+
+    with AgentPayServer() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.listen(port=port)
+        assert other.client().accounts.create(name="a")
+        assert other.listen() != server.base_url
+
+
+def test_errors_over_a_port_are_those_in_process(server: AgentPayServer):
+    base_url = server.listen()
+    headers = {"Authorization": f"Bearer {server.operator_key}"}
+    key, large = headers["Authorization"], b" " * (64 * 1024 + 1)
+
+    def chunks():
+        yield from [b" " * 1024] * 65
+
+    with httpx.Client(base_url=base_url) as anonymous, httpx.Client(base_url=base_url, headers=headers) as http:
+        expected = [
+            (401, anonymous.get("/v1/accounts")),
+            (401, anonymous.get("/nowhere")),
+            (401, anonymous.get("/v1/accounts", headers=[("Authorization", key)] * 2)),
+            (404, http.get("/nowhere")),
+            (404, http.get("/v1/accounts/%00")),
+            (404, http.get("/v1/accounts/%ff")),
+            (405, http.delete("/v1/accounts")),
+            (405, http.head("/v1/accounts")),
+            (413, http.post("/v1/accounts", content=large)),
+            (413, http.post("/v1/accounts", content=chunks())),
+            (415, http.post("/v1/accounts", content=b"{}", headers={"Content-Type": "text/plain"})),
+            (400, http.post("/v1/accounts", content=b"{")),
+            (400, http.get("/v1/accounts", params={"limit": "0"})),
+            (400, http.get("/v1/accounts?cursor=%ff")),
+        ]
+        for status, answer in expected:
+            assert answer.status_code == status
+            assert answer.headers["x-request-id"].startswith("req_")
+            if answer.request.method != "HEAD":
+                assert answer.json()["request_id"] == answer.headers["x-request-id"]
+        assert http.get("/v1/accounts").json() == {"data": [], "cursor": "", "has_more": False}
+
+
+def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay):
+    key = server.console.create_agent_key(client.accounts.create(name="a").account_id)
+    headers = {"Authorization": f"Bearer {server.operator_key}"}
+
+    answer = httpx.delete(f"{server.listen()}/console/agent-keys/{key.key_id}", headers=headers)
+
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
+@pytest.mark.anyio
+async def test_hanging_up_on_a_port_cancels_nothing(server: AgentPayServer, client: AgentPay):
+    payer, payee = client.accounts.create(name="a"), client.accounts.create(name="b")
+    server.sandbox.fund(payer.account_id, 5)
+    base_url = server.listen()
+    body = f'{{"from":"{payer.account_id}","to":"{payee.account_id}","amount":"1","idempotency_key":"k"}}'
+    request = (
+        "POST /v1/transfers HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: Bearer {server.operator_key}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+    stream = await anyio.connect_tcp("127.0.0.1", int(base_url.rpartition(":")[2]))
+    await stream.send(request.encode())
+    await stream.aclose()
+
+    transfer = await server.async_client().transfers.create(
+        from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key="k"
+    )
+    assert transfer.status == "settled"
+    assert client.accounts.get(payee.account_id).balance_usdc == 1
+
+
+def test_a_request_that_is_cut_off_leaves_the_port_working(server: AgentPayServer):
+    port = int(server.listen().rpartition(":")[2])
+
+    async def cut_off():
+        for part in (b"", b"GE", b"POST /v1/accounts HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{", b"\xff\r\n\r\n"):
+            stream = await anyio.connect_tcp("127.0.0.1", port)
+            await stream.send(part) if part else None
+            await stream.aclose()
+
+    anyio.run(cut_off)
+
+    with raw_client(server) as http:
+        assert http.get("/v1/accounts").status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/accounts").status_code == 401

@@ -1,0 +1,150 @@
+"""Imports run down only, and the SDK alone is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the top down. A module may import its own layer and those below it.
+LAYERS: list[list[str]] = [
+    ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
+    ["agentpay_server.embedded"],
+    ["agentpay_server.http", "agentpay_server.clients"],
+    ["agentpay_server.console", "agentpay_server.sandbox"],
+    ["agentpay_server.runtime"],
+    ["agentpay_server.workers"],
+    ["agentpay_server.services"],
+    ["agentpay_server.store", "agentpay_server.chain"],
+    ["agentpay_server.domain", "agentpay_server.clock", "agentpay_server.settings", "agentpay_server.randomness"],
+    ["agentpay_server.contract"],
+    ["agentpay"],
+    ["agentpay.contract"],
+]
+RANKS = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
+
+MODULES = sorted(
+    path
+    for package in ("agentpay", "agentpay_server")
+    for path in (ROOT / package).rglob("*.py")
+    if "__pycache__" not in path.parts
+)
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer_of(module):
+    """The package of the table that a module belongs to: the nearest one above it."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        package = ".".join(parts[:length])
+        if package in RANKS and (length == len(parts) or package not in ("agentpay_server",)):
+            return package
+    raise AssertionError(f"{module} is in no layer: add it to the table")
+
+
+def is_module(name):
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports_of(path):
+    """Every module of ours that a module imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            base = node.module or ""
+            names = [f"{base}.{a.name}" if is_module(f"{base}.{a.name}") else base for a in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in ("agentpay", "agentpay_server"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_run_down_only(path):
+    importer = layer_of(module_name(path))
+    for imported in imports_of(path):
+        assert RANKS[layer_of(imported)] >= RANKS[importer], f"{module_name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize(
+    ("package", "alone"),
+    [
+        ("agentpay.contract", ["agentpay.contract"]),
+        ("agentpay_server.contract", ["agentpay_server.contract", "agentpay.contract"]),
+        (
+            "agentpay_server.domain",
+            ["agentpay_server.domain", "agentpay_server.clock", "agentpay.contract"],
+        ),
+        ("agentpay_server.store", ["agentpay_server.store", "agentpay_server.domain", "agentpay_server.clock", "agentpay_server.chain", "agentpay.contract"]),
+        (
+            "agentpay_server.chain",
+            ["agentpay_server.chain", "agentpay_server.clock", "agentpay_server.randomness", "agentpay.contract"],
+        ),
+        (
+            "agentpay_server.clients",
+            ["agentpay_server.clients", "agentpay_server.contract", "agentpay", "agentpay.contract"],
+        ),
+    ],
+)
+def test_a_package_imports_nothing_but_its_neighbours(package, alone):
+    for path in MODULES:
+        if layer_of(module_name(path)) == package:
+            for imported in imports_of(path):
+                assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
+
+
+def test_only_the_embedded_server_and_its_clients_use_the_sdk():
+    users = {
+        layer_of(module_name(path))
+        for path in MODULES
+        if path.is_relative_to(ROOT / "agentpay_server")
+        for imported in imports_of(path)
+        if layer_of(imported) == "agentpay"
+    }
+
+    assert users <= {"agentpay_server.clients", "agentpay_server.embedded", "agentpay_server.pytest_plugin"}
+
+
+def test_the_sdk_does_not_import_the_server():
+    for path in MODULES:
+        if path.is_relative_to(ROOT / "agentpay"):
+            assert not [name for name in imports_of(path) if name.startswith("agentpay_server")], path
+
+
+def test_the_rules_are_without_input_and_output():
+    forbidden = {"asyncio", "socket", "time", "random", "secrets", "sqlite3", "sqlalchemy", "httpx", "os", "threading"}
+    for path in MODULES:
+        module = module_name(path)
+        if not module.startswith(("agentpay.contract", "agentpay_server.domain", "agentpay_server.contract")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not forbidden & {name.split(".")[0] for name in names}, module
+
+
+def loaded_by(statement):
+    """The modules that a fresh interpreter has loaded after a statement."""
+    code = f"{statement}; import sys; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)  # noqa: S603
+    return set(answer.stdout.split())
+
+
+def test_importing_the_sdk_loads_no_server_no_chain_and_no_events():
+    loaded = loaded_by("import agentpay")
+
+    assert "agentpay" in loaded
+    for name in ("agentpay_server", "solders", "sqlalchemy", "starlette", "uvicorn", "ulid", "agentpay.contract.events"):
+        assert name not in loaded

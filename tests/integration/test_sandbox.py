@@ -1,0 +1,115 @@
+"""The sandbox: test money, tenants, outside recipients, the clock (decisions, "What stands beside /v1")."""
+
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from server_world import START, UNKNOWN_ACCOUNT, faults, raw_client, refused
+from solders.pubkey import Pubkey
+
+from agentpay import AgentPay, ConflictError, InvalidRequestError
+from agentpay_server import AgentPayServer
+
+
+def test_funding_mints_and_tells_the_balance(http: httpx.Client, client: AgentPay):
+    account_id = client.accounts.create(name="a").account_id
+
+    first = http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
+    second = http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
+
+    assert first.status_code == 200
+    assert set(first.json()) == {"tx_signature", "balance_usdc"}
+    assert (first.json()["balance_usdc"], second.json()["balance_usdc"]) == ("1.500000", "3.000000")
+    assert first.json()["tx_signature"] != second.json()["tx_signature"]
+
+
+def test_funding_an_unknown_account_is_404(http: httpx.Client):
+    refused(http.post(f"/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "1"}), "not_found")
+
+
+def test_a_tenant_gets_a_key_that_works(server: AgentPayServer, http: httpx.Client):
+    made = http.post("/sandbox/operators", json={"name": "Second"})
+
+    assert made.status_code == 201
+    assert set(made.json()) == {"operator_id", "key"}
+    assert made.json()["operator_id"].startswith("op_")
+    with raw_client(server, made.json()["key"]) as neighbour:
+        assert neighbour.get("/v1/accounts").json()["data"] == []
+        assert neighbour.post("/v1/accounts", json={"name": "x"}).status_code == 201
+
+
+def test_an_outside_recipient_can_be_paid(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+    made = [http.post("/sandbox/token-accounts").json() for _ in range(2)]
+    account_id = client.accounts.create(name="a").account_id
+    server.sandbox.fund(account_id, 5)
+
+    assert made[0] != made[1]
+    for outside in made:
+        assert set(outside) == {"owner", "usdc_token_account"}
+        assert Pubkey.from_string(outside["owner"]) != Pubkey.from_string(outside["usdc_token_account"])
+        transfer = client.transfers.create(from_=account_id, to=outside["usdc_token_account"], amount="1")
+        assert transfer.status == "settled"
+
+
+# --- The clock --------------------------------------------------------------------------------------------
+
+
+def test_a_manual_clock_stands_still_until_it_is_advanced(http: httpx.Client):
+    readings = {http.get("/sandbox/clock").text for _ in range(3)}
+    assert readings == {'{"now":"2026-01-01T00:00:00.000Z"}'}
+
+    for seconds, now in (("1.5", "00:00:01.500"), ("0", "00:00:01.500"), ("86400", None), ("0.001", None)):
+        answer = http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}')
+        assert answer.status_code == 200
+        assert set(answer.json()) == {"now"}
+        if now:
+            assert answer.json()["now"] == f"2026-01-01T{now}Z"
+    assert http.get("/sandbox/clock").json() == {"now": "2026-01-02T00:00:01.501Z"}
+
+
+def test_new_things_bear_the_clocks_time(server: AgentPayServer, client: AgentPay):
+    server.sandbox.clock.advance(days=365)
+
+    account = client.accounts.create(name="a")
+
+    assert account.created_at == START + timedelta(days=365)
+    assert client.policies.get(account.account_id).updated_at == START + timedelta(days=365)
+    assert account.account_id > f"acct_{'0' * 26}"
+
+
+def test_the_clock_is_advanced_in_any_unit(server: AgentPayServer):
+    now = server.sandbox.clock.advance(1, minutes=2, hours=3, days=4)
+
+    assert now == server.sandbox.clock.now() == START + timedelta(days=4, hours=3, minutes=2, seconds=1)
+
+
+def test_the_clock_does_not_go_back(server: AgentPayServer):
+    with pytest.raises(InvalidRequestError):
+        server.sandbox.clock.advance(-1)
+
+    assert server.sandbox.clock.now() == START
+
+
+def test_a_running_clock_is_not_advanced():
+    with AgentPayServer(clock="system") as server, raw_client(server) as http:
+        refused(http.post("/sandbox/clock/advance", json={"seconds": 1}), "clock_not_manual")
+        with pytest.raises(ConflictError):
+            server.sandbox.clock.advance(1)
+
+        assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
+
+
+def test_the_clock_stops_at_the_last_time_that_can_be_shown():
+    with AgentPayServer(clock=datetime(9999, 12, 31, 23, 59, 58, tzinfo=UTC)) as server, raw_client(server) as http:
+        assert http.post("/sandbox/clock/advance", json={"seconds": 1}).status_code == 200
+        found = faults(http.post("/sandbox/clock/advance", json={"seconds": 1}))
+
+        assert found == {"seconds": "must not lead beyond the year 9999"}
+        assert http.post("/v1/accounts", json={"name": "a"}).status_code == 201
+
+
+def test_a_clock_starts_at_a_moment_with_an_offset():
+    with pytest.raises(ValueError, match="UTC offset"):
+        AgentPayServer(clock=datetime(2026, 1, 1))
+    with pytest.raises(ValueError, match="clock is 'manual'"):
+        AgentPayServer(clock="sundial")  # type: ignore[arg-type]
