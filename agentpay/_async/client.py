@@ -13,7 +13,10 @@ from typing import Any, NoReturn, Self
 import attrs
 
 from agentpay import _settings
-from agentpay._async.resources import AsyncAccounts, AsyncPolicies, AsyncTransfers, AsyncWebhooks
+from agentpay._async.accounts import AsyncAccounts
+from agentpay._async.policies import AsyncPolicies
+from agentpay._async.transfers import AsyncTransfers
+from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay._requests import PreparedRequest, Reply
 from agentpay._retries import Sleep, attempts

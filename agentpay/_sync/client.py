@@ -14,7 +14,10 @@ from typing import Any, NoReturn, Self
 import attrs
 
 from agentpay import _settings
-from agentpay._sync.resources import Accounts, Policies, Transfers, Webhooks
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.policies import Policies
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
 from agentpay._http import Http, HttpClient, Transport
 from agentpay._requests import PreparedRequest, Reply
 from agentpay._retries import Sleep, attempts

@@ -1,7 +1,7 @@
 """The console as a resource: agent-scoped keys, accounts in full, the audit trail."""
 
 from agentpay._async.paging import AsyncPages
-from agentpay._async.resources import AsyncResource
+from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from agentpay._async.resources import AsyncResource, Exchange
+from agentpay._async.resource import AsyncResource, Exchange
 from agentpay._requests import prepare
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal

@@ -2,7 +2,7 @@
 """The console as a resource: agent-scoped keys, accounts in full, the audit trail."""
 
 from agentpay._sync.paging import Page
-from agentpay._sync.resources import Resource
+from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET

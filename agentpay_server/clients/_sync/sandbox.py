@@ -4,7 +4,7 @@
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from agentpay._sync.resources import Resource, Exchange
+from agentpay._sync.resource import Resource, Exchange
 from agentpay._requests import prepare
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal

@@ -1,0 +1,29 @@
+"""What all resources share: how a prepared request is exchanged for the model of its answer.
+
+Every method of a resource takes `timeout` (seconds, None without limit) and `max_retries` for this call
+alone, and raises the exceptions of `agentpay.errors`; a docstring names those with a meaning of their own.
+"""
+
+# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
+# ruff: noqa: ASYNC109
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentpay._requests import PreparedRequest, Reply
+from agentpay._settings import RetriesOption, TimeoutOption
+
+Exchange = Callable[[PreparedRequest, TimeoutOption, RetriesOption], Awaitable[tuple[Any, Reply]]]
+
+
+class AsyncResource:
+    """Base of the resources: they know how to exchange a request for a model, and nothing of the client."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def _call(
+        self, request: PreparedRequest, timeout: TimeoutOption, max_retries: RetriesOption
+    ) -> Any:  # noqa: ANN401 - the model of the endpoint
+        model, _ = await self._exchange(request, timeout, max_retries)
+        return model

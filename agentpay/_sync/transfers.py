@@ -1,0 +1,149 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""Transfers as a resource: made under one idempotency key, read, waited for."""
+
+# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
+# ruff: noqa: ASYNC109
+
+import uuid
+from decimal import Decimal
+from typing import Final
+
+from agentpay._sync.resource import Resource, Exchange
+from agentpay._http import Http
+from agentpay._requests import prepare
+from agentpay._settings import RetriesOption, TimeoutOption
+from agentpay.contract import endpoints
+from agentpay.contract.requests import UNSET
+from agentpay.contract.transfers import CreateTransfer, Transfer
+from agentpay.contract.usdc import to_decimal
+from agentpay.errors import AgentPayError, WaitTimeoutError
+
+POLL_INTERVAL_CAP: Final = 5.0
+"""Longest pause between two looks at a transfer, in seconds."""
+
+
+class Transfers(Resource):
+    """Transfers of USDC out of accounts (contract, "Transfer")."""
+
+    def __init__(self, exchange: Exchange, http: Http) -> None:
+        super().__init__(exchange)
+        self._http = http
+
+    def create(
+        self,
+        *,
+        from_: str,
+        to: str,
+        amount: Decimal | int | str,
+        memo: str | None = None,
+        category: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: TimeoutOption = UNSET,
+        max_retries: RetriesOption = UNSET,
+    ) -> Transfer:
+        """Move USDC out of an account (contract, "POST /v1/transfers").
+
+        The call is sent again when it may, always under one idempotency key, so that money moves at most
+        once. Whoever must survive a crash of the own process stores a key first and passes it.
+
+        Args:
+            from_: source account, `acct_…`.
+            to: recipient: an `account_id`, or an on-chain USDC token account.
+            amount: USDC, at least 0.000001, with at most 6 decimals: a `Decimal`, an `int` or a string such
+                as `"25.50"`. Floats are refused.
+            memo: at most 200 characters; needed where the policy says `require_memo`.
+            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            idempotency_key: 1 to 128 characters; the same key never moves money twice within 24 hours. A
+                random one by default, returned in the transfer.
+            timeout: seconds, for each attempt.
+            max_retries: retries, for this call.
+
+        Returns:
+            The transfer: `settled`, or `pending_approval` when the policy escalates it (see `wait`).
+
+        Raises:
+            TypeError: the amount is a float.
+            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            InvalidRequestError: the request is not valid; `details` names every fault.
+            PolicyViolationError: the policy refuses it; the message names the limit.
+            AccountPausedError: the account is paused.
+            InsufficientBalanceError: the account holds too little.
+            TransferFailedError: it provably did not land on chain.
+            IdempotencyConflictError: the key was used with other parameters.
+            InvalidRecipientError: `to` can hold no USDC.
+            ChainUnavailableError: the blockchain cannot be reached; nothing was done.
+            TransferOutcomeUnknownError: it may have been made. Call again with the idempotency key that the
+                error carries, never with another.
+        """
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        body = CreateTransfer(
+            from_=from_,
+            to=to,
+            amount=to_decimal(amount),
+            idempotency_key=key,
+            memo=memo,
+            category=category,
+        )
+        request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
+        try:
+            transfer: Transfer = self._call(request, timeout, max_retries)
+        except AgentPayError:
+            raise
+        except BaseException as error:
+            # Cancelled or interrupted while the transfer may be under way: the key is all that is left of it.
+            error.add_note(
+                "The transfer may have been made. Do not pay again under a new key: call transfers.create "
+                f"with the same parameters and idempotency_key={key!r} to resume it."
+            )
+            raise
+        return transfer
+
+    def get(
+        self, transfer_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
+    ) -> Transfer:
+        """Read a transfer (contract, "GET /v1/transfers/:id").
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            timeout: seconds, for this call.
+            max_retries: retries, for this call.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+        """
+        path = {"transfer_id": transfer_id}
+        transfer: Transfer = self._call(
+            prepare(endpoints.GET_TRANSFER, path=path), timeout, max_retries
+        )
+        return transfer
+
+    def wait(self, transfer_id: str, *, timeout: float = 60.0, poll_interval: float = 0.5) -> Transfer:
+        """Read a transfer until it is settled, rejected or failed.
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            timeout: seconds to wait in all, from 0 (one look); `math.inf` is without limit. A request that is
+                under way is not cut short.
+            poll_interval: seconds before the second look, above 0. Pauses grow by half each time, to 5 s.
+
+        Returns:
+            The transfer in its final state; look at its `status`.
+
+        Raises:
+            ValueError: `timeout` is below 0, or `poll_interval` not above 0.
+            NotFoundError: no such transfer of this operator.
+            WaitTimeoutError: it was not final in time. It may still be settled later.
+        """
+        if not (timeout >= 0 and poll_interval > 0):
+            raise ValueError("timeout must be from 0 and poll_interval above 0 seconds")
+        deadline = self._http.monotonic() + timeout
+        pause = poll_interval
+        while True:
+            transfer = self.get(transfer_id)
+            if transfer.is_final:
+                return transfer
+            left = deadline - self._http.monotonic()
+            if left <= 0:
+                raise WaitTimeoutError(transfer=transfer, timeout=timeout)
+            self._http.sleep(min(pause, left))
+            pause = max(pause, min(pause * 1.5, POLL_INTERVAL_CAP))

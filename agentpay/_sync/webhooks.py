@@ -1,0 +1,64 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""Webhooks as a resource: endpoints are registered for events."""
+
+# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
+# ruff: noqa: ASYNC109
+
+from collections.abc import Sequence
+
+from agentpay._arguments import names
+from agentpay._sync.resource import Resource
+from agentpay._requests import prepare
+from agentpay._settings import RetriesOption, TimeoutOption
+from agentpay.contract import endpoints
+from agentpay.contract.policies import Limit
+from agentpay.contract.requests import UNSET
+from agentpay.contract.usdc import to_decimal
+from agentpay.contract.webhooks import CreateWebhook, Webhook
+
+
+class Webhooks(Resource):
+    """Endpoints of yours that events are posted to (contract, "Webhook")."""
+
+    def create(
+        self,
+        *,
+        url: str,
+        events: Sequence[str],
+        account_ids: Sequence[str] = (),
+        low_balance_threshold_usdc: Limit = None,
+        timeout: TimeoutOption = UNSET,
+        max_retries: RetriesOption = UNSET,
+    ) -> Webhook:
+        """Register an endpoint for events (contract, "POST /v1/webhooks").
+
+        Sent again only when the service certainly did not process it, since each call registers an endpoint.
+
+        Args:
+            url: where events are to be posted.
+            events: names of the event types to receive, such as `transfer.settled`; at least one.
+            account_ids: accounts to hear of; all of the operator by default.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires; None is
+                never. A `Decimal`, an `int` or a string; floats are refused.
+            timeout: seconds, for this call.
+            max_retries: retries, for this call.
+
+        Returns:
+            The webhook with its `secret`, which is shown now and never again: store it.
+
+        Raises:
+            TypeError: the threshold is a float, or a list is a single string.
+            InvalidRequestError: the request is not valid; `details` names every fault.
+        """
+        body = CreateWebhook(
+            url=url,
+            events=names("events", events),
+            account_ids=names("account_ids", account_ids),
+            low_balance_threshold_usdc=None
+            if low_balance_threshold_usdc is None
+            else to_decimal(low_balance_threshold_usdc),
+        )
+        webhook: Webhook = self._call(
+            prepare(endpoints.CREATE_WEBHOOK, body=body), timeout, max_retries
+        )
+        return webhook
