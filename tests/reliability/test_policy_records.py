@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 
 import chains
 import pytest
@@ -77,7 +78,7 @@ async def test_while_the_chain_is_away_the_write_is_tried_again_at_growing_dista
         await world.advance(1)
         tries.append(len(world.chain.calls) > before)
     moments = [second for second, tried in enumerate(tries, start=1) if tried]
-    distances = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    distances = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert moments[0] == 1
     assert distances == sorted(distances)
     assert distances[-1] > 100

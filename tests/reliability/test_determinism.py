@@ -1,0 +1,64 @@
+"""The same seed gives the same run: identifiers, keys, signatures and events (P15)."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from worlds import Connection
+
+from agentpay.errors import PolicyViolationError
+from agentpay_server import AgentPayServer
+from agentpay_server.store import tables
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+TABLES = [table for name, table in tables.metadata.tables.items() if name != "alembic_version"]
+WHOLE = {table.name: select(table).order_by(*table.primary_key) for table in TABLES}
+
+
+def everything(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+
+
+def run(seed: int) -> tuple[object, ...]:
+    """Return all that a run of a few operations leaves behind, and all that it showed."""
+    with AgentPayServer(seed=seed, clock=START) as server:
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        outside = server.sandbox.create_token_account()
+        funding = server.sandbox.fund(payer.account_id, "100")
+        agent_key = server.console.create_agent_key(payer.account_id)
+        client.policies.update(payer.account_id, max_single_transfer=10)
+        server.sandbox.clock.advance(12.5)
+        transfers = [
+            client.transfers.create(from_=payer.account_id, to=to, amount=5, idempotency_key=f"key-{to}")
+            for to in (payee.account_id, outside.usdc_token_account)
+        ]
+        try:
+            client.transfers.create(
+                from_=payer.account_id, to=payee.account_id, amount=11, idempotency_key="refused"
+            )
+        except PolicyViolationError as error:
+            refusal = (error.transfer_id, error.request_id)
+        world = server._running
+        rows = world._owner.call(world.runtime.context.database.read(everything))
+        return (server.operator_key, agent_key.key, payer, payee, outside, funding, transfers, refusal, rows)
+
+
+def test_two_runs_of_one_seed_are_equal_to_the_last_byte() -> None:
+    first, second = run(7), run(7)
+    assert first == second
+
+
+def test_another_seed_is_another_run() -> None:
+    first, second = run(7), run(8)
+    assert first[0] != second[0]
+    assert first[2] != second[2]
+
+
+def test_without_a_seed_nothing_repeats() -> None:
+    with AgentPayServer(clock=START) as one, AgentPayServer(clock=START) as other:
+        assert one.operator_key != other.operator_key
+        accounts = [server.client().accounts.create(name="A") for server in (one, other)]
+        assert accounts[0].chain_address != accounts[1].chain_address
+        assert accounts[0].account_id != accounts[1].account_id

@@ -1,0 +1,187 @@
+"""A caller who goes away stops nothing, and finds the transfer again by its key (P13)."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import chains
+import httpx
+import pytest
+import worlds
+from worlds import Party, World
+
+from agentpay.errors import TransferOutcomeUnknownError
+from agentpay_server.embedded.transports import AsyncEmbeddedTransport
+from agentpay_server.http.app import Application
+from agentpay_server.store import tables
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.anyio
+
+
+async def hung_up_after(steps: int, call: Coroutine[Any, Any, object]) -> bool:
+    """Cancel a call after it has been woken up so many times; tell whether it was still under way."""
+    task = asyncio.ensure_future(call)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+async def assert_key_makes_one_transfer(world: World, key: str, source: Party, to: Party) -> None:
+    """Send the key again, and find that one transfer of 1 USDC was made under it in all."""
+    before = world.balance(to)
+    stored = await world.rows(tables.transfers, idempotency_key=key)
+    answer = await world.transfer(key, source, to, "1")
+    assert (answer.status, answer.body["status"]) == (200, "settled")
+    (row,) = await world.rows(tables.transfers, idempotency_key=key)
+    assert row["transfer_id"] == answer.transfer_id
+    # What had been decided before the caller went away has been carried out without him.
+    assert [row["status"] for row in stored] == ["settled"] * len(stored)
+    assert world.balance(to) == before + (0 if stored else 1_000_000)
+    assert world.attempts(answer.transfer_id)[-1] == "landed"
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+async def test_a_request_can_be_cancelled_at_any_await(interrupted: int) -> None:
+    async with worlds.world(interrupted=interrupted) as world:
+        source, to = await world.account("1000"), await world.account()
+        was_under_way = []
+        for steps in range(90):
+            key = f"key-{steps}"
+            was_under_way.append(await hung_up_after(steps, world.transfer(key, source, to, "1")))
+            await world.rest()
+            await assert_key_makes_one_transfer(world, key, source, to)
+        assert was_under_way[0]
+        assert not was_under_way[-1]
+        assert world.balance(to) == 90_000_000
+        assert (await world.detail(source))["reserved_usdc"] == "0.000000"
+
+
+async def test_an_sdk_call_can_be_cancelled_at_any_await() -> None:
+    async with worlds.world(interrupted=3) as world:
+        source, to = await world.account("1000"), await world.account()
+        client = world.sdk()
+        for steps in range(0, 90, 3):
+            key = f"key-{steps}"
+            call = client.transfers.create(
+                from_=source.account_id, to=to.account_id, amount=1, idempotency_key=key
+            )
+            await hung_up_after(steps, call)
+            await world.rest()
+            transfer = await client.transfers.create(
+                from_=source.account_id, to=to.account_id, amount=1, idempotency_key=key
+            )
+            assert transfer.status == "settled"
+        assert world.balance(to) == 30_000_000
+
+
+async def test_a_cancelled_sdk_call_tells_the_key_that_it_minted(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.chain.not_final(10**6)
+    client = world.sdk()
+    call = asyncio.ensure_future(
+        client.transfers.create(from_=source.account_id, to=to.account_id, amount=1)
+    )
+    await asyncio.sleep(1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await call
+    (row,) = await world.rows(tables.transfers)
+    assert row["idempotency_key"] in "".join(caught.value.__notes__)
+    world.chain.clear()
+    await world.rest()
+    assert (await world.get_transfer(row["transfer_id"]))["status"] == "settled"
+    assert world.balance(to) == 1_000_000
+
+
+async def test_waiters_who_go_away_leave_the_others_waiting(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.chain.not_final(5)
+    calls = [asyncio.ensure_future(world.transfer("one", source, to, "1")) for _ in range(10)]
+    await asyncio.sleep(0.05)
+    for call in calls[::2]:
+        call.cancel()
+    left = await asyncio.gather(*calls[1::2])
+    assert {answer.status for answer in left} == {200}
+    assert world.balance(to) == 1_000_000
+    await asyncio.gather(*calls[::2], return_exceptions=True)
+
+
+class _Here:
+    """The owner of a server that lives on the caller's own loop."""
+
+    is_current = True
+
+    async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+
+async def test_a_timeout_of_the_transport_leaves_a_key_to_resume(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    transport: httpx.AsyncBaseTransport = AsyncEmbeddedTransport(
+        Application(world.runtime), _Here()  # type: ignore[arg-type]
+    )
+    client = worlds.AsyncAgentPay(
+        api_key=world.runtime.operator.key, base_url=worlds.BASE_URL, transport=transport, max_retries=0
+    )
+    world.chain.not_final(10**6)
+    with pytest.raises(TransferOutcomeUnknownError) as caught:
+        await client.transfers.create(from_=source.account_id, to=to.account_id, amount=1, timeout=0.5)
+    world.chain.clear()
+    transfer = await client.transfers.create(
+        from_=source.account_id, to=to.account_id, amount=1, idempotency_key=caught.value.idempotency_key
+    )
+    assert transfer.status == "settled"
+    assert world.balance(to) == 1_000_000
+    assert len(await world.rows(tables.transfers)) == 1
+
+
+async def test_the_sdk_retries_through_an_outage_under_one_key(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.chain.next("send", chains.goes_down_after)
+    client = world.sdk(max_retries=8)
+    call = asyncio.ensure_future(
+        client.transfers.create(from_=source.account_id, to=to.account_id, amount=1)
+    )
+    await asyncio.sleep(60)
+    world.chain.is_down = False
+    transfer = await call
+    assert transfer.status == "settled"
+    assert world.balance(to) == 1_000_000
+    assert len(await world.rows(tables.transfers)) == 1
+
+
+async def test_while_its_outcome_is_unknown_a_transfer_has_its_bytes_stored() -> None:
+    async with worlds.world() as world:
+        source, to = await world.account("10"), await world.account()
+        world.chain.next("send", chains.goes_down)
+        unknown = await world.transfer("key", source, to, "1")
+        (row,) = await world.rows(tables.transfers)
+        assert (row["status"], row["transfer_id"]) == ("submitted", unknown.transfer_id)
+        assert world.chain.sent[-1] == (row["tx_signature"], row["tx_raw"])
+
+
+async def test_nothing_signed_is_sent_before_it_is_stored(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    stored: list[bool] = []
+
+    async def looks(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
+        rows = await world.rows(tables.transfers, status="submitted")
+        stored.append(chain.sent[-1] in {(row["tx_signature"], row["tx_raw"]) for row in rows})
+        (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+        stored.append(account["in_flight"] == 1_000_000)
+        return await proceed()
+
+    async def looks_and_expires(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
+        chain.inner.expire_blockhash()
+        return await looks(chain, proceed)
+
+    world.chain.next("send", looks_and_expires, looks)
+    assert (await world.transfer("key", source, to, "1")).status == 200
+    assert stored == [True] * 4

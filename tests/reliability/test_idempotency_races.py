@@ -1,0 +1,196 @@
+"""One key at a time, where every call of the chain and the database lets others in (D29; P4, P5, P7, P9)."""
+
+import asyncio
+from collections import Counter
+
+import chains
+import pytest
+import worlds
+from worlds import Answer, Party, World
+
+from agentpay_server.store import tables
+
+SEEDS = range(4)
+DAY_SECONDS = 24 * 3600
+
+pytestmark = pytest.mark.anyio
+
+
+async def at_once(world: World, count: int, source: Party, to: Party, amount: str, key: str) -> list[Answer]:
+    return await asyncio.gather(
+        *(world.transfer(key.format(number), source, to, amount) for number in range(count))
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_200_requests_with_one_key_make_one_transaction(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        answers = await at_once(world, 200, source, to, "0.5", "one")
+        assert {answer.status for answer in answers} == {200}
+        assert len({str(answer.body) for answer in answers}) == 1
+        assert world.balance(to) == 500_000
+        assert world.attempts(answers[0].transfer_id) == ["landed"]
+        assert len(await world.rows(tables.transfers)) == 1
+        assert await world.event_types(answers[0].body["transfer_id"]) == [
+            "transfer.initiated",
+            "transfer.settled",
+        ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.expiring])
+async def test_many_requests_with_one_key_make_one_transaction_through_a_fault(
+    seed: int, fault: chains.Act
+) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        world.chain.next("send", fault)
+        answers = await at_once(world, 30, source, to, "0.5", "one")
+        assert {answer.status for answer in answers} == {200}
+        assert len({str(answer.body) for answer in answers}) == 1
+        assert world.balance(to) == 500_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_many_requests_with_one_key_share_an_unknown_outcome(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        world.chain.next("send", chains.goes_down)
+        answers = await at_once(world, 30, source, to, "0.5", "one")
+        assert {answer.status for answer in answers} == {503}
+        # Those that came before the decision and could not read the chain say that they did nothing.
+        assert len({answer.transfer_id for answer in answers} - {None}) == 1
+        world.chain.clear()
+        answers = await at_once(world, 30, source, to, "0.5", "one")
+        assert {answer.status for answer in answers} == {200}
+        assert world.balance(to) == 500_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_policy_rejection_under_one_key_is_made_once(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        await world.policy(source, max_single_transfer=0)
+        answers = await at_once(world, 30, source, to, "0.5", "one")
+        assert {answer.error for answer in answers} == {"policy_violation"}
+        assert len({str(answer.body) for answer in answers}) == 1
+        assert len(await world.events()) == 1
+        assert len(await world.entries(source)) == 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_distinct_keys_with_equal_terms_make_a_transaction_each(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        answers = await at_once(world, 100, source, to, "1", "key-{}")
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.body["tx_signature"] for answer in answers}) == 100
+        assert (world.balance(source), world.balance(to)) == (0, 100_000_000)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_racers_spend_the_balance_and_none_fails_on_chain(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("20.999999"), await world.account()
+        answers = await at_once(world, 80, source, to, "1", "key-{}")
+        counted = Counter((answer.status, answer.error, answer.body["status"]) for answer in answers)
+        assert counted == {
+            (200, None, "settled"): 20,
+            (402, "insufficient_balance", "rejected"): 60,
+        }
+        assert world.balance(source) == 999_999
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_racers_reach_the_daily_limit_and_do_not_pass_it(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        await world.policy(source, max_daily_spend=20.999999)
+        world.chain.next("send", *[chains.reply_lost, chains.passed, chains.dropped] * 5)
+        answers = await at_once(world, 80, source, to, "1", "key-{}")
+        assert Counter(answer.status for answer in answers) == {200: 20, 402: 60}
+        assert (await world.detail(source))["spent_usdc"] == "20.000000"
+        assert world.balance(to) == 20_000_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_one_key_raced_from_two_accounts_pays_from_one(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        one, other, to = [await world.account("10") for _ in range(3)]
+        answers = await asyncio.gather(
+            *(world.transfer("raced", source, to, "2") for source in (one, other) * 20)
+        )
+        counted = Counter((answer.status, answer.error) for answer in answers)
+        assert counted == {(200, None): 20, (409, "idempotency_conflict"): 20}
+        assert len({answer.transfer_id for answer in answers} - {None}) == 1
+        assert world.balance(to) == 12_000_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_after_a_pause_is_answered_no_new_transfer_is_accepted(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        racing = [asyncio.ensure_future(world.transfer(f"key-{n}", source, to, "1")) for n in range(40)]
+        await world.policy(source, paused=True)
+        sent = len(await world.rows(tables.spends))
+        answers = await asyncio.gather(*racing)
+        assert len(await world.rows(tables.spends)) == sent
+        assert Counter(answer.error for answer in answers) == Counter(
+            {None: sent, "account_paused": 40 - sent}
+        )
+        assert world.balance(to) == sent * 1_000_000
+
+
+async def test_an_unresolved_key_never_expires(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.goes_down_after)
+    unknown = await world.transfer("key", source, to, "7")
+    await world.advance(40 * DAY_SECONDS)
+    conflict = await world.transfer("key", source, to, "8")
+    assert (conflict.status, conflict.error) == (409, "idempotency_conflict")
+    still = await world.transfer("key", source, to, "7")
+    assert (still.status, still.transfer_id) == (503, unknown.transfer_id)
+    world.chain.clear()
+    resolved = await world.transfer("key", source, to, "7")
+    assert (resolved.status, resolved.transfer_id) == (200, unknown.transfer_id)
+    assert world.balance(to) == 7_000_000
+    # Its 24 hours start now.
+    await world.advance(DAY_SECONDS - 0.001)
+    assert (await world.transfer("key", source, to, "7")).body == resolved.body
+    await world.advance(0.001)
+    assert (await world.transfer("key", source, to, "7")).transfer_id != resolved.transfer_id
+    assert world.balance(to) == 14_000_000
+
+
+async def test_a_failed_transfer_holds_its_key_against_other_parameters(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", chains.before(lambda: world.freeze(to)))
+    failed = await world.transfer("key", source, to, "7")
+    assert failed.body["status"] == "failed"
+    world.thaw(to)
+    assert (await world.transfer("key", source, to, "8")).error == "idempotency_conflict"
+    await world.advance(DAY_SECONDS)
+    assert (await world.transfer("key", source, to, "8")).status == 200
+
+
+async def test_a_replay_reads_neither_policy_nor_chain(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    settled = await world.transfer("settled", source, to, "7")
+    await world.policy(source, max_single_transfer=1)
+    refused = await world.transfer("refused", source, to, "7")
+    await world.policy(source, paused=True)
+    await world.rest()
+    before = len(world.chain.calls)
+    world.chain.is_down = True
+    assert (await world.transfer("settled", source, to, "7")).body == settled.body
+    assert (await world.transfer("refused", source, to, "7")).body == refused.body
+    assert len(world.chain.calls) == before
+
+
+async def test_a_paused_account_is_refused_without_the_chain(world: World) -> None:
+    source = await world.account("100")
+    await world.policy(source, paused=True)
+    await world.rest()
+    world.chain.is_down = True
+    assert (await world.transfer("key", source, "nobody", "7")).error == "account_paused"
