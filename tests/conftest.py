@@ -1,4 +1,4 @@
-"""For all tests: how Hypothesis runs. A slow machine is no failure, and every failure prints how to repeat it."""
+"""How Hypothesis runs: a slow machine is no failure, and every failure prints how to repeat it."""
 
 from hypothesis import settings
 

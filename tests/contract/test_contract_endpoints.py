@@ -73,7 +73,9 @@ def asked(call, kind=AgentPay):
         return httpx.Response(401, json={"error": "unauthorized", "message": "no"})
 
     with (
-        kind(api_key="k", base_url="http://x.invalid", transport=httpx.MockTransport(refuse), max_retries=0) as client,
+        kind(
+            api_key="k", base_url="http://x.invalid", transport=httpx.MockTransport(refuse), max_retries=0
+        ) as client,
         pytest.raises(AuthenticationError),
     ):
         call(client)

@@ -10,7 +10,9 @@ from agentpay.contract.fields import format_timestamp, parse_timestamp, query_in
 
 offsets = st.integers(min_value=-23 * 60, max_value=23 * 60).map(lambda m: timezone(timedelta(minutes=m)))
 moments = st.datetimes(
-    min_value=datetime(2, 1, 1), max_value=datetime(9998, 12, 31), timezones=st.just(UTC) | offsets
+    min_value=datetime(2, 1, 1, tzinfo=UTC).replace(tzinfo=None),
+    max_value=datetime(9998, 12, 31, tzinfo=UTC).replace(tzinfo=None),
+    timezones=st.just(UTC) | offsets,
 )
 
 

@@ -82,7 +82,20 @@ def test_the_refusal_of_a_float_says_what_to_write_instead():
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "abc", "1,5", "NaN", "sNaN", "Infinity", "-Infinity", "-1", "-0.000001", "0.0000001", "1.0000001"],
+    [
+        "",
+        " ",
+        "abc",
+        "1,5",
+        "NaN",
+        "sNaN",
+        "Infinity",
+        "-Infinity",
+        "-1",
+        "-0.000001",
+        "0.0000001",
+        "1.0000001",
+    ],
 )
 def test_what_is_no_amount_of_usdc_is_a_value_error(value):
     with pytest.raises(ValueError, match="an amount of USDC must"):
@@ -117,7 +130,7 @@ def test_a_json_number_with_a_monstrous_exponent_costs_nothing(value):
     ],
 )
 def test_an_amount_of_another_form_is_refused(value):
-    with pytest.raises(ValueError, match="^must be "):
+    with pytest.raises(ValueError, match=r"^must be "):
         usdc.parse_amount(value)
 
 
@@ -133,7 +146,9 @@ def test_a_limit_that_is_no_number_is_refused(value):
         usdc.parse_number(value)
 
 
-@pytest.mark.parametrize("value", [-1, Decimal("-0.000001"), 10**9, Decimal("1e9"), Decimal("NaN"), Decimal("inf")])
+@pytest.mark.parametrize(
+    "value", [-1, Decimal("-0.000001"), 10**9, Decimal("1e9"), Decimal("NaN"), Decimal("inf")]
+)
 def test_a_limit_out_of_range_is_refused(value):
     with pytest.raises(ValueError, match=re.escape("must be from 0 to 999999999.999999")):
         usdc.parse_number(value)

@@ -51,7 +51,7 @@ def funded(server: AgentPayServer, client: AgentPay) -> Funded:
     return make
 
 
-# --- Shared by a whole module: for tests of what is refused, which change nothing -----------------------------
+# --- Shared by a whole module: for tests of what is refused, which change nothing --------------------------
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Clie
 
 
 def refused(response: httpx.Response, code: str) -> dict[str, Any]:
-    """Assert that an answer is the error `code`, with its status and a body as D1 says, and return the body."""
+    """Assert that an answer is the error `code`, with its status and body as D1 says; return the body."""
     body = response.json()
     assert body["error"] == code, body
     assert response.status_code == HTTP_STATUS[ErrorCode(code)]
@@ -80,7 +80,7 @@ def faults(response: httpx.Response) -> dict[str, str]:
 
 
 def state_of(server: AgentPayServer) -> tuple[bytes, int]:
-    """Return all that a request could change: the whole database, and how many transactions the chain has run."""
+    """Return all that a request could change: the database, and how many transactions the chain has run."""
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:

@@ -1,4 +1,4 @@
-"""Accounts and balances over HTTP: the contract's fields, live balances, two operators apart (D4, D12 to D19)."""
+"""Accounts and balances: the contract's fields, live balances, two operators apart (D4, D12 to D19)."""
 
 import re
 from typing import Any
@@ -48,7 +48,9 @@ def test_a_new_account_has_exactly_the_fields_of_the_contract(http: httpx.Client
     assert Pubkey.from_string(body["chain_address"]) != Pubkey.from_string(body["usdc_token_account"])
 
 
-def test_an_account_exists_on_chain_with_its_associated_token_account(server: AgentPayServer, client: AgentPay):
+def test_an_account_exists_on_chain_with_its_associated_token_account(
+    server: AgentPayServer, client: AgentPay
+):
     account = client.accounts.create(name="a")
 
     authority, token_account, usdc = _on_chain(server, account)
@@ -76,7 +78,13 @@ def test_what_is_read_is_what_was_created(http: httpx.Client):
 
 @pytest.mark.parametrize(
     ("sent", "kept"),
-    [("  Bot \t", "Bot"), ("x" * 100, "x" * 100), (" " * 50 + "x" * 100, "x" * 100), ("\u00a0é\n", "é"), ("🤖", "🤖")],
+    [
+        ("  Bot \t", "Bot"),
+        ("x" * 100, "x" * 100),
+        (" " * 50 + "x" * 100, "x" * 100),
+        ("\u00a0é\n", "é"),
+        ("🤖", "🤖"),
+    ],
 )
 def test_a_name_is_trimmed_and_kept_in_full(http: httpx.Client, sent, kept):
     body = http.post("/v1/accounts", json={"name": sent}).json()
@@ -93,7 +101,12 @@ def test_names_and_handles_need_not_be_unique(http: httpx.Client):
         assert twins[0][name] != twins[1][name]
 
 
-METADATA: dict[str, Any] = {"team": "ü\U0001f600", "n": [1, 2.5, None, True, {"deep": "\u2028"}], "": 0, "big": 10**30}
+METADATA: dict[str, Any] = {
+    "team": "ü\U0001f600",
+    "n": [1, 2.5, None, True, {"deep": "\u2028"}],
+    "": 0,
+    "big": 10**30,
+}
 
 
 def test_metadata_is_never_returned_by_v1_but_by_the_console(http: httpx.Client):
@@ -116,7 +129,9 @@ def test_metadata_is_never_returned_by_v1_but_by_the_console(http: httpx.Client)
 
 
 def test_numbers_in_metadata_are_kept_exactly(http: httpx.Client):
-    body = '{"name":"a","metadata":{"a":0.1,"b":1e400,"c":12345678901234567890.123456789012345678901,"d":-0.0}}'
+    body = (
+        '{"name":"a","metadata":{"a":0.1,"b":1e400,"c":12345678901234567890.123456789012345678901,"d":-0.0}}'
+    )
     account_id = http.post("/v1/accounts", content=body).json()["account_id"]
 
     text = http.get(f"/console/accounts/{account_id}").text
@@ -129,7 +144,9 @@ def test_numbers_in_metadata_are_kept_exactly(http: httpx.Client):
 # --- Balances ---------------------------------------------------------------------------------------------
 
 
-def test_a_balance_has_exactly_the_fields_of_the_contract(server: AgentPayServer, funded: Funded, http: httpx.Client):
+def test_a_balance_has_exactly_the_fields_of_the_contract(
+    server: AgentPayServer, funded: Funded, http: httpx.Client
+):
     account = funded("12.5")
     server.sandbox.clock.advance(1.5)
 
@@ -189,7 +206,9 @@ def neighbour(server: AgentPayServer):
         yield http
 
 
-def test_operators_see_nothing_of_each_other(neighbour, server: AgentPayServer, funded: Funded, http: httpx.Client):
+def test_operators_see_nothing_of_each_other(
+    neighbour, server: AgentPayServer, funded: Funded, http: httpx.Client
+):
     ours = funded("5")
     theirs = neighbour.post("/v1/accounts", json={"name": "Theirs"}).json()
     server.console.create_agent_key(ours.account_id)
@@ -224,7 +243,9 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         assert answer(endpoint, known) == answer(endpoint, unknown)
 
 
-def test_an_account_of_another_operator_in_a_body_is_answered_as_one_that_does_not_exist(neighbour, funded: Funded):
+def test_an_account_of_another_operator_in_a_body_is_answered_as_one_that_does_not_exist(
+    neighbour, funded: Funded
+):
     ours = funded("5").account_id
     payee = neighbour.post("/v1/accounts", json={"name": "b"}).json()["account_id"]
 

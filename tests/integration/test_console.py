@@ -53,7 +53,11 @@ def test_an_account_in_full_shows_what_is_spent_and_what_remains(
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="2.500001")
 
     body = detail(http, payer.account_id)
-    assert (body["spent_usdc"], body["reserved_usdc"], body["remaining_usdc"]) == ("7.500000", "0.000000", "2.500000")
+    assert (body["spent_usdc"], body["reserved_usdc"], body["remaining_usdc"]) == (
+        "7.500000",
+        "0.000000",
+        "2.500000",
+    )
 
     server.sandbox.clock.advance(hours=24)
     body = detail(http, payer.account_id)
@@ -68,7 +72,9 @@ def test_what_remains_is_never_below_zero(funded: Funded, http: httpx.Client, cl
     assert detail(http, payer.account_id)["remaining_usdc"] == "0.000000"
 
 
-def test_an_account_in_full_shows_its_policy_record(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+def test_an_account_in_full_shows_its_policy_record(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+):
     account_id = client.accounts.create(name="a").account_id
     client.policies.update(account_id, max_daily_spend="10")
     server.sandbox.clock.advance(0)
@@ -88,13 +94,17 @@ def test_an_unknown_account_in_full_is_404(http: httpx.Client):
     refused(http.get(f"/console/accounts/{UNKNOWN_ACCOUNT}"), "not_found")
 
 
-def test_the_console_in_python_is_the_console_over_http(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+def test_the_console_in_python_is_the_console_over_http(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+):
     account_id = client.accounts.create(name="a", metadata={"x": 1}).account_id
     key = server.console.create_agent_key(account_id, name="Laptop")
 
     assert server.console.account(account_id).metadata == {"x": 1}
     assert [item.key_id for item in server.console.agent_keys()] == [key.key_id]
-    assert [entry.action for entry in server.console.audit(limit=1)] == [entry["action"] for entry in audit(http)]
+    assert [entry.action for entry in server.console.audit(limit=1)] == [
+        entry["action"] for entry in audit(http)
+    ]
 
 
 # --- Audit ------------------------------------------------------------------------------------------------
@@ -152,7 +162,9 @@ def test_what_changes_nothing_is_not_audited(http: httpx.Client, client: AgentPa
     assert len(audit(http)) == before
 
 
-def test_reading_changes_nothing(server: AgentPayServer, funded: Funded, http: httpx.Client, client: AgentPay):
+def test_reading_changes_nothing(
+    server: AgentPayServer, funded: Funded, http: httpx.Client, client: AgentPay
+):
     payer, payee = funded("5"), funded("1")
     transfer = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     before = state_of(server)

@@ -1,4 +1,4 @@
-"""Errors that no endpoint owns: keys, paths, methods, sizes, media types, and the order of checks (D1 to D11)."""
+"""Errors that no endpoint owns: keys, paths, methods, sizes, media types, the order of checks (D1 to D11)."""
 
 import httpx
 import pytest
@@ -31,13 +31,29 @@ def transfer_body(**changes):
 # --- Keys -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics"]
+)
 @pytest.mark.parametrize(
     "authorization",
     [
-        *[None, "", "Bearer", "Bearer ", "Bearer x", "Basic dXNlcjpwYXNz", "Bearer ap_operator_", "Token {key}"],
+        *[
+            None,
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer x",
+            "Basic dXNlcjpwYXNz",
+            "Bearer ap_operator_",
+            "Token {key}",
+        ],
         *["{key}", "Bearer {key}x", "Bearer x{key}", "Bearer {key} {key}", "Bearer: {key}", "Bearer,{key}"],
-        *[f"Bearer {WELL_FORMED_UNKNOWN_KEY}", "Bearer " + "x" * 10_000, "Bearer {flipped}", b"Bearer \xff\xfe"],
+        *[
+            f"Bearer {WELL_FORMED_UNKNOWN_KEY}",
+            "Bearer " + "x" * 10_000,
+            "Bearer {flipped}",
+            b"Bearer \xff\xfe",
+        ],
         "Bearer {agent_prefixed}",
     ],
 )
@@ -92,8 +108,24 @@ def test_a_key_in_the_query_or_the_body_is_no_key(shared_server):
 @pytest.mark.parametrize(
     "path",
     [
-        *["/", "/v1", "/v1/", "/v2/accounts", "/v1/accounts/", "/v1/accounts/x/", "/v1/accounts/x/y", "/V1/accounts"],
-        *["/v1//accounts", "/v1/accounts/x/policy/", "/v1/transfers/", "/openapi.json", "/console", "/sandbox"],
+        *[
+            "/",
+            "/v1",
+            "/v1/",
+            "/v2/accounts",
+            "/v1/accounts/",
+            "/v1/accounts/x/",
+            "/v1/accounts/x/y",
+            "/V1/accounts",
+        ],
+        *[
+            "/v1//accounts",
+            "/v1/accounts/x/policy/",
+            "/v1/transfers/",
+            "/openapi.json",
+            "/console",
+            "/sandbox",
+        ],
         *["/v1/accounts/a%2Fb", "/v1/accounts%00", "/v1/sessions"],
     ],
 )
@@ -114,7 +146,9 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
     assert response.headers["allow"] == ", ".join(sorted(allowed))
 
 
-@pytest.mark.parametrize("identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000])
+@pytest.mark.parametrize(
+    "identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000]
+)
 @pytest.mark.parametrize("path", [path for path in PATHS if "{" in path])
 def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
     methods = {endpoint.method for endpoint in BOUND_ENDPOINTS if endpoint.path == path}
@@ -143,7 +177,9 @@ def test_every_answer_has_a_request_id_of_its_own(shared_http):
 # --- Size, media type -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/accounts", "/v1/transfers", "/console/agent-keys", "/sandbox/clock/advance"])
+@pytest.mark.parametrize(
+    "path", ["/v1/accounts", "/v1/transfers", "/console/agent-keys", "/sandbox/clock/advance"]
+)
 def test_a_body_of_64_kib_is_read_and_one_byte_more_is_413(shared_http, path):
     faults(shared_http.post(path, content=b" " * (64 * KIB)))
     refused(shared_http.post(path, content=b" " * (64 * KIB + 1)), "payload_too_large")
@@ -185,14 +221,21 @@ def test_a_content_length_that_is_no_number_decides_nothing(shared_http, length)
     ],
 )
 def test_a_body_that_says_it_is_not_json_is_415(shared_http, content_type):
-    response = shared_http.post("/v1/accounts", content=b'{"name":"x"}', headers={"Content-Type": content_type})
+    response = shared_http.post(
+        "/v1/accounts", content=b'{"name":"x"}', headers={"Content-Type": content_type}
+    )
 
     refused(response, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json", "APPLICATION/JSON", 'application/json; charset="utf-8"', "application/json;charset=UTF-8"],
+    [
+        "application/json",
+        "APPLICATION/JSON",
+        'application/json; charset="utf-8"',
+        "application/json;charset=UTF-8",
+    ],
 )
 def test_json_by_any_of_its_names_is_read(http, content_type):
     response = http.post("/v1/accounts", content=b'{"name":"x"}', headers={"Content-Type": content_type})
@@ -259,7 +302,9 @@ def test_a_nesting_of_16_is_read(http):
 
 @pytest.mark.parametrize("body", [b"null", b"true", b"1", b'"x"', b"[]", b'[{"name":"x"}]'])
 @pytest.mark.parametrize(
-    "endpoint", [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.request], ids=lambda endpoint: endpoint.name
+    "endpoint",
+    [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.request],
+    ids=lambda endpoint: endpoint.name,
 )
 def test_a_body_that_is_no_object_is_400(shared_http, endpoint, body):
     path = endpoint.path.format(account_id=UNKNOWN_ACCOUNT)
@@ -341,7 +386,9 @@ def test_the_idempotency_key_comes_before_paused(funded: Funded, http: httpx.Cli
     refused(http.post("/v1/transfers", json={**body, "amount": "2"}), "idempotency_conflict")
 
 
-def test_paused_comes_before_the_recipient_and_the_recipient_before_the_rest(funded: Funded, http: httpx.Client):
+def test_paused_comes_before_the_recipient_and_the_recipient_before_the_rest(
+    funded: Funded, http: httpx.Client
+):
     payer = funded("5")
     path = f"/v1/accounts/{payer.account_id}/policy"
     body = transfer_body(**{"from": payer.account_id}, to="nobody", amount="100")
@@ -358,24 +405,37 @@ def test_paused_comes_before_the_recipient_and_the_recipient_before_the_rest(fun
 
 
 def test_over_the_rate_limit_is_429_until_retry_after_has_passed():
-    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=3)) as server:
-        with raw_client(server) as http, raw_client(server, _agent_key(server)) as agent:
-            while (response := http.get("/v1/accounts")).status_code == 200:
-                pass
+    settings = Settings(rate_limit_per_minute=3)
+    with AgentPayServer(clock=START, settings=settings) as server, raw_client(server) as http:
+        while (response := http.get("/v1/accounts")).status_code == 200:
+            pass
 
-            refused(response, "rate_limited")
-            assert response.headers["retry-after"] == "20"
-            assert agent.get("/v1/accounts").status_code == 403, "another key has its own limit"
+        refused(response, "rate_limited")
+        assert response.headers["retry-after"] == "20"
+        _move_clock(server, 19.999)
+        refused(http.get("/v1/accounts"), "rate_limited")
+        _move_clock(server, 0.001)
+        assert http.get("/v1/accounts").status_code == 200
+        refused(http.get("/v1/accounts"), "rate_limited")
 
-            _move_clock(server, 19.999)
-            refused(http.get("/v1/accounts"), "rate_limited")
-            _move_clock(server, 0.001)
-            assert http.get("/v1/accounts").status_code == 200
-            refused(http.get("/v1/accounts"), "rate_limited")
+
+def test_every_key_has_a_limit_of_its_own():
+    settings = Settings(rate_limit_per_minute=3)
+    with AgentPayServer(clock=START, settings=settings) as server, raw_client(server) as http:
+        account_id = http.post("/v1/accounts", json={"name": "a"}).json()["account_id"]
+        agent_key = http.post("/console/agent-keys", json={"account_id": account_id}).json()["key"]
+        while http.get("/v1/accounts").status_code == 200:
+            pass
+
+        with raw_client(server, agent_key) as agent:
+            assert agent.get(f"/v1/accounts/{account_id}").status_code == 200
 
 
 def test_a_rate_limited_transfer_moves_nothing_and_stores_nothing():
-    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=5)) as server, raw_client(server) as http:
+    with (
+        AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=5)) as server,
+        raw_client(server) as http,
+    ):
         account = http.post("/v1/accounts", json={"name": "a"}).json()["account_id"]
         while http.get("/v1/accounts").status_code == 200:
             pass
@@ -390,12 +450,35 @@ def test_without_the_setting_there_is_no_limit(shared_http):
     assert {shared_http.get("/sandbox/clock").status_code for _ in range(200)} == {200}
 
 
-def _agent_key(server):
-    account = server.client().accounts.create(name="a")
-    return server.console.create_agent_key(account.account_id).key
-
-
 def _move_clock(server, seconds):
     """Past the limit that the operator's own requests are under."""
     runtime = server._running.runtime
     server._running._owner.call(runtime.schedule.advance(round(seconds * 1_000_000)))
+
+
+# --- Faults of the server ---------------------------------------------------------------------------------
+
+
+def test_a_fault_of_the_server_is_a_bare_500_whose_cause_is_in_the_log_alone(
+    server: AgentPayServer,
+    http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    async def fail(*_, **__):
+        raise ZeroDivisionError("PLANTED")
+
+    monkeypatch.setattr(server._running.runtime.accounts, "list", fail)
+
+    response = http.get("/v1/accounts")
+
+    body = response.json()
+    assert response.status_code == 500
+    assert set(body) == {"error", "message", "request_id"}
+    assert body["error"] == "internal_error"
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert "PLANTED" not in response.text
+    assert "PLANTED" in caplog.text
+    assert body["request_id"] in caplog.text
+    assert server.operator_key[-20:] not in caplog.text
+    assert http.get("/sandbox/clock").status_code == 200

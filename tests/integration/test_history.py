@@ -6,14 +6,22 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from server_world import Funded
+from server_world import Funded, refused
 
 from agentpay import AgentPay, PolicyViolationError
 from agentpay_server import AgentPayServer
 
 FIELDS = {
     *("transaction_id", "type", "status", "direction", "account_id", "amount_usdc", "counterparty", "memo"),
-    *("category", "tx_signature", "chain_explorer_url", "transfer_id", "session_id", "rejection_reason", "created_at"),
+    *(
+        "category",
+        "tx_signature",
+        "chain_explorer_url",
+        "transfer_id",
+        "session_id",
+        "rejection_reason",
+        "created_at",
+    ),
 }
 
 
@@ -146,7 +154,7 @@ def test_a_refusal_is_a_rejection_with_its_error_code(
         "category": "data",
     }
 
-    answer = http.post("/v1/transfers", json=body).json()
+    answer = refused(http.post("/v1/transfers", json=body), reason)
 
     entry, _ = history(http, payer.account_id)
     assert entry == {
@@ -164,7 +172,7 @@ def test_a_refusal_is_a_rejection_with_its_error_code(
         "rejection_reason": reason,
         "created_at": "2026-01-01T00:00:00.000Z",
     }
-    assert answer["error"] == reason
+    assert answer["status"] == "rejected"
     assert history(http, payee.account_id) == []
 
 
@@ -224,7 +232,7 @@ def test_since_is_strict(server: AgentPayServer, http: httpx.Client, client: Age
     assert amounts("9999-12-31T23:59:59.999Z") == []
 
 
-def test_what_is_shown_with_a_time_is_not_after_that_time(http: httpx.Client):
+def test_what_is_shown_with_a_time_is_not_after_that_time():
     """Times are shown in milliseconds and kept in microseconds; a poller sends back what it was shown."""
     with AgentPayServer(clock="system") as server:
         account = server.client().accounts.create(name="a")

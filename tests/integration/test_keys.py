@@ -1,4 +1,4 @@
-"""Agent-scoped keys: a matrix of what they may do, default deny; revocation; what is never shown (D16, D17)."""
+"""Agent-scoped keys: a matrix of what they may do, revocation, and what is never shown (D16, D17)."""
 
 import json
 import logging
@@ -42,7 +42,13 @@ class Matrix:
     foreign: str
 
     def account(self, whose):
-        return {"own": self.own, "sibling": self.sibling, "foreign": self.foreign, "unknown": UNKNOWN_ACCOUNT, "malformed": "x"}[whose]
+        return {
+            "own": self.own,
+            "sibling": self.sibling,
+            "foreign": self.foreign,
+            "unknown": UNKNOWN_ACCOUNT,
+            "malformed": "x",
+        }[whose]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +123,9 @@ def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
     assert matrix.http.get(f"/v1/transfers/{own.transfer_id}").status_code == 200
     theirs = refused(matrix.http.get(f"/v1/transfers/{other.transfer_id}"), "not_found")
     unknown = refused(matrix.http.get(f"/v1/transfers/{UNKNOWN_TRANSFER}"), "not_found")
-    assert theirs["message"].replace(other.transfer_id, "") == unknown["message"].replace(UNKNOWN_TRANSFER, "")
+    assert theirs["message"].replace(other.transfer_id, "") == unknown["message"].replace(
+        UNKNOWN_TRANSFER, ""
+    )
 
 
 def test_the_table_lists_what_the_decisions_list():
@@ -162,7 +170,9 @@ def test_a_key_is_shown_once_with_what_it_is_bound_to(http: httpx.Client, client
     assert listed == {name: body[name] for name in body if name != "key"}
 
 
-def test_a_revoked_key_is_refused_on_the_next_request(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+def test_a_revoked_key_is_refused_on_the_next_request(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+):
     account_id = client.accounts.create(name="a").account_id
     keys = [server.console.create_agent_key(account_id) for _ in range(2)]
     with raw_client(server, keys[0].key) as revoked, raw_client(server, keys[1].key) as kept:
@@ -260,9 +270,7 @@ def test_keys_are_in_no_traceback(planted: AgentPayServer):
         planted.client(api_key=agent_key).policies.pause(account.account_id)
 
     report = traceback.TracebackException.from_exception(raised.value, capture_locals=True)
-    text = "".join(
-        line for line in report.format() if "test_keys.py" not in line.split("\n")[0]
-    )
+    text = "".join(line for line in report.format() if "test_keys.py" not in line.split("\n")[0])
     assert agent_key[-20:] not in text
     assert PLANTED[-20:] not in text
 
@@ -292,7 +300,9 @@ def test_a_secret_in_a_refused_request_is_not_echoed(http: httpx.Client, server:
     assert b"PLANTED" not in state_of(server)[0]
 
 
-def test_a_malformed_key_is_refused_before_any_look_up(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+def test_a_malformed_key_is_refused_before_any_look_up(
+    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
     database = server._running.runtime.context.database
 
     async def fail(*_, **__):
@@ -300,7 +310,13 @@ def test_a_malformed_key_is_refused_before_any_look_up(server: AgentPayServer, m
 
     monkeypatch.setattr(database, "run", fail)
     monkeypatch.setattr(database, "read", fail, raising=False)
-    for key in ("x", "ap_operator_x", server.operator_key[:-1], server.operator_key + "x", PLANTED[:-1] + "!"):
+    for key in (
+        "x",
+        "ap_operator_x",
+        server.operator_key[:-1],
+        server.operator_key + "x",
+        PLANTED[:-1] + "!",
+    ):
         with raw_client(server, key) as http:
             refused(http.get("/v1/accounts"), "unauthorized")
 

@@ -12,7 +12,7 @@ from agentpay_server import AgentPayServer
 
 @pytest.fixture
 def lists(server: AgentPayServer, client: AgentPay):
-    """Every list there is, by path, with a way to add to it; each holds five items of one account's making."""
+    """Every list there is, by path, with a way to add to it; each holds five items or more."""
     account = client.accounts.create(name="first")
     account_id = account.account_id
     flips = cycle([True, False])
@@ -87,7 +87,9 @@ def test_an_empty_cursor_is_the_first_page(lists, http: httpx.Client):
         assert http.get(path, params={"cursor": ""}).json() == http.get(path).json()
 
 
-def test_default_page_sizes_are_20_accounts_and_25_entries(server: AgentPayServer, client: AgentPay, http: httpx.Client):
+def test_default_page_sizes_are_20_accounts_and_25_entries(
+    server: AgentPayServer, client: AgentPay, http: httpx.Client
+):
     for number in range(21):
         account = client.accounts.create(name=f"{number}")
     for _ in range(26):
@@ -97,7 +99,9 @@ def test_default_page_sizes_are_20_accounts_and_25_entries(server: AgentPayServe
     assert len(http.get(f"/v1/accounts/{account.account_id}/transactions").json()["data"]) == 25
 
 
-def test_a_cursor_fits_its_own_list_alone(lists, server: AgentPayServer, client: AgentPay, http: httpx.Client):
+def test_a_cursor_fits_its_own_list_alone(
+    lists, server: AgentPayServer, client: AgentPay, http: httpx.Client
+):
     sibling = client.accounts.create(name="sibling").account_id
     for _ in range(2):
         server.sandbox.fund(sibling, 1)

@@ -1,4 +1,4 @@
-"""Bad input, endpoint by endpoint: its documented error, every fault named, nothing changed and nothing moved."""
+"""Bad input, endpoint by endpoint: its documented error, every fault named, nothing changed or moved."""
 
 import json
 from typing import Any
@@ -48,9 +48,50 @@ def transfer(http, account, changes=None, *, without=()):
 @pytest.mark.parametrize(
     "amount",
     [
-        *["0", "0.0", "0.000000", "0.0000001", "1.0000001", "1.0000000", "-1", "-0.000001", "+1", "", " ", " 1", "1 "],
-        *["1e2", "1E2", "1e-2", "1e999999", "NaN", "nan", "Infinity", "inf", "0x10", "1_000", "1,5", "1,000.00", ".5"],
-        *["5.", "1..2", "--1", "1/2", "1000000000", "1" * 60_000, "one", "\u0661", "\uff11", "1\n", "1\u00a0", "$1"],
+        *[
+            "0",
+            "0.0",
+            "0.000000",
+            "0.0000001",
+            "1.0000001",
+            "1.0000000",
+            "-1",
+            "-0.000001",
+            "+1",
+            "",
+            " ",
+            " 1",
+            "1 ",
+        ],
+        *[
+            "1e2",
+            "1E2",
+            "1e-2",
+            "1e999999",
+            "NaN",
+            "nan",
+            "Infinity",
+            "inf",
+            "0x10",
+            "1_000",
+            "1,5",
+            "1,000.00",
+            ".5",
+        ],
+        *[
+            "5.",
+            "1..2",
+            "--1",
+            "1/2",
+            "1000000000",
+            "1" * 60_000,
+            "one",
+            "\u0661",
+            "\uff11",
+            "1\n",
+            "1\u00a0",
+            "$1",
+        ],
     ],
     ids=lambda amount: repr(amount)[:20],
 )
@@ -127,7 +168,9 @@ def test_all_faults_are_named_at_once(shared_server, shared_http, shared_account
     assert set(faults(response)) == {"from", "to", "amount", "memo", "idempotency_key", "x", "y"}
 
 
-@pytest.mark.parametrize("source", ["", "x", UNKNOWN_ACCOUNT, "acct_" + "0" * 27, "acct_" + "x" * 60_000, "'; --"])
+@pytest.mark.parametrize(
+    "source", ["", "x", UNKNOWN_ACCOUNT, "acct_" + "0" * 27, "acct_" + "x" * 60_000, "'; --"]
+)
 def test_an_unknown_source_is_404(shared_server, shared_http, shared_account, source):
     body = refused(transfer(shared_http, shared_account, {"from": source}), "not_found")
 
@@ -154,14 +197,18 @@ def test_a_recipient_that_can_hold_no_usdc_is_422(shared_server, shared_http, sh
 
 
 def test_a_wallet_address_is_no_recipient(shared_server, shared_http, shared_account):
-    body = refused(transfer(shared_http, shared_account, {"to": shared_account.chain_address}), "invalid_recipient")
+    body = refused(
+        transfer(shared_http, shared_account, {"to": shared_account.chain_address}), "invalid_recipient"
+    )
 
     assert shared_account.chain_address in body["message"]
 
 
 def test_the_source_itself_is_no_recipient(shared_server, shared_http, shared_account):
     refused(transfer(shared_http, shared_account, {"to": shared_account.account_id}), "invalid_recipient")
-    refused(transfer(shared_http, shared_account, {"to": shared_account.usdc_token_account}), "invalid_recipient")
+    refused(
+        transfer(shared_http, shared_account, {"to": shared_account.usdc_token_account}), "invalid_recipient"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/transfers/txn_x", "/v1/transfers/acct_01kdvdna0049bdrk9b68rp8kma"])
@@ -205,7 +252,9 @@ def test_an_account_without_a_name_is_400(shared_server, shared_http, body):
     assert faults(shared_http.post("/v1/accounts", json=body)) == {"name": "is required"}
 
 
-@pytest.mark.parametrize("field", ["policy", "account_id", "handle", "balance_usdc", "status", "Name", "", "a.b"])
+@pytest.mark.parametrize(
+    "field", ["policy", "account_id", "handle", "balance_usdc", "status", "Name", "", "a.b"]
+)
 def test_an_account_with_a_field_of_the_callers_own_is_400(shared_server, shared_http, field):
     response = shared_http.post("/v1/accounts", json={"name": "x", field: "y"})
 
@@ -217,7 +266,9 @@ def metadata_of(size, *, padding="x"):
     return b'{"a":"' + padding.encode() * ((size - 8) // len(padding.encode())) + b'"}'
 
 
-@pytest.mark.parametrize("spelling", ["plain", "two bytes each", "escaped", "white space", "number", "last", "escaped name"])
+@pytest.mark.parametrize(
+    "spelling", ["plain", "two bytes each", "escaped", "white space", "number", "last", "escaped name"]
+)
 def test_metadata_of_16_kib_as_sent_is_stored_and_one_byte_more_is_400(http, spelling):
     limit = 16 * 1024
 
@@ -240,7 +291,9 @@ def test_metadata_of_16_kib_as_sent_is_stored_and_one_byte_more_is_400(http, spe
         return b"{" + name + b":" + metadata + b',"name":"x"}'
 
     assert http.post("/v1/accounts", content=body(0)).status_code == 201
-    assert faults(http.post("/v1/accounts", content=body(1))) == {"metadata": "must be at most 16384 bytes of JSON"}
+    assert faults(http.post("/v1/accounts", content=body(1))) == {
+        "metadata": "must be at most 16384 bytes of JSON"
+    }
 
 
 def test_metadata_that_is_too_large_is_named_beside_the_other_faults(shared_server, shared_http):
@@ -337,7 +390,9 @@ PAGED = ["/v1/accounts", "/v1/accounts/{account_id}/transactions", "/console/age
 
 
 @pytest.mark.parametrize("path", PAGED)
-@pytest.mark.parametrize("limit", ["0", "101", "-1", "abc", "1.0", "1e1", "", " 5", "+5", "5 ", "\u0665", "9" * 5_000])
+@pytest.mark.parametrize(
+    "limit", ["0", "101", "-1", "abc", "1.0", "1e1", "", " 5", "+5", "5 ", "\u0665", "9" * 5_000]
+)
 def test_a_limit_out_of_bounds_is_400(shared_server, shared_http, shared_account, path, limit):
     response = shared_http.get(path.format(account_id=shared_account.account_id), params={"limit": limit})
 
@@ -345,7 +400,9 @@ def test_a_limit_out_of_bounds_is_400(shared_server, shared_http, shared_account
 
 
 @pytest.mark.parametrize("path", PAGED)
-@pytest.mark.parametrize("cursor", ["x", "0", "AAAA", "=", "%", "\u00e9", "\0", "A" * 22, "A" * 512, "null", "../.."])
+@pytest.mark.parametrize(
+    "cursor", ["x", "0", "AAAA", "=", "%", "\u00e9", "\0", "A" * 22, "A" * 512, "null", "../.."]
+)
 def test_a_malformed_cursor_is_400(shared_server, shared_http, shared_account, path, cursor):
     response = shared_http.get(path.format(account_id=shared_account.account_id), params={"cursor": cursor})
 
@@ -375,7 +432,16 @@ def test_an_unknown_history_status_is_400(shared_server, shared_http, shared_acc
 @pytest.mark.parametrize(
     "since",
     [
-        *["2026-01-01T00:00:00", "2026-01-01T00:00:00.000", "2026-01-01", "yesterday", "", "1767225600", "T", "Z"],
+        *[
+            "2026-01-01T00:00:00",
+            "2026-01-01T00:00:00.000",
+            "2026-01-01",
+            "yesterday",
+            "",
+            "1767225600",
+            "T",
+            "Z",
+        ],
         *["2026-13-01T00:00:00Z", "2026-01-01 00:00:00Z", "2026-01-01T24:00:01Z", "2026-02-30T00:00:00Z"],
         *["0001-01-01T00:00:00+14:00", "2026-01-01T00:00:00Z" + "0" * 100, "10000-01-01T00:00:00Z"],
     ],
@@ -396,7 +462,9 @@ def test_a_plus_sign_must_be_escaped_and_then_is_an_offset(shared_server, shared
 def test_all_faults_of_a_query_are_named_at_once(shared_server, shared_http, shared_account):
     path = f"/v1/accounts/{shared_account.account_id}/transactions"
 
-    response = shared_http.get(path, params={"limit": "0", "status": "x", "since": "now", "cursor": "c" * 513})
+    response = shared_http.get(
+        path, params={"limit": "0", "status": "x", "since": "now", "cursor": "c" * 513}
+    )
 
     assert set(faults(response)) == {"limit", "status", "since", "cursor"}
 
@@ -456,7 +524,9 @@ def test_a_tenants_name_has_the_bounds_of_a_name(shared_server, shared_http, nam
 def test_a_clock_is_not_moved_back_nor_far_nor_by_what_is_no_number(shared_server, shared_http, seconds):
     now = shared_http.get("/sandbox/clock").json()
 
-    assert set(faults(shared_http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}'))) == {"seconds"}
+    assert set(faults(shared_http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}'))) == {
+        "seconds"
+    }
 
     assert shared_http.get("/sandbox/clock").json() == now
 

@@ -1,4 +1,4 @@
-"""Whatever is sent to whatever endpoint: no answer is a fault of the server, and every error has its shape."""
+"""Whatever is sent wherever: no answer is a fault of the server, and every error has its shape."""
 
 import json
 from urllib.parse import quote
@@ -6,7 +6,14 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_world import START, UNKNOWN_ACCOUNT, UNKNOWN_KEY_ID, UNKNOWN_TRANSFER, assert_error_shape, raw_client
+from server_world import (
+    START,
+    UNKNOWN_ACCOUNT,
+    UNKNOWN_KEY_ID,
+    UNKNOWN_TRANSFER,
+    assert_error_shape,
+    raw_client,
+)
 
 from agentpay.contract.codec import parse_json, structure
 from agentpay_server import AgentPayServer
@@ -20,7 +27,20 @@ scalars = (
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
-    | st.sampled_from(["1", "0.000001", "0", "-1", "1e5", "NaN", UNKNOWN_ACCOUNT, "settled", "paused", "2026-01-01T00:00:00Z"])
+    | st.sampled_from(
+        [
+            "1",
+            "0.000001",
+            "0",
+            "-1",
+            "1e5",
+            "NaN",
+            UNKNOWN_ACCOUNT,
+            "settled",
+            "paused",
+            "2026-01-01T00:00:00Z",
+        ]
+    )
 )
 json_values = st.recursive(
     scalars,
@@ -69,8 +89,12 @@ def target(endpoint, account_id):
 
 def fields_of(endpoint, account_ids):
     """Bodies that are nearly right: known fields with values that fit, or do not."""
-    names = [name.removesuffix("_") for name in (endpoint.request or endpoint.query or object).__annotations__]
-    plausible = st.sampled_from([*account_ids, "1", "0.5", 1, 0.5, 0, True, False, None, ["data"], "data", {}])
+    names = [
+        name.removesuffix("_") for name in (endpoint.request or endpoint.query or object).__annotations__
+    ]
+    plausible = st.sampled_from(
+        [*account_ids, "1", "0.5", 1, 0.5, 0, True, False, None, ["data"], "data", {}]
+    )
     return st.dictionaries(st.sampled_from(names or ["x"]), plausible | json_values, max_size=8)
 
 
@@ -86,10 +110,16 @@ def test_random_json(world, endpoint, body, as_agent):
     clients, (account_id, _) = world
 
     content = json.dumps(body)
-    judged(endpoint, clients[as_agent].request(endpoint.method, target(endpoint, account_id), content=content))
+    judged(
+        endpoint, clients[as_agent].request(endpoint.method, target(endpoint, account_id), content=content)
+    )
 
 
-@given(data=st.data(), endpoint=st.sampled_from([e for e in BOUND_ENDPOINTS if e.request]), as_agent=st.booleans())
+@given(
+    data=st.data(),
+    endpoint=st.sampled_from([e for e in BOUND_ENDPOINTS if e.request]),
+    as_agent=st.booleans(),
+)
 def test_random_values_in_known_fields(world, data, endpoint, as_agent):
     clients, account_ids = world
     body = data.draw(fields_of(endpoint, account_ids))
@@ -107,7 +137,9 @@ def test_random_queries(world, data, endpoint):
     clients, account_ids = world
     names = sorted(endpoint.query.__annotations__)
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-    query = data.draw(st.dictionaries(st.sampled_from(names) | text, text | scalars.map(str).filter(str.isascii)))
+    query = data.draw(
+        st.dictionaries(st.sampled_from(names) | text, text | scalars.map(str).filter(str.isascii))
+    )
 
     judged(endpoint, clients[0].get(target(endpoint, account_ids[0]), params=query))
 
@@ -130,7 +162,10 @@ def test_random_headers(world, endpoint, headers, body):
     judged(endpoint, clients[0].request(endpoint.method, path, content=content, headers=encoded))
 
 
-@given(authorization=header_values, path=st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.binary())
+@given(
+    authorization=header_values,
+    path=st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.binary(),
+)
 def test_random_keys_and_paths(world, authorization, path):
     clients, _ = world
     path = "/v1/" + quote(path, safe="/%;=:@")

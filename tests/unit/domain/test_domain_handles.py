@@ -16,7 +16,7 @@ from agentpay_server.domain.handles import handle_of
         ("research-bot", "@research-bot"),
         ("  Résumé   Crawler!! ", "@resume-crawler"),
         ("A__B..C", "@a-b-c"),
-        ("Ａｇｅｎｔ ７", "@agent-7"),
+        ("\uff21\uff47\uff45\uff4e\uff54 \uff17", "@agent-7"),
         ("ﬁne", "@fine"),
         ("x²", "@x2"),
         ("½", "@1-2"),

@@ -1,4 +1,4 @@
-"""What a policy allows: each rule, its boundary (D22), the order of the rules (D21) and what a refusal says."""
+"""What a policy allows: each rule, its boundary (D22), their order (D21) and what a refusal says."""
 
 from decimal import Decimal
 from typing import Any
@@ -128,7 +128,9 @@ def test_a_counterparty_is_known_by_account_token_account_or_owner(entry):
 
 
 def test_an_outside_recipient_is_known_by_token_account_or_owner():
-    outside = spend(to="token-b", recipient=Recipient(account_id=None, token_account="token-b", owner="owner-b"))
+    outside = spend(
+        to="token-b", recipient=Recipient(account_id=None, token_account="token-b", owner="owner-b")
+    )
 
     assert refusal(Policy(allowed_counterparties=("token-b",)), outside) is None
     assert refusal(Policy(allowed_counterparties=("owner-b",)), outside) is None
@@ -147,7 +149,14 @@ def test_any_other_counterparty_is_blocked_and_an_empty_list_blocks_everyone(all
 
 @pytest.mark.parametrize(
     ("allowed", "asked"),
-    [((), None), ((), "data"), (("data",), None), (("data",), "search"), (("data",), "Data"), (("data",), "")],
+    [
+        ((), None),
+        ((), "data"),
+        (("data",), None),
+        (("data",), "search"),
+        (("data",), "Data"),
+        (("data",), ""),
+    ],
 )
 def test_a_transfer_needs_a_listed_category(allowed, asked):
     found = refusal(Policy(categories=allowed), spend(category=asked))

@@ -15,7 +15,9 @@ spends = st.lists(st.tuples(times, st.integers(1, 10**12), st.booleans()), max_s
 
 def by_counting(spent, now_us):
     """Every spend of `(now - 24 h, now]` that was not released."""
-    return sum(amount for at_us, amount, released in spent if now_us - DAY_US < at_us <= now_us and not released)
+    return sum(
+        amount for at_us, amount, released in spent if now_us - DAY_US < at_us <= now_us and not released
+    )
 
 
 def by_prefix_sums(spent, now_us):

@@ -1,4 +1,4 @@
-"""What a request under an idempotency key amounts to: the whole table (contract, "Idempotency rules"; D29)."""
+"""What a request under an idempotency key amounts to, in full (contract, "Idempotency rules"; D29)."""
 
 from itertools import product
 
