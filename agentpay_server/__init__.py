@@ -1,7 +1,17 @@
 """The reference server: the whole service, with real Solana transactions, in process or on a port."""
 
 from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay_server.embedded.inbox import Receipt, WebhookInbox
 from agentpay_server.embedded.server import AgentPayServer
 from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
 
-__all__ = ["AgentPayServer", "AsyncServerClient", "OnchainMemo", "PolicyUpdate", "ServerClient", "Settings"]
+__all__ = [
+    "AgentPayServer",
+    "AsyncServerClient",
+    "OnchainMemo",
+    "PolicyUpdate",
+    "Receipt",
+    "ServerClient",
+    "Settings",
+    "WebhookInbox",
+]

@@ -1,10 +1,10 @@
 """The one place where a server is put together: parts, services, workers, and their start and stop."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+import httpx
 from attrs import frozen
 
 from agentpay_server.chain.base import Chain
@@ -15,15 +15,21 @@ from agentpay_server.domain.principals import Principal
 from agentpay_server.randomness import Identifiers, randomness
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.context import Context
+from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.history import History
 from agentpay_server.services.keys import Keys, NewOperator
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
+from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.vault import KEY_BYTES, Vault
+from agentpay_server.services.wakeup import Wakeup
+from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.store.database import Database, MemoryDatabase
+from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
 
 _STOP_SECONDS: Final = 5.0
@@ -46,6 +52,9 @@ class Runtime:
         policies: policies.
         transfers: transfers.
         history: history entries.
+        webhooks: registered endpoints.
+        deliveries: events on their way to endpoints.
+        poster: posts them.
         settlement: drivers of signed transactions.
         schedule: due work.
         operator: the operator that was made at the start, with its key.
@@ -57,6 +66,9 @@ class Runtime:
     policies: Policies
     transfers: Transfers
     history: History
+    webhooks: Webhooks
+    deliveries: Deliveries
+    poster: HttpPoster
     settlement: Settlement
     schedule: Schedule
     operator: NewOperator
@@ -69,6 +81,7 @@ class Runtime:
     async def stop(self) -> None:
         """Finish or hand over what is under way, and let go of the database."""
         await self.context.tasks.stop(within_seconds=_STOP_SECONDS)
+        await self.poster.close()
         await self.context.database.close()
 
 
@@ -80,6 +93,7 @@ async def start_runtime(
     operator_key: str | None = None,
     database: Database | None = None,
     wrap_chain: Callable[[EmbeddedChain], Chain] | None = None,
+    mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
 ) -> Runtime:
     """Put a server together in memory, on the running event loop, whose thread owns it from now on.
 
@@ -90,11 +104,14 @@ async def start_runtime(
         operator_key: the key of the first operator; None makes a new one.
         database: where everything is stored, laid out and empty; one of its own, in memory, if None.
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
+        mounts: transports for receivers of events within the process, by URL prefix.
 
     Raises:
         ValueError: `operator_key` is not an operator key.
     """
     clock = clock or SystemClock()
+    settings = settings or Settings()
+    tasks, wakeup = Tasks(), Wakeup()
     source = randomness(seed)
     custody = Custody(source.randbytes(_SEED_BYTES))
     chain = EmbeddedChain(
@@ -109,14 +126,19 @@ async def start_runtime(
         clock=clock,
         randomness=source,
         identifiers=Identifiers(clock, source),
-        settings=Settings() if settings is None else settings,
-        tasks=Tasks(),
-        wakeup=asyncio.Event(),
+        settings=settings,
+        tasks=tasks,
+        wakeup=wakeup,
+        vault=Vault(settings.encryption_key or source.randbytes(KEY_BYTES), source),
     )
     settlement = Settlement(context)
     records = PolicyRecords(context, settlement)
     keys = Keys(context)
-    schedule = Schedule(clock, [records], context.wakeup)
+    poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
+    deliveries = Deliveries(context, poster)
+    await deliveries.free_all()
+    delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
+    schedule = Schedule(clock, [records, delivery_worker], wakeup)
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -124,6 +146,9 @@ async def start_runtime(
         policies=Policies(context, records),
         transfers=Transfers(context, settlement),
         history=History(context),
+        webhooks=Webhooks(context),
+        deliveries=deliveries,
+        poster=poster,
         settlement=settlement,
         schedule=schedule,
         operator=await keys.create_operator("operator", key=operator_key),

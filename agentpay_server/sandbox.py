@@ -24,6 +24,7 @@ from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
+from agentpay_server.store import accounts as account_store
 from agentpay_server.store import entries
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
@@ -138,6 +139,7 @@ class Sandbox:
             "created_us": now_us,
         }
         entries.insert_entries(connection, deposit)
+        account_store.credit(connection, account.account_id, amount_micro)
         audit.record(
             connection,
             principal,

@@ -37,9 +37,11 @@ class Settings:
         onchain_memo: what is published of a transfer's memo.
         settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
+        encryption_key: 32 bytes that seal secrets at rest; None makes a key for this run alone.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
     onchain_memo: OnchainMemo = field(default=OnchainMemo.ID, converter=OnchainMemo)
     settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
     rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    encryption_key: bytes | None = field(default=None, repr=False)

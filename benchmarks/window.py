@@ -36,6 +36,7 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
             policy_updated_us=0,
             spent_total=count,
             last_spend_us=NOW_US,
+            balance=0,
             in_flight=0,
             created_us=0,
         )

@@ -51,6 +51,7 @@ class Endpoint:
         request: model of the body, or None.
         query: model of the query string, or None.
         responses: model of the body of each success status.
+        is_body_optional: whether no body at all stands for an empty object.
         errors: codes beside those that every endpoint may answer with.
         summary: one line for documents.
     """
@@ -64,6 +65,7 @@ class Endpoint:
     summary: str
     request: type | None = None
     query: type | None = None
+    is_body_optional: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
 
 

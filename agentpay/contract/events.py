@@ -5,26 +5,12 @@ A type that this version does not know is an `UnknownEvent` with its raw data, n
 """
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from attrs import frozen
 
+from agentpay.contract.event_types import EventType
 from agentpay.contract.usdc import UsdcNumber, UsdcString
-
-
-class EventType(StrEnum):
-    """Names of the event types (contract, "Event types")."""
-
-    TRANSFER_INITIATED = "transfer.initiated"
-    TRANSFER_SETTLED = "transfer.settled"
-    TRANSFER_REJECTED = "transfer.rejected"
-    SESSION_OPENED = "session.opened"
-    SESSION_CAP_WARNING = "session.cap_warning"
-    SESSION_CAP_REACHED = "session.cap_reached"
-    SESSION_SETTLED = "session.settled"
-    BALANCE_LOW_THRESHOLD = "balance.low_threshold"
-    ESCALATION_REQUIRED = "escalation.required"
 
 
 @frozen(kw_only=True)

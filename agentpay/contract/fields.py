@@ -61,6 +61,17 @@ def query_integer(*, minimum: int, maximum: int) -> Rule:
     return Rule(parse)
 
 
+def whole_number(*, minimum: int, maximum: int) -> Rule:
+    """An integer in a body, without fraction or exponent."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise ValueError(f"must be an integer from {minimum} to {maximum}")
+        return value
+
+    return Rule(parse)
+
+
 def _parse_counterparty(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string")

@@ -5,12 +5,16 @@ from typing import Annotated
 
 from attrs import field, frozen
 
-from agentpay.contract.fields import text
+from agentpay.contract.event_types import EventType
+from agentpay.contract.fields import Rule, text
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
 
 SIGNATURE_HEADER = "X-Service-Signature"
 """Hex HMAC-SHA256 of the raw body under the webhook's secret (contract, "Authentication", 5)."""
+
+NEXT_SIGNATURE_HEADER = "X-Service-Signature-Next"
+"""The same under the secret that is to come, while a rotation overlaps (D45)."""
 
 
 @frozen(kw_only=True)
@@ -36,6 +40,17 @@ class Webhook:
     created_at: datetime | None = None
 
 
+def _parse_event_name(value: object) -> str:
+    if not isinstance(value, str) or value not in _EVENT_NAMES:
+        raise ValueError(f"must be one of {', '.join(_EVENT_NAMES)}")
+    return value
+
+
+_EVENT_NAMES = tuple(member.value for member in EventType)
+
+EventName = Annotated[str, Rule(_parse_event_name)]
+
+
 @frozen(kw_only=True)
 class CreateWebhook(Request):
     """Body of `POST /v1/webhooks`.
@@ -48,6 +63,6 @@ class CreateWebhook(Request):
     """
 
     url: Annotated[str, text(minimum=1, maximum=2048)]
-    events: tuple[Annotated[str, text(minimum=1, maximum=64)], ...]
+    events: tuple[EventName, ...]
     account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None

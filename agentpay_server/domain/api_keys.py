@@ -25,7 +25,7 @@ def new_key(kind: KeyKind, random_bytes: bytes) -> str:
     """Return the key that 32 random bytes make."""
     if len(random_bytes) != 32:
         raise ValueError("a key is made of exactly 32 random bytes")
-    body = f"ap_{kind}_{_base62(int.from_bytes(random_bytes, 'big'), 43)}"
+    body = f"ap_{kind}_{base62(int.from_bytes(random_bytes, 'big'), 43)}"
     return body + _checksum(body)
 
 
@@ -38,10 +38,11 @@ def digest_of(key: str) -> str | None:
 
 
 def _checksum(body: str) -> str:
-    return _base62(zlib.crc32(body.encode("ascii")), 6)
+    return base62(zlib.crc32(body.encode("ascii")), 6)
 
 
-def _base62(number: int, width: int) -> str:
+def base62(number: int, width: int) -> str:
+    """Return `number` as `width` digits, letters after figures."""
     digits = []
     for _ in range(width):
         number, digit = divmod(number, 62)

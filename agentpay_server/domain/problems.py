@@ -69,9 +69,8 @@ def not_found(kind: str, identifier: str) -> Problem:
 
 def invalid(*faults: FieldFault) -> Problem:
     """A 400 that names every fault (D5)."""
-    named = "; ".join(f"{fault.field} {fault.message}" for fault in faults[:3])
-    more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-    return Problem(ErrorCode.INVALID_REQUEST, f"The request is not valid: {named}{more}.", details=faults)
+    message = "The request is not valid; details names everything that is wrong with it."
+    return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)
 
 
 def chain_unavailable() -> Problem:

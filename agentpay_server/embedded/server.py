@@ -5,18 +5,22 @@ without a socket; `listen` opens a real port beside them.
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, NoReturn, Self
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
+from agentpay.contract.event_types import EventType
+from agentpay.contract.policies import Limit
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.listener import Listener, bound_socket
 from agentpay_server.embedded.owner import OwnerThread
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
@@ -78,6 +82,7 @@ class AgentPayServer:
         if self._owner is not None:
             raise RuntimeError("a server starts once; make a new one")
         self._owner = OwnerThread("agentpay-server")
+        inboxes = InboxTransport()
         try:
             runtime = self._owner.call(
                 start_runtime(
@@ -85,12 +90,13 @@ class AgentPayServer:
                     clock=self._clock,
                     seed=self._seed,
                     operator_key=self._wanted_key,
+                    mounts={INBOX_URL: inboxes},
                 )
             )
         except BaseException:
             self._owner.stop()
             raise
-        self._world = _World(runtime, self._owner)
+        self._world = _World(runtime, self._owner, inboxes)
         return self
 
     def close(self) -> None:
@@ -167,6 +173,36 @@ class AgentPayServer:
         """
         return self.async_client(api_key=self.console.create_agent_key(account_id).key)
 
+    def webhook_inbox(
+        self,
+        *,
+        events: Sequence[str] = tuple(EventType),
+        account_ids: Sequence[str] = (),
+        low_balance_threshold_usdc: Limit = None,
+    ) -> WebhookInbox:
+        """Return a receiver of webhooks within the process, registered for the first operator.
+
+        Args:
+            events: names of the event types to receive; all by default.
+            account_ids: accounts to hear of; all of the operator by default.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+
+        Raises:
+            InvalidRequestError: an event type or an account is unknown.
+        """
+        world = self._running
+        pump = self._pump if self._clock.is_manual else None
+        inbox = world.inboxes.add(pump)
+        webhook = world.operator.webhooks.create(
+            url=inbox.url,
+            events=events,
+            account_ids=account_ids,
+            low_balance_threshold_usdc=low_balance_threshold_usdc,
+        )
+        inbox.webhook_id = webhook.webhook_id or ""
+        inbox.trust(webhook.secret)
+        return inbox
+
     def listen(self, *, port: int = 0) -> str:
         """Open a port on 127.0.0.1 beside the way in process, until the server closes.
 
@@ -181,6 +217,9 @@ class AgentPayServer:
             OSError: the port is not to be had.
         """
         return self._running.listen(port)
+
+    def _pump(self) -> None:
+        self.sandbox.clock.advance(0)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -216,8 +255,9 @@ class AgentPayServer:
 class _World:
     """A running server, and the ways into it."""
 
-    def __init__(self, runtime: Runtime, owner: OwnerThread) -> None:
+    def __init__(self, runtime: Runtime, owner: OwnerThread, inboxes: InboxTransport) -> None:
         self.runtime = runtime
+        self.inboxes = inboxes
         self.base_url = IN_PROCESS_URL
         self._owner = owner
         self._app = Application(runtime)

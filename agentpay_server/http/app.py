@@ -14,11 +14,12 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec
-from agentpay.contract.endpoints import CREATE_WEBHOOK, ENDPOINTS, Endpoint
+from agentpay.contract.endpoints import ENDPOINTS, Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
 from agentpay_server.http.auth import authenticated
@@ -32,8 +33,9 @@ from agentpay_server.runtime import Runtime
 REQUEST_ID: Final = "req_"
 
 BOUND_ENDPOINTS: Final = (
-    *(endpoint for endpoint in ENDPOINTS if endpoint is not CREATE_WEBHOOK),
+    *ENDPOINTS,
     *CONSOLE_ENDPOINTS,
+    *WEBHOOK_ENDPOINTS,
     *SANDBOX_ENDPOINTS,
 )
 """Every endpoint that this server serves."""
@@ -102,6 +104,8 @@ class _Path:
         if endpoint.request is not None:
             raw = await read_body(headers, receive)
             require_json(headers)
+            if not raw and endpoint.is_body_optional:
+                raw = b"{}"
             body = structured_body(raw, endpoint.request)
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)

@@ -46,6 +46,9 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         is_settled = transfer.status == TransferStatus.SETTLED
         return Reply(status=200 if is_settled else 202, model=transfer)
 
+    async def create_webhook(call: Call) -> Reply:
+        return Reply(status=201, model=await runtime.webhooks.create(call.principal, call.body))
+
     async def get_transfer(call: Call) -> Reply:
         return Reply(status=200, model=await transfers.get(call.principal, call.path["transfer_id"]))
 
@@ -59,12 +62,14 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "policies.put": put_policy,
         "transfers.create": create_transfer,
         "transfers.get": get_transfer,
+        "webhooks.create": create_webhook,
     }
 
 
 def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     """Return the handlers of the console."""
     console = Console(runtime)
+    webhooks, deliveries = runtime.webhooks, runtime.deliveries
 
     async def create_agent_key(call: Call) -> Reply:
         return Reply(status=201, model=await console.create_agent_key(call.principal, call.body))
@@ -79,6 +84,27 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     async def get_account(call: Call) -> Reply:
         return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
 
+    async def list_webhooks(call: Call) -> Reply:
+        return Reply(status=200, model=await webhooks.list(call.principal, call.query))
+
+    async def delete_webhook(call: Call) -> Reply:
+        await webhooks.delete(call.principal, call.path["webhook_id"])
+        return Reply(status=204)
+
+    async def rotate_secret(call: Call) -> Reply:
+        webhook_id = call.path["webhook_id"]
+        return Reply(status=200, model=await webhooks.rotate_secret(call.principal, webhook_id, call.body))
+
+    async def list_events(call: Call) -> Reply:
+        return Reply(status=200, model=await deliveries.list_events(call.principal, call.query))
+
+    async def list_deliveries(call: Call) -> Reply:
+        return Reply(status=200, model=await deliveries.list_deliveries(call.principal, call.query))
+
+    async def replay_event(call: Call) -> Reply:
+        replayed = await deliveries.replay(call.principal, call.path["event_id"], call.body)
+        return Reply(status=202, model=replayed)
+
     async def list_audit(call: Call) -> Reply:
         return Reply(status=200, model=await console.list_audit(call.principal, call.query))
 
@@ -88,6 +114,12 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "console.agent_keys.revoke": revoke_agent_key,
         "console.accounts.get": get_account,
         "console.audit.list": list_audit,
+        "console.webhooks.list": list_webhooks,
+        "console.webhooks.delete": delete_webhook,
+        "console.webhooks.rotate_secret": rotate_secret,
+        "console.events.list": list_events,
+        "console.events.replay": replay_event,
+        "console.deliveries.list": list_deliveries,
     }
 
 

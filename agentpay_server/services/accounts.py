@@ -149,6 +149,7 @@ class Accounts:
             policy_updated_us=now_us,
             spent_total=0,
             last_spend_us=0,
+            balance=0,
             in_flight=0,
             created_us=now_us,
         )

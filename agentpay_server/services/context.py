@@ -1,7 +1,5 @@
 """What every service works with: the database, the chain, the keys, the clock, chance and settings."""
 
-import asyncio
-
 from attrs import frozen
 
 from agentpay_server.chain.base import Chain
@@ -9,6 +7,8 @@ from agentpay_server.chain.custody import Signer
 from agentpay_server.clock import Clock
 from agentpay_server.randomness import Identifiers, Randomness
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.vault import Vault
+from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
 from agentpay_server.store.database import Database
 
@@ -26,7 +26,8 @@ class Context:
         identifiers: source of identifiers.
         settings: how the server behaves.
         tasks: the tasks that the server owns.
-        wakeup: set when a due time has changed, for whoever waits for the next one.
+        wakeup: tells whoever waits for due work that a due time has changed.
+        vault: seals secrets at rest.
     """
 
     database: Database
@@ -37,4 +38,5 @@ class Context:
     identifiers: Identifiers
     settings: Settings
     tasks: Tasks
-    wakeup: asyncio.Event
+    wakeup: Wakeup
+    vault: Vault

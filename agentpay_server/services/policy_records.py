@@ -47,11 +47,13 @@ class PolicyRecords:
         """Return when the next record is due to be written; None when all are."""
         return await self._context.database.read(store.next_due_us)
 
-    async def run_due(self) -> None:
-        """Write every record that is due now."""
+    async def run_due(self) -> bool:
+        """Write every record that is due now, and tell whether there were any."""
         now_us = self._context.clock.now_us()
-        for account_id in await self._context.database.read(store.due, now_us, _BATCH):
+        due = await self._context.database.read(store.due, now_us, _BATCH)
+        for account_id in due:
             await self.write_soon(account_id)
+        return bool(due)
 
     async def _write(self, account_id: str) -> None:
         """Write the record of an account until it is the newest policy, or the chain does not answer."""

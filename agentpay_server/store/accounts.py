@@ -28,6 +28,7 @@ class AccountRecord:
     policy_updated_us: int
     spent_total: int
     last_spend_us: int
+    balance: int
     in_flight: int
     created_us: int
 
@@ -76,10 +77,24 @@ _RESERVE: Final = (
         in_flight=accounts.c.in_flight + bindparam("amount"),
     )
 )
-_LAND: Final = (
+_RELEASE: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
     .values(in_flight=accounts.c.in_flight - bindparam("amount"))
+)
+_DEBIT: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        in_flight=accounts.c.in_flight - bindparam("amount"),
+        balance=accounts.c.balance - bindparam("amount"),
+    )
+    .returning(accounts.c.balance)
+)
+_CREDIT: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(balance=accounts.c.balance + bindparam("amount"))
 )
 
 
@@ -148,6 +163,17 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
     )
 
 
-def land(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount as no longer in flight: it has left the balance, or provably never will."""
-    connection.execute(_LAND, {"of_account": account_id, "amount": amount})
+def release(connection: Connection, account_id: str, amount: int) -> None:
+    """Count an amount as no longer in flight, because it provably never leaves the balance."""
+    connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
+
+
+def debit(connection: Connection, account_id: str, amount: int) -> int:
+    """Count an amount that was in flight as gone, and return the balance after it, in micro-USDC."""
+    values = {"of_account": account_id, "amount": amount}
+    return int(connection.execute(_DEBIT, values).scalar_one())
+
+
+def credit(connection: Connection, account_id: str, amount: int) -> None:
+    """Count an amount as received."""
+    connection.execute(_CREDIT, {"of_account": account_id, "amount": amount})

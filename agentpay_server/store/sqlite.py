@@ -141,7 +141,8 @@ def _prepare(statement: Executable, parameters: Parameters) -> _Prepared:
     unknown = set(parameters).difference(names)
     if unknown:
         raise KeyError(f"the statement has no parameters {sorted(unknown)}")
-    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    # A value that the statement itself names, None included, is no parameter of the caller's.
+    constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
     return _Prepared(str(compiled), names, constants, _converter(statement))
 
 

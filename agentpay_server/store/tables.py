@@ -79,6 +79,8 @@ accounts: Final = Table(
     # Running total of the account's spends, and the time of the newest (domain/spending.py).
     Column("spent_total", BigInteger, nullable=False),
     Column("last_spend_us", BigInteger, nullable=False),
+    # What the account holds by the books, which every settled movement changes in its own commit.
+    Column("balance", BigInteger, nullable=False),
     # What signed transfers that are not final may yet take from the balance.
     Column("in_flight", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
@@ -193,6 +195,75 @@ events: Final = Table(
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_events_operator", "operator_id", "seq"),
+    Index("ix_events_account", "account_id", "seq"),
+)
+
+webhooks: Final = Table(
+    "webhooks",
+    metadata,
+    _seq(),
+    Column("webhook_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    # JSON arrays of strings.
+    Column("events", Text, nullable=False),
+    Column("account_ids", Text, nullable=False),
+    Column("low_balance_threshold", BigInteger),
+    # Sealed with the webhook's identifier. While a rotation overlaps, the next secret stands beside the one
+    # in use, until the time at which it takes its place.
+    Column("secret", LargeBinary, nullable=False),
+    Column("next_secret", LargeBinary),
+    Column("next_secret_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    Column("deleted_us", BigInteger),
+)
+Index(
+    "ix_webhooks_operator",
+    webhooks.c.operator_id,
+    webhooks.c.seq,
+    sqlite_where=webhooks.c.deleted_us.is_(None),
+    postgresql_where=webhooks.c.deleted_us.is_(None),
+)
+
+deliveries: Final = Table(
+    "deliveries",
+    metadata,
+    _seq(),
+    Column("delivery_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("event_type", Text, nullable=False),
+    Column("webhook_id", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    # Attempts that have ended.
+    Column("attempts", Integer, nullable=False),
+    # When the next attempt is due, on the server's clock; NULL when there is none.
+    Column("due_us", BigInteger),
+    # Until when, in real time, the attempt that was begun belongs to whoever began it.
+    Column("leased_until_us", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_deliveries_operator", "operator_id", "seq"),
+    Index("ix_deliveries_event", "event_id", "seq"),
+    Index("ix_deliveries_webhook", "webhook_id", "seq"),
+)
+Index(
+    "ix_deliveries_due",
+    deliveries.c.due_us,
+    deliveries.c.seq,
+    sqlite_where=deliveries.c.due_us.is_not(None),
+    postgresql_where=deliveries.c.due_us.is_not(None),
+)
+
+delivery_attempts: Final = Table(
+    "delivery_attempts",
+    metadata,
+    Column("delivery_id", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("status_code", Integer),
+    Column("error", Text),
+    Column("duration_ms", Integer, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 policy_records: Final = Table(

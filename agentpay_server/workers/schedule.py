@@ -1,8 +1,8 @@
 """The schedule: runs due work when the clock says so.
 
-On a running clock a loop waits for the next due time, or for word that it has changed. On a manual clock
-nothing runs by itself: `advance` moves from one due time to the next and runs what is due at each (decisions,
-"What stands beside /v1").
+On a running clock every worker has a loop that waits for its next due time, or for word that it has changed.
+On a manual clock nothing runs by itself: `advance` moves from one due time to the next and runs what is due
+at each (decisions, "What stands beside /v1").
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from typing import Final, Protocol
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.clock import SECOND_US, Clock, ManualClock
 from agentpay_server.domain.problems import Problem
+from agentpay_server.services.wakeup import Wakeup
 
-_LONGEST_WAIT_SECONDS: Final = 60.0
-_PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
+_LONGEST_WAIT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,15 @@ class Worker(Protocol):
 
     async def next_due_us(self) -> int | None:
         """Return when work is due next; None when there is none."""
+        ...
 
-    async def run_due(self) -> None:
-        """Do what is due now; what cannot be done is given a later due time."""
+    async def run_due(self) -> bool:
+        """Do what is due now, or as much of it as there is room for.
+
+        Returns:
+            Whether anything was done. What cannot be done is given a later due time.
+        """
+        ...
 
 
 class Schedule:
@@ -36,28 +43,18 @@ class Schedule:
     Args:
         clock: tells what is due.
         workers: in the order in which they run when several are due at one moment.
-        wakeup: set by whoever changes a due time.
+        wakeup: tells that a due time has changed.
     """
 
-    def __init__(self, clock: Clock, workers: Sequence[Worker], wakeup: asyncio.Event) -> None:
+    def __init__(self, clock: Clock, workers: Sequence[Worker], wakeup: Wakeup) -> None:
         self._clock = clock
         self._workers = workers
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Run due work for as long as the server lives, on a running clock."""
-        while True:
-            self._wakeup.clear()
-            try:
-                due_us = await self._next_due_us()
-                if due_us is not None and due_us <= self._clock.now_us():
-                    await self._run_due()
-                    continue
-                await self._wait_until(due_us)
-            except Exception:
-                logger.exception("due work failed; it is tried again")
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
+        """Run due work for as long as the server lives, on a running clock; no worker waits for another."""
+        await asyncio.gather(*(self._serve(worker, self._wakeup.listener()) for worker in self._workers))
 
     async def advance(self, duration_us: int) -> None:
         """Move a manual clock, run what falls due on the way in order, and return when all of it has run.
@@ -78,22 +75,36 @@ class Schedule:
             target_us = clock.now_us() + duration_us
             while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
                 clock.move_to(due_us)
-                await self._run_due()
+                done = [await worker.run_due() for worker in self._workers]
+                if not any(done):
+                    # Another process is doing it.
+                    await asyncio.sleep(_PAUSE_SECONDS)
             clock.move_to(target_us)
 
     async def _next_due_us(self) -> int | None:
         dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
         return min(dues, default=None)
 
-    async def _run_due(self) -> None:
-        for worker in self._workers:
-            await worker.run_due()
+    async def _serve(self, worker: Worker, changed: asyncio.Event) -> None:
+        while True:
+            changed.clear()
+            try:
+                due_us = await worker.next_due_us()
+                if due_us is not None and due_us <= self._clock.now_us():
+                    if not await worker.run_due():
+                        await _wait(changed, _PAUSE_SECONDS)
+                elif due_us is None:
+                    await _wait(changed, _LONGEST_WAIT_SECONDS)
+                else:
+                    seconds = (due_us - self._clock.now_us()) / SECOND_US
+                    await _wait(changed, min(seconds, _LONGEST_WAIT_SECONDS))
+            except Exception:
+                logger.exception("due work failed; it is tried again")
+                await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _wait_until(self, due_us: int | None) -> None:
-        seconds = _LONGEST_WAIT_SECONDS
-        if due_us is not None:
-            seconds = min((due_us - self._clock.now_us()) / SECOND_US, seconds)
-        try:
-            await asyncio.wait_for(self._wakeup.wait(), max(seconds, 0))
-        except TimeoutError:
-            return
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(changed.wait(), max(seconds, 0))
+    except TimeoutError:
+        return

@@ -1,12 +1,21 @@
-"""The console as a resource: agent-scoped keys, accounts in full, the audit trail."""
+"""The console as a resource: agent-scoped keys, accounts in full, webhooks, deliveries, the audit trail."""
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
-from agentpay_server.contract import console
+from agentpay_server.contract import console, webhooks
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
+from agentpay_server.contract.webhooks import (
+    DEFAULT_OVERLAP_SECONDS,
+    Delivery,
+    NewSecret,
+    RecordedEvent,
+    RegisteredWebhook,
+    ReplayEvent,
+    RotateSecret,
+)
 
 
 class AsyncConsole(AsyncResource):
@@ -80,6 +89,140 @@ class AsyncConsole(AsyncResource):
         async def fetch(cursor: str | None) -> PageBody[AuditEntry]:
             request = prepare(console.LIST_AUDIT, query={"limit": limit, "cursor": cursor})
             body: PageBody[AuditEntry] = await self._call(request, UNSET, UNSET)
+            return body
+
+        return AsyncPages(fetch, cursor)
+
+    def webhooks(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[RegisteredWebhook]:
+        """List the registered webhooks, newest first, without their secrets.
+
+        Args:
+            limit: webhooks per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        async def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
+            request = prepare(webhooks.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[RegisteredWebhook] = await self._call(request, UNSET, UNSET)
+            return body
+
+        return AsyncPages(fetch, cursor)
+
+    async def delete_webhook(self, webhook_id: str) -> None:
+        """Delete a webhook; what is still to be delivered to it is given up.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+        """
+        await self._call(prepare(webhooks.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
+
+    async def rotate_webhook_secret(
+        self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
+    ) -> str:
+        """Give a webhook a new secret (D45).
+
+        While the rotation overlaps, the contract's header is signed with the old secret and a second header
+        with the new one; `agentpay.webhooks` looks at both.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            overlap_seconds: how long both sign, from 0 to 30 days; 24 hours by default, 0 after a leak.
+
+        Returns:
+            The new secret, which is shown here and never again.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+        """
+        request = prepare(
+            webhooks.ROTATE_SECRET,
+            path={"webhook_id": webhook_id},
+            body=RotateSecret(overlap_seconds=overlap_seconds),
+        )
+        new: NewSecret = await self._call(request, UNSET, UNSET)
+        return new.secret
+
+    def events(
+        self,
+        *,
+        type: str | None = None,  # noqa: A002 - the name of the query parameter
+        account_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[RecordedEvent]:
+        """List the recorded events, newest first.
+
+        Args:
+            type: only events of this type, such as `transfer.settled`.
+            account_id: only events about this account.
+            limit: events per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
+            query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
+            body: PageBody[RecordedEvent] = await self._call(
+                prepare(webhooks.LIST_EVENTS, query=query), UNSET, UNSET
+            )
+            return body
+
+        return AsyncPages(fetch, cursor)
+
+    async def replay_event(self, event_id: str, *, webhook_id: str | None = None) -> tuple[Delivery, ...]:
+        """Deliver an event once more: the same bytes, under the same identifier.
+
+        Args:
+            event_id: the event, `evt_…`.
+            webhook_id: the webhook to send it to; None is every one that asks for such events now.
+
+        Returns:
+            The new deliveries.
+
+        Raises:
+            NotFoundError: no such event of this operator.
+            InvalidRequestError: no such webhook of this operator.
+        """
+        request = prepare(
+            webhooks.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
+        )
+        page: PageBody[Delivery] = await self._call(request, UNSET, UNSET)
+        return page.data
+
+    def deliveries(
+        self,
+        *,
+        status: str | None = None,
+        event_id: str | None = None,
+        webhook_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[Delivery]:
+        """List deliveries with every attempt, newest first.
+
+        Args:
+            status: only those that are `pending`, `retrying`, `delivered` or `undelivered`.
+            event_id: only those of this event.
+            webhook_id: only those to this webhook.
+            limit: deliveries per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        async def fetch(cursor: str | None) -> PageBody[Delivery]:
+            query = {
+                "status": status,
+                "event_id": event_id,
+                "webhook_id": webhook_id,
+                "limit": limit,
+                "cursor": cursor,
+            }
+            body: PageBody[Delivery] = await self._call(
+                prepare(webhooks.LIST_DELIVERIES, query=query), UNSET, UNSET
+            )
             return body
 
         return AsyncPages(fetch, cursor)

@@ -1,15 +1,16 @@
-"""What is written of a transfer when something becomes of it: history entries and events (D36 to D40)."""
+"""What is written when something becomes of a transfer: balances, history and events (D36 to D40, D43)."""
 
 from decimal import Decimal
 
 from agentpay.contract import events, identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.services.context import Context
-from agentpay_server.services.events import Happening, record
-from agentpay_server.store import entries
+from agentpay_server.services.outbox import Happening, Outbox
+from agentpay_server.store import accounts, entries
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
@@ -22,8 +23,19 @@ def book_rejection(
     *,
     code: ErrorCode,
     message: str,
+    before: tuple[Happening, ...] = (),
 ) -> None:
-    """Write the history entry and the event of a transfer that was refused, or that failed."""
+    """Write the history entry and the event of a transfer that was refused, or that failed.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        transfer: as it has ended.
+        now_us: when.
+        code: why.
+        message: the sentence that explains it.
+        before: events of the same commit that come first.
+    """
     entries.insert_entries(
         connection,
         {
@@ -43,7 +55,7 @@ def book_rejection(
         },
     )
     rejected = Happening(
-        type=events.EventType.TRANSFER_REJECTED,
+        type=EventType.TRANSFER_REJECTED,
         data=events.TransferRejectedData(
             account_id=transfer.account_id,
             rejection_reason=code.value,
@@ -53,14 +65,14 @@ def book_rejection(
             message=message,
         ),
     )
-    record_events(connection, context, transfer, now_us, rejected)
+    record_events(connection, context, transfer, now_us, *before, rejected)
 
 
 def initiated(transfer: TransferRecord) -> Happening:
     """Return the event that a transfer was sent."""
     assert transfer.tx_signature is not None  # noqa: S101 - it was signed before it was sent
     return Happening(
-        type=events.EventType.TRANSFER_INITIATED,
+        type=EventType.TRANSFER_INITIATED,
         data=events.TransferInitiatedData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
@@ -76,7 +88,7 @@ def settled(transfer: TransferRecord) -> Happening:
     assert transfer.tx_signature is not None  # noqa: S101 - it landed under it
     assert transfer.settled_us is not None  # noqa: S101 - set by the caller
     return Happening(
-        type=events.EventType.TRANSFER_SETTLED,
+        type=EventType.TRANSFER_SETTLED,
         data=events.TransferSettledData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
@@ -90,7 +102,7 @@ def settled(transfer: TransferRecord) -> Happening:
 def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
     """Return the event that a transfer waits for an operator's approval."""
     return Happening(
-        type=events.EventType.ESCALATION_REQUIRED,
+        type=EventType.ESCALATION_REQUIRED,
         data=events.EscalationRequiredData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
@@ -102,8 +114,62 @@ def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
     )
 
 
-def book_settled(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> None:
-    """Write the history of a settled transfer: for its source, and for a recipient of this service."""
+def book_settled(
+    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *, is_initiated: bool
+) -> None:
+    """Write all that a settled transfer changes, on both sides.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        transfer: as it has ended.
+        now_us: when.
+        is_initiated: whether `transfer.initiated` is written already.
+    """
+    balance_micro = _move(connection, transfer)
+    _enter(connection, context, transfer, now_us)
+    outbox = _outbox(connection, context, transfer, now_us)
+    if not is_initiated:
+        outbox.add(initiated(transfer))
+    outbox.add(settled(transfer))
+    outbox.add_drop_of_balance(before_micro=balance_micro + transfer.amount, after_micro=balance_micro)
+    outbox.write()
+
+
+def record_events(
+    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *happenings: Happening
+) -> None:
+    """Write events about a transfer, in order, into the outbox."""
+    outbox = _outbox(connection, context, transfer, now_us)
+    for happening in happenings:
+        outbox.add(happening)
+    outbox.write()
+
+
+def _outbox(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> Outbox:
+    return Outbox(
+        connection,
+        context,
+        operator_id=transfer.operator_id,
+        account_id=transfer.account_id,
+        now_us=now_us,
+    )
+
+
+def _move(connection: Connection, transfer: TransferRecord) -> int:
+    """Change the balances of both sides by the books, and return that of the source."""
+    recipient = transfer.recipient_account_id
+    # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
+    if recipient is not None and recipient < transfer.account_id:
+        accounts.credit(connection, recipient, transfer.amount)
+    balance_micro = accounts.debit(connection, transfer.account_id, transfer.amount)
+    if recipient is not None and recipient > transfer.account_id:
+        accounts.credit(connection, recipient, transfer.amount)
+    return balance_micro
+
+
+def _enter(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> None:
+    """Write the history: an entry for the source, one for a recipient of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,
@@ -135,17 +201,3 @@ def book_settled(connection: Connection, context: Context, transfer: TransferRec
             }
         )
     entries.insert_entries(connection, *rows)
-
-
-def record_events(
-    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *happenings: Happening
-) -> None:
-    """Write events about a transfer, in order, into the outbox."""
-    record(
-        connection,
-        context.identifiers,
-        operator_id=transfer.operator_id,
-        account_id=transfer.account_id,
-        now_us=now_us,
-        happenings=happenings,
-    )

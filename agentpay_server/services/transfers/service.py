@@ -130,7 +130,7 @@ class Transfers:
             self._context, principal, request, view.holder, sight, is_last_look=is_last_look
         )
         try:
-            return await self._database.run(acceptance)
+            transfer = await self._database.run(acceptance)
         except Contended:
             for other in await self._database.read(store.submitted, view.source.account_id):
                 await self._driven(other, deadline, is_new=False)
@@ -140,6 +140,8 @@ class Transfers:
             if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
                 return None
             raise
+        self._context.wakeup.set()
+        return transfer
 
     async def _look(self, request: CreateTransfer, view: _View) -> Sight:
         """Read from the chain what the decision needs.

@@ -60,15 +60,20 @@ class TransferSteps:
     async def sent(self) -> None:
         """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""
         await self._database.run(self._initiate)
+        self._context.wakeup.set()
 
     async def landed(self, signed: SignedTransaction) -> TransferRecord:
         """Book a transfer that is final on chain."""
-        return await self._database.run(self._settle, signed)
+        settled = await self._database.run(self._settle, signed)
+        self._context.wakeup.set()
+        return settled
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
         """Book a transfer that the chain refused (D36)."""
         code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
-        return await self._database.run(self._fail, signed, code, message)
+        failed = await self._database.run(self._fail, signed, code, message)
+        self._context.wakeup.set()
+        return failed
 
     async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[TransferRecord]:
         """Sign again, unless the account is paused by now (D36)."""
@@ -76,7 +81,9 @@ class TransferSteps:
         if blockhash.last_valid_block_height <= signed.last_valid_block_height:
             # Of a node that lags: the height that proved the expiry was already above it.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        return await self._database.run(self._sign_again, signed, blockhash)
+        following = await self._database.run(self._sign_again, signed, blockhash)
+        self._context.wakeup.set()
+        return following
 
     def _initiate(self, connection: Connection) -> None:
         if store.set_initiated(connection, self._transfer.transfer_id):
@@ -97,12 +104,7 @@ class TransferSteps:
         finished = self._finished(connection, end)
         if finished is None:
             return self._current(connection)
-        account_store.land(connection, end.account_id, end.amount)
-        booking.book_settled(connection, self._context, end, now_us)
-        happenings = [booking.settled(end)]
-        if not finished.initiated:
-            happenings.insert(0, booking.initiated(end))
-        booking.record_events(connection, self._context, end, now_us, *happenings)
+        booking.book_settled(connection, self._context, end, now_us, is_initiated=finished.initiated)
         return finished
 
     def _fail(
@@ -120,7 +122,7 @@ class TransferSteps:
         finished = self._finished(connection, end)
         if finished is None:
             return self._current(connection)
-        account_store.land(connection, end.account_id, end.amount)
+        account_store.release(connection, end.account_id, end.amount)
         assert end.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
         spends.insert_release(
             connection,
@@ -129,9 +131,10 @@ class TransferSteps:
             source_id=end.transfer_id,
             amount=end.amount,
         )
-        if not finished.initiated:
-            booking.record_events(connection, self._context, end, now_us, booking.initiated(end))
-        booking.book_rejection(connection, self._context, end, now_us, code=code, message=message)
+        before = () if finished.initiated else (booking.initiated(end),)
+        booking.book_rejection(
+            connection, self._context, end, now_us, code=code, message=message, before=before
+        )
         return finished
 
     def _finished(self, connection: Connection, end: TransferRecord) -> TransferRecord | None:

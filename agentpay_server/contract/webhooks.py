@@ -1,0 +1,255 @@
+"""Webhooks on the console: records, secrets, events and deliveries (decisions, "What stands beside /v1")."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from attrs import field, frozen
+
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.fields import Cursor, query_integer, text, whole_number
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcNumber
+
+DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600
+MAX_OVERLAP_SECONDS: Final = 30 * 24 * 3600
+
+
+class DeliveryStatusFilter(StrEnum):
+    """How far a delivery has come."""
+
+    PENDING = "pending"
+    RETRYING = "retrying"
+    DELIVERED = "delivered"
+    UNDELIVERED = "undelivered"
+
+
+@frozen(kw_only=True)
+class RegisteredWebhook:
+    """A registered endpoint, without its secret (D42).
+
+    Attributes:
+        webhook_id: identifier, `wh_…`.
+        url: where events are posted.
+        events: names of the event types it receives.
+        account_ids: the accounts it hears of; empty is all of the operator.
+        low_balance_threshold_usdc: balance below which `balance.low_threshold` fires, in USDC, or None.
+        created_at: when it was registered, UTC.
+    """
+
+    webhook_id: str
+    url: str
+    events: tuple[str, ...]
+    account_ids: tuple[str, ...]
+    low_balance_threshold_usdc: UsdcNumber | None
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ListWebhooks(Request):
+    """Query of `GET /console/webhooks`."""
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class RotateSecret(Request):
+    """Body of `POST /console/webhooks/{webhook_id}/rotate-secret` (D45).
+
+    Attributes:
+        overlap_seconds: how long both secrets sign, from 0 to 30 days; 0 after a leak.
+    """
+
+    overlap_seconds: Annotated[int, whole_number(minimum=0, maximum=MAX_OVERLAP_SECONDS)] = (
+        DEFAULT_OVERLAP_SECONDS
+    )
+
+
+@frozen(kw_only=True)
+class NewSecret:
+    """A webhook's new secret, which is shown here and never again.
+
+    Attributes:
+        secret: key of the signatures, `whsec_…`; kept out of `repr`.
+    """
+
+    secret: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class RecordedEvent:
+    """An event as it was recorded, which is how it is sent.
+
+    Attributes:
+        id: identifier, `evt_…`.
+        type: name of the event type.
+        created_at: when it happened, UTC.
+        data: what happened, by type.
+    """
+
+    id: str
+    type: str
+    created_at: datetime
+    data: dict[str, Any]
+
+
+@frozen(kw_only=True)
+class ListEvents(Request):
+    """Query of `GET /console/events`.
+
+    Attributes:
+        type: only events of this type.
+        account_id: only events about this account.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    type: Annotated[str, text(maximum=64)] | None = None
+    account_id: Annotated[str, text(maximum=128)] | None = None
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class DeliveryAttempt:
+    """One attempt to deliver.
+
+    Attributes:
+        at: when it began, UTC.
+        status_code: the receiver's HTTP status; None when there was no answer.
+        error: what kept an answer from coming; None when there was one.
+        duration_ms: how long it took, in milliseconds of real time.
+    """
+
+    at: datetime
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+@frozen(kw_only=True)
+class Delivery:
+    """One event on its way to one endpoint (D44).
+
+    Attributes:
+        delivery_id: identifier, `dlv_…`.
+        event_id: the event, `evt_…`.
+        event_type: name of its type.
+        webhook_id: the endpoint, `wh_…`.
+        status: `pending`, `retrying`, `delivered` or `undelivered`.
+        attempts: every attempt that has ended, in order.
+        next_attempt_at: when the next one is due, UTC; None when there is none.
+    """
+
+    delivery_id: str
+    event_id: str
+    event_type: str
+    webhook_id: str
+    status: str
+    attempts: tuple[DeliveryAttempt, ...]
+    next_attempt_at: datetime | None
+
+
+@frozen(kw_only=True)
+class ListDeliveries(Request):
+    """Query of `GET /console/deliveries`.
+
+    Attributes:
+        status: only deliveries that have come this far.
+        event_id: only deliveries of this event.
+        webhook_id: only deliveries to this webhook.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    status: DeliveryStatusFilter | None = None
+    event_id: Annotated[str, text(maximum=128)] | None = None
+    webhook_id: Annotated[str, text(maximum=128)] | None = None
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class ReplayEvent(Request):
+    """Body of `POST /console/events/{event_id}/replay`.
+
+    Attributes:
+        webhook_id: the webhook to send it to; None is every one that asks for such events now.
+    """
+
+    webhook_id: Annotated[str, text(maximum=128)] | None = None
+
+
+LIST_WEBHOOKS: Final = Endpoint(
+    name="console.webhooks.list",
+    method="GET",
+    path="/console/webhooks",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListWebhooks,
+    responses={200: PageBody[RegisteredWebhook]},
+    summary="List the registered webhooks, newest first.",
+)
+DELETE_WEBHOOK: Final = Endpoint(
+    name="console.webhooks.delete",
+    method="DELETE",
+    path="/console/webhooks/{webhook_id}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={204: None},
+    summary="Delete a webhook.",
+)
+ROTATE_SECRET: Final = Endpoint(
+    name="console.webhooks.rotate_secret",
+    method="POST",
+    path="/console/webhooks/{webhook_id}/rotate-secret",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=RotateSecret,
+    is_body_optional=True,
+    responses={200: NewSecret},
+    summary="Give a webhook a new secret, with an overlap.",
+)
+LIST_EVENTS: Final = Endpoint(
+    name="console.events.list",
+    method="GET",
+    path="/console/events",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListEvents,
+    responses={200: PageBody[RecordedEvent]},
+    summary="List the recorded events, newest first.",
+)
+LIST_DELIVERIES: Final = Endpoint(
+    name="console.deliveries.list",
+    method="GET",
+    path="/console/deliveries",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListDeliveries,
+    responses={200: PageBody[Delivery]},
+    summary="List deliveries with every attempt, newest first.",
+)
+REPLAY_EVENT: Final = Endpoint(
+    name="console.events.replay",
+    method="POST",
+    path="/console/events/{event_id}/replay",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=ReplayEvent,
+    is_body_optional=True,
+    responses={202: PageBody[Delivery]},
+    summary="Deliver an event once more.",
+)
+
+WEBHOOK_ENDPOINTS: Final = (
+    LIST_WEBHOOKS,
+    DELETE_WEBHOOK,
+    ROTATE_SECRET,
+    LIST_EVENTS,
+    LIST_DELIVERIES,
+    REPLAY_EVENT,
+)
+"""The operations of the console about webhooks, events and deliveries."""

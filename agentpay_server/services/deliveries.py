@@ -1,0 +1,225 @@
+"""Delivering events: claimed, signed, posted, and booked with what follows (contract, "Delivery"; D44, D45).
+
+A delivery is claimed by a lease that is committed before it is posted, and booked after. Whoever dies in
+between leaves a lease that runs out; the same attempt is then made again, so that an event is received at
+least once and always under the same identifier.
+"""
+
+import time
+
+from agentpay import webhooks as signatures
+from agentpay._version import __version__
+from agentpay.contract import codec, identifiers
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
+from agentpay_server.clock import from_us
+from agentpay_server.contract.webhooks import (
+    Delivery,
+    DeliveryAttempt,
+    ListDeliveries,
+    ListEvents,
+    RecordedEvent,
+    ReplayEvent,
+)
+from agentpay_server.domain.cursors import List
+from agentpay_server.domain.deliveries import LEASE_US, after_attempt
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import invalid, not_found
+from agentpay_server.services import audit
+from agentpay_server.services.context import Context
+from agentpay_server.services.outbox import new_delivery
+from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.webhooks import sealed_secrets
+from agentpay_server.store import deliveries as store
+from agentpay_server.store import events as event_store
+from agentpay_server.store import webhooks as webhook_store
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueDelivery
+
+
+class Deliveries:
+    """Makes attempts, lists what became of them, and replays events."""
+
+    def __init__(self, context: Context, poster: HttpPoster) -> None:
+        self._context = context
+        self._poster = poster
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next attempt is due that nobody is making; None when there is none."""
+        return await self._context.database.read(store.next_due_us, _real_now_us())
+
+    async def claim(self, count: int) -> list[DueDelivery]:
+        """Lease up to `count` deliveries that are due now, the longest due first."""
+        return await self._context.database.run(self._claim, count)
+
+    async def attempt(self, delivery: DueDelivery) -> None:
+        """Make one attempt at a claimed delivery, and book it with what follows."""
+        at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
+        body = delivery.body.encode("utf-8")
+        headers = self._headers(delivery, body, attempt, at_us)
+        answer = await self._poster.post(delivery.url, headers, body)
+        record = AttemptRecord(
+            delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
+        )
+        step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
+        await self._context.database.run(store.finish_attempt, record, step)
+
+    async def free_all(self) -> None:
+        """Void all leases, at the start of the only process there is."""
+        await self._context.database.run(store.free_all)
+
+    async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
+        """Return a page of deliveries with every attempt, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        filters = {
+            name: str(value)
+            for name in ("status", "event_id", "webhook_id")
+            if (value := getattr(query, name)) is not None
+        }
+        listing = List("deliveries", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            _with_attempts, principal.operator_id, before, query.limit + 1, filters
+        )
+        return listing.page(
+            rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
+        )
+
+    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[RecordedEvent]:
+        """Return a page of the operator's events, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("events", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            event_store.page,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            type_=query.type,
+            account_id=query.account_id,
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
+
+    async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
+        """Start new deliveries of an event: the same bytes, the same identifier.
+
+        Raises:
+            Problem: `not_found` of the event; `invalid_request` for an unknown webhook.
+        """
+        rows = await self._context.database.run(self._replay, principal, event_id, request)
+        self._context.wakeup.set()
+        return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
+
+    def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
+        real_now_us = _real_now_us()
+        found = store.due(connection, self._context.clock.now_us(), real_now_us, count)
+        for delivery in found:
+            store.lease(connection, delivery.delivery_id, real_now_us + LEASE_US)
+        return found
+
+    def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
+        secrets = sealed_secrets(delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us)
+        open_secret = self._context.vault.open
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"agentpay-server/{__version__}",
+            "X-Service-Event-Id": delivery.event_id,
+            "X-Service-Delivery-Attempt": str(attempt),
+            SIGNATURE_HEADER: signatures.sign(body, open_secret(secrets.current, delivery.webhook_id)),
+        }
+        if secrets.next is not None:
+            next_secret = open_secret(secrets.next, delivery.webhook_id)
+            headers[NEXT_SIGNATURE_HEADER] = signatures.sign(body, next_secret)
+        return headers
+
+    def _replay(
+        self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent
+    ) -> list[DeliveryRecord]:
+        event = None
+        if identifiers.is_identifier(event_id, identifiers.EVENT):
+            event = event_store.event(connection, event_id)
+        if event is None or event.operator_id != principal.operator_id:
+            raise not_found("event", event_id)
+        if request.webhook_id is None:
+            webhooks = [
+                webhook.webhook_id
+                for webhook in webhook_store.of_operator(connection, principal.operator_id)
+                if webhook.subscription.hears(event.type, event.account_id)
+            ]
+        else:
+            webhooks = [_named_webhook(connection, principal, request.webhook_id)]
+        now_us = self._context.clock.now_us()
+        rows = [
+            new_delivery(
+                delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
+                operator_id=principal.operator_id,
+                event_id=event.event_id,
+                event_type=event.type,
+                webhook_id=webhook_id,
+                now_us=now_us,
+            )
+            for webhook_id in webhooks
+        ]
+        if rows:
+            store.insert_deliveries(connection, rows)
+        audit.record(
+            connection,
+            principal,
+            action="events.replay",
+            subject=event_id,
+            now_us=now_us,
+            after={"webhook_ids": webhooks},
+        )
+        return [DeliveryRecord(seq=0, **row) for row in rows]  # type: ignore[arg-type]
+
+
+def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:
+    record = None
+    if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
+        record = webhook_store.webhook(connection, webhook_id)
+    if record is None or record.operator_id != principal.operator_id:
+        raise invalid(FieldFault(field="webhook_id", message="is not one of your webhooks"))
+    return webhook_id
+
+
+def _with_attempts(
+    connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+    rows = store.page(connection, operator_id, before, count, filters)
+    return [(row, store.attempts(connection, row.delivery_id) if row.attempts else []) for row in rows]
+
+
+def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
+    return Delivery(
+        delivery_id=row.delivery_id,
+        event_id=row.event_id,
+        event_type=row.event_type,
+        webhook_id=row.webhook_id,
+        status=row.status,
+        attempts=tuple(
+            DeliveryAttempt(
+                at=from_us(attempt.at_us),
+                status_code=attempt.status_code,
+                error=attempt.error,
+                duration_ms=attempt.duration_ms,
+            )
+            for attempt in attempts
+        ),
+        next_attempt_at=None if row.due_us is None else from_us(row.due_us),
+    )
+
+
+def _event(body: str) -> RecordedEvent:
+    return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
+
+
+def _real_now_us() -> int:
+    """Return real time, for leases: they must run out even where the server's clock stands still."""
+    return time.time_ns() // 1_000

@@ -1,0 +1,128 @@
+"""Posting an event to an endpoint: one request, one answer or none, and where it may go (D44, D46).
+
+One httpx client is shared by all deliveries. Redirects are not followed. Where money is real the address that
+a name resolves to is checked, and then that very address is connected to, so that resolving it a second time
+cannot lead elsewhere.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+from attrs import frozen
+
+from agentpay_server.domain.addresses import is_public
+from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
+
+_ANSWER_MAX_BYTES: Final = 64 * 1024
+_CONNECTIONS: Final = 64
+
+
+@frozen(kw_only=True)
+class Answer:
+    """What came of a post.
+
+    Attributes:
+        status_code: the HTTP status; None when there was no answer.
+        error: what kept an answer from coming; None when there was one.
+        duration_ms: how long it took.
+    """
+
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+class HttpPoster:
+    """Posts over HTTP.
+
+    Args:
+        public_only: whether only https to public addresses is allowed.
+        mounts: transports for receivers within the process, by URL prefix.
+    """
+
+    def __init__(
+        self, *, public_only: bool, mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None
+    ) -> None:
+        self._public_only = public_only
+        self._mounts = dict(mounts or {})
+        self._client: httpx.AsyncClient | None = None
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Post `body` and return what came of it; nothing is raised for what a receiver does."""
+        started = time.monotonic()
+        status_code, error = None, None
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                status_code = await self._exchange(url, headers, body)
+        except TimeoutError:
+            error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
+        except _ForbiddenAddressError as refusal:
+            error = str(refusal)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
+            # The kind alone: the text may hold addresses of the operator's network.
+            error = f"no answer: {type(failure).__name__}"
+        return Answer(
+            status_code=status_code, error=error, duration_ms=int((time.monotonic() - started) * 1000)
+        )
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _exchange(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        client = self._client
+        if client is None:
+            client = self._client = self._make_client()
+        request = client.build_request("POST", url, headers=headers, content=body)
+        if self._public_only:
+            await _pin(request)
+        answer = await client.send(request, stream=True)
+        try:
+            read = 0
+            # Read, so that the connection can be used again, but not without end, and never shown.
+            async for chunk in answer.aiter_raw():
+                read += len(chunk)
+                if read > _ANSWER_MAX_BYTES:
+                    break
+        finally:
+            await answer.aclose()
+        return answer.status_code
+
+    def _make_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            follow_redirects=False,
+            trust_env=False,
+            timeout=TIMEOUT_SECONDS,
+            limits=httpx.Limits(max_connections=_CONNECTIONS),
+            mounts=self._mounts,
+        )
+
+
+class _ForbiddenAddressError(Exception):
+    """The endpoint is not where an event may be posted to."""
+
+
+async def _pin(request: httpx.Request) -> None:
+    """Resolve the host of `request`, check every address, and direct the request to one of those.
+
+    Raises:
+        _ForbiddenAddressError: an address is not public, or the scheme is not https.
+        OSError: the name does not resolve.
+    """
+    url = request.url
+    if url.scheme != "https":
+        raise _ForbiddenAddressError("refused: the endpoint is not https")
+    found = await asyncio.get_running_loop().getaddrinfo(
+        url.host, url.port or 443, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+    )
+    addresses = [str(entry[4][0]) for entry in found]
+    if not addresses or not all(is_public(address) for address in addresses):
+        raise _ForbiddenAddressError("refused: the endpoint's name leads to an address that is not public")
+    # The certificate is still that of the name: both the Host header and TLS keep it.
+    request.extensions = {**request.extensions, "sni_hostname": url.host}
+    request.url = url.copy_with(host=addresses[0])

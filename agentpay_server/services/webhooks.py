@@ -1,0 +1,237 @@
+"""Webhooks: registered, listed, deleted, and given new secrets (contract, "Webhook"; D41, D42, D45, D46)."""
+
+import json
+from collections.abc import Sequence
+
+from attrs import field, frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.contract.webhooks import (
+    ListWebhooks,
+    NewSecret,
+    RegisteredWebhook,
+    RotateSecret,
+)
+from agentpay_server.domain.addresses import check_webhook_url
+from agentpay_server.domain.api_keys import base62
+from agentpay_server.domain.cursors import List
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import invalid, not_found
+from agentpay_server.services import audit
+from agentpay_server.services.context import Context
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import deliveries as delivery_store
+from agentpay_server.store import webhooks as store
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.webhooks import WebhookRecord
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
+
+
+@frozen(kw_only=True)
+class Secrets:
+    """What signs a delivery now.
+
+    Attributes:
+        current: signs the contract's header.
+        next: signs the second header while a rotation overlaps; None otherwise.
+    """
+
+    current: bytes = field(repr=False)
+    next: bytes | None = field(repr=False)
+
+
+def sealed_secrets(
+    secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
+) -> Secrets:
+    """Return which sealed secrets sign at `now_us` (D45): the next one takes over when the overlap ends."""
+    if next_secret is None or next_secret_us is None:
+        return Secrets(current=secret, next=None)
+    if next_secret_us <= now_us:
+        return Secrets(current=next_secret, next=None)
+    return Secrets(current=secret, next=next_secret)
+
+
+class Webhooks:
+    """Registers and manages webhooks."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
+        """Register an endpoint; its secret is shown here and never again (contract, "POST /v1/webhooks").
+
+        Raises:
+            Problem: `invalid_request`, for a URL that events may not be posted to or an unknown account.
+        """
+        principal.require_operator("POST /v1/webhooks")
+        faults = []
+        try:
+            check_webhook_url(request.url, https_only=not self._context.chain.is_test_chain)
+        except ValueError as error:
+            faults.append(FieldFault(field="url", message=str(error)))
+        if not request.events:
+            faults.append(FieldFault(field="events", message="must name at least one event type"))
+        return await self._context.database.run(self._insert, principal, request, faults)
+
+    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[RegisteredWebhook]:
+        """Return a page of the operator's webhooks, newest first, without their secrets.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("webhooks", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
+
+    async def delete(self, principal: Principal, webhook_id: str) -> None:
+        """Delete a webhook; what is still to be delivered to it is given up.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        await self._context.database.run(self._delete, principal, webhook_id)
+
+    async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
+        """Make a new secret; both sign while the rotation overlaps (D45).
+
+        A rotation during the overlap of another ends that one: its new secret becomes the current one.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        return await self._context.database.run(self._rotate, principal, webhook_id, request)
+
+    def _insert(
+        self,
+        connection: Connection,
+        principal: Principal,
+        request: CreateWebhook,
+        faults: Sequence[FieldFault],
+    ) -> Webhook:
+        faults = [*faults, *_account_faults(connection, principal, request.account_ids)]
+        if faults:
+            raise invalid(*faults)
+        context, now_us = self._context, self._context.clock.now_us()
+        webhook_id, secret = context.identifiers.new(identifiers.WEBHOOK), self._new_secret()
+        threshold = request.low_balance_threshold_usdc
+        webhook = Webhook(
+            webhook_id=webhook_id,
+            url=request.url,
+            # As asked for, each once.
+            events=tuple(dict.fromkeys(request.events)),
+            account_ids=tuple(dict.fromkeys(request.account_ids)),
+            low_balance_threshold_usdc=threshold,
+            secret=secret,
+            created_at=from_us(now_us),
+        )
+        store.insert_webhook(
+            connection,
+            webhook_id=webhook_id,
+            operator_id=principal.operator_id,
+            url=webhook.url,
+            events=json.dumps(webhook.events),
+            account_ids=json.dumps(webhook.account_ids),
+            low_balance_threshold=None if threshold is None else to_micro(threshold),
+            secret=context.vault.seal(secret, webhook_id),
+            created_us=now_us,
+        )
+        after = {"url": webhook.url, "events": webhook.events, "account_ids": webhook.account_ids}
+        audit.record(
+            connection, principal, action="webhooks.create", subject=webhook_id, now_us=now_us, after=after
+        )
+        return webhook
+
+    def _delete(self, connection: Connection, principal: Principal, webhook_id: str) -> None:
+        record = own_webhook(connection, principal, webhook_id)
+        now_us = self._context.clock.now_us()
+        store.delete(connection, webhook_id, now_us)
+        delivery_store.abandon(connection, webhook_id)
+        audit.record(
+            connection,
+            principal,
+            action="webhooks.delete",
+            subject=webhook_id,
+            now_us=now_us,
+            before={"url": record.url},
+        )
+
+    def _rotate(
+        self, connection: Connection, principal: Principal, webhook_id: str, request: RotateSecret
+    ) -> NewSecret:
+        record = own_webhook(connection, principal, webhook_id, lock=True)
+        vault, now_us = self._context.vault, self._context.clock.now_us()
+        secret = self._new_secret()
+        sealed = vault.seal(secret, webhook_id)
+        newest = record.secret if record.next_secret is None else record.next_secret
+        overlap_us = request.overlap_seconds * SECOND_US
+        if overlap_us:
+            store.set_secrets(
+                connection,
+                webhook_id,
+                secret=newest,
+                next_secret=sealed,
+                next_secret_us=now_us + overlap_us,
+            )
+        else:
+            store.set_secrets(connection, webhook_id, secret=sealed, next_secret=None, next_secret_us=None)
+        audit.record(
+            connection,
+            principal,
+            action="webhooks.rotate_secret",
+            subject=webhook_id,
+            now_us=now_us,
+            after={"overlap_seconds": request.overlap_seconds},
+        )
+        return NewSecret(secret=secret)
+
+    def _new_secret(self) -> str:
+        return SECRET_PREFIX + base62(int.from_bytes(self._context.randomness.randbytes(32), "big"), 43)
+
+
+def own_webhook(
+    connection: Connection, principal: Principal, webhook_id: str, *, lock: bool = False
+) -> WebhookRecord:
+    """Return a webhook of the principal's operator.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
+        record = store.webhook(connection, webhook_id, lock=lock)
+    if record is None or record.operator_id != principal.operator_id:
+        raise not_found("webhook", webhook_id)
+    return record
+
+
+def _account_faults(
+    connection: Connection, principal: Principal, account_ids: tuple[str, ...]
+) -> list[FieldFault]:
+    faults = []
+    for place, account_id in enumerate(account_ids):
+        record = None
+        if identifiers.is_identifier(account_id, identifiers.ACCOUNT):
+            record = account_store.account(connection, account_id)
+        if record is None or record.operator_id != principal.operator_id:
+            faults.append(FieldFault(field=f"account_ids[{place}]", message="is not one of your accounts"))
+    return faults
+
+
+def _registered(row: WebhookRecord) -> RegisteredWebhook:
+    subscription = row.subscription
+    threshold = subscription.low_balance_micro
+    return RegisteredWebhook(
+        webhook_id=row.webhook_id,
+        url=row.url,
+        events=tuple(subscription.events),
+        account_ids=tuple(subscription.account_ids),
+        low_balance_threshold_usdc=None if threshold is None else from_micro(threshold),
+        created_at=from_us(row.created_us),
+    )
