@@ -1,7 +1,8 @@
 """Spend USDC from software agents under rules: the client of the agent payment account service.
 
-`AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise. Names are loaded when
-first used, so that a part of the package costs nothing to those who use another.
+`AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise, `agentpay.webhooks`
+verifies what the service delivers. Names are loaded when first used, so that a part of the package costs
+nothing to those who use another.
 """
 
 from importlib import import_module
@@ -11,6 +12,7 @@ from agentpay._version import __version__
 
 if TYPE_CHECKING:
     from agentpay import errors as errors
+    from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
     from agentpay._sync.client import AgentPay
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
         TransferOutcomeUnknownError,
         TransferRejectedError,
         WaitTimeoutError,
+        WebhookError,
+        WebhookPayloadError,
+        WebhookSignatureError,
     )
 
 __all__ = [
@@ -99,6 +104,9 @@ __all__ = [
     "TransferStatus",
     "WaitTimeoutError",
     "Webhook",
+    "WebhookError",
+    "WebhookPayloadError",
+    "WebhookSignatureError",
     "__version__",
 ]
 
@@ -125,8 +133,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "errors":
-        return import_module("agentpay.errors")
+    if name in ("errors", "webhooks"):
+        return import_module(f"agentpay.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)

@@ -8,6 +8,9 @@
       + DecodingError                       an answer came that is not what the contract says
       + TransferOutcomeUnknownError         the transfer may or may not have been made
       + WaitTimeoutError                    the transfer was not final in time
+      + WebhookError                        a delivery to a webhook is not to be processed
+      |   - WebhookSignatureError           it is not proven to come from the service
+      |   - WebhookPayloadError             it comes from the service and is not an event
       + APIError                            the service answered with an error
           - InvalidRequestError             400, and 405, 413, 415
           - AuthenticationError             401
@@ -64,6 +67,9 @@ __all__ = [
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
     "WaitTimeoutError",
+    "WebhookError",
+    "WebhookPayloadError",
+    "WebhookSignatureError",
 ]
 
 
@@ -163,6 +169,29 @@ class WaitTimeoutError(AgentPayError):
         )
         self.transfer_id = transfer.transfer_id
         self.transfer = transfer
+
+
+class WebhookError(AgentPayError):
+    """A delivery to a webhook is not to be processed: answer with an error status and do nothing else."""
+
+
+class WebhookSignatureError(WebhookError):
+    """The delivery is not proven to come from the service, or not now: answer 401 and process nothing.
+
+    The message says whether the signature is missing, malformed, of something else, or too old.
+    """
+
+
+class WebhookPayloadError(WebhookError):
+    """The delivery is signed by the service and is not an event that this version can read: answer 400.
+
+    Attributes:
+        details: what is wrong with it, field by field.
+    """
+
+    def __init__(self, message: str, *, details: tuple[FieldFault, ...] = ()) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class APIError(AgentPayError):

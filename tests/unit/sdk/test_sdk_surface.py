@@ -20,7 +20,8 @@ PUBLIC = """
     InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
     PreconditionFailedError RateLimitedError ServerError Transaction TransactionStatus
     TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
-    TransferStatus UNSET WaitTimeoutError Webhook __version__
+    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
+    WebhookSignatureError __version__
 """
 
 METHODS = {

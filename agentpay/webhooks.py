@@ -1,0 +1,398 @@
+"""Deliveries of the service: signing, verifying and reading them (contract, "Authentication", 5; "Events").
+
+`unwrap` is all that a receiver needs: it takes the raw body and the headers, and gives the event or one of
+two errors, `WebhookSignatureError` and `WebhookPayloadError`, whatever the bytes are. Nothing here does I/O
+or knows an HTTP library; `agentpay.integrations` puts it behind a route. The codec is loaded by the first
+`unwrap`, so that it costs nothing to who only signs or verifies.
+"""
+
+import hmac
+from binascii import unhexlify
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, Final, NoReturn, Protocol
+
+from agentpay.contract.event_types import EventType
+from agentpay.contract.events import (
+    EVENT_CLASSES,
+    BalanceLowThreshold,
+    BalanceLowThresholdData,
+    EscalationRequired,
+    EscalationRequiredData,
+    Event,
+    SessionCapReached,
+    SessionCapReachedData,
+    SessionCapWarning,
+    SessionCapWarningData,
+    SessionOpened,
+    SessionOpenedData,
+    SessionSettled,
+    SessionSettledData,
+    TransferInitiated,
+    TransferInitiatedData,
+    TransferRejected,
+    TransferRejectedData,
+    TransferSettled,
+    TransferSettledData,
+    UnknownEvent,
+)
+from agentpay.errors import ConfigurationError, WebhookError, WebhookPayloadError, WebhookSignatureError
+
+__all__ = [
+    "EVENT_CLASSES",
+    "NEXT_SIGNATURE_HEADER",
+    "RETRY_SCHEDULE",
+    "SIGNATURE_HEADER",
+    "BalanceLowThreshold",
+    "BalanceLowThresholdData",
+    "EscalationRequired",
+    "EscalationRequiredData",
+    "Event",
+    "EventType",
+    "Headers",
+    "Secret",
+    "SessionCapReached",
+    "SessionCapReachedData",
+    "SessionCapWarning",
+    "SessionCapWarningData",
+    "SessionOpened",
+    "SessionOpenedData",
+    "SessionSettled",
+    "SessionSettledData",
+    "TransferInitiated",
+    "TransferInitiatedData",
+    "TransferRejected",
+    "TransferRejectedData",
+    "TransferSettled",
+    "TransferSettledData",
+    "UnknownEvent",
+    "WebhookError",
+    "WebhookPayloadError",
+    "WebhookSecrets",
+    "WebhookSignatureError",
+    "check_tolerance",
+    "preload",
+    "sign",
+    "unwrap",
+    "verify",
+]
+
+SIGNATURE_HEADER: Final = "X-Service-Signature"
+"""Hex HMAC-SHA256 of the raw body; while a secret is being rotated, under the old one (D45)."""
+
+NEXT_SIGNATURE_HEADER: Final = "X-Service-Signature-Next"
+"""While a secret is being rotated, the same under the new one (D45)."""
+
+RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
+"""From the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (contract, "Delivery")."""
+
+_HEADERS: Final = {"x-service-signature": SIGNATURE_HEADER, "x-service-signature-next": NEXT_SIGNATURE_HEADER}
+_SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
+_NAME_LENGTHS: Final = frozenset(len(prefix) + len(name) for name in _HEADERS for prefix in ("", "HTTP_"))
+
+
+class _HasItems(Protocol):
+    """What headers are where they are no `Mapping`: those of Werkzeug, of `http.server`, of `email`."""
+
+    def items(self) -> Iterable[tuple[Any, Any]]: ...
+
+
+Headers = Mapping[str, Any] | Mapping[bytes, Any] | _HasItems | Iterable[tuple[str | bytes, Any]]
+"""Headers of any framework: a mapping, or pairs; names in any case, or as WSGI writes them (`HTTP_X_…`)."""
+
+
+class WebhookSecrets:
+    """The secrets of a webhook, shown to nobody: several while one is being rotated.
+
+    Made once where deliveries are many; every function here takes it in place of the plain secret.
+
+    Args:
+        secret: the `secret` that registering the webhook returned, or a list of them.
+    """
+
+    __slots__ = ("_fault", "_keys")
+
+    def __init__(self, secret: "Secret") -> None:
+        # Nothing is raised from here: the traceback would hold what was passed.
+        self._fault: str | None = None
+        if isinstance(secret, str):
+            self._keys: tuple[bytes, ...] = (self._key(secret),)
+        elif isinstance(secret, bytes):
+            self._keys = (self._key(secret),)
+        elif isinstance(secret, list | tuple) and secret:
+            self._keys = tuple(self._key(item) for item in secret)
+        else:
+            self._keys, self._fault = (), "no webhook secret: pass the one that webhooks.create returned"
+
+    def _key(self, secret: object) -> bytes:
+        if isinstance(secret, str) and secret:
+            if secret != secret.strip():
+                self._fault = "a webhook secret begins or ends with white space: strip the line end"
+                return b""
+            try:
+                return secret.encode("utf-8")
+            except UnicodeEncodeError:
+                pass
+        elif isinstance(secret, bytes) and secret:
+            return secret
+        self._fault = (
+            "a webhook secret is empty or no text: pass the one that webhooks.create returned, and check "
+            "where it is kept"
+        )
+        return b""
+
+    def check(self) -> tuple[bytes, ...]:
+        """Return the keys.
+
+        Raises:
+            ConfigurationError: no secret, or one that cannot be meant; an empty one never verifies.
+        """
+        if self._fault is not None:
+            raise ConfigurationError(self._fault)
+        return self._keys
+
+    def authenticate(self, payload: bytes | str, signature: "str | bytes | Headers | None") -> bytes:
+        """Return the bytes of `payload`, proven to come from the service; raises what `verify` does."""
+        if self._fault is not None:
+            self.check()
+        body = _raw(payload)
+        offered = _offered(signature)
+        if not _matches(body, offered, self._keys):
+            raise WebhookSignatureError(_advice(offered))
+        return body
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("webhook secrets are not pickled: make them anew where they are needed")
+
+
+Secret = str | bytes | Sequence[str | bytes] | WebhookSecrets
+"""The secret of a webhook; a list where it is being rotated and deliveries under either are genuine."""
+
+
+def _hidden(secret: Secret) -> WebhookSecrets:
+    return secret if isinstance(secret, WebhookSecrets) else WebhookSecrets(secret)
+
+
+def sign(payload: bytes, secret: str | bytes | WebhookSecrets) -> str:
+    """Return the signature of `payload`: 64 hex digits (contract, "Authentication", 5).
+
+    Args:
+        payload: the raw body.
+        secret: the one secret to sign with.
+
+    Raises:
+        ConfigurationError: no secret.
+        TypeError: `payload` is not bytes.
+        ValueError: several secrets.
+    """
+    secret = _hidden(secret)
+    if len(secret.check()) != 1:
+        raise ValueError("a signature is made with one secret: pass one")
+    return hmac.digest(secret.check()[0], _raw(payload), "sha256").hex()
+
+
+def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret: Secret) -> None:
+    """Return when `payload` is signed by the service, and raise when it is not.
+
+    Both of the headers that the service signs with during a rotation are looked at, so that a receiver which
+    holds the old secret, the new one or both verifies (D45). Compared in constant time.
+
+    Args:
+        payload: the raw body, as received. Text is taken as its UTF-8, for hosts that hand over no bytes.
+        signature: the headers of the request, or the value of one signature header.
+        secret: the webhook's secret, or a list of those that are valid.
+
+    Raises:
+        WebhookSignatureError: the signature is missing, malformed, ambiguous or that of something else.
+        ConfigurationError: no secret, or an empty one.
+        TypeError: `payload` or `signature` is of a type that neither can have, such as parsed JSON.
+    """
+    secret = _hidden(secret)
+    secret.authenticate(payload, signature)
+
+
+def unwrap(
+    payload: bytes | str,
+    signature_or_headers: str | bytes | Headers | None,
+    secret: Secret,
+    *,
+    tolerance: timedelta | float | None = None,
+    now: datetime | None = None,
+) -> Event:
+    """Return the event of a delivery, once its signature is verified.
+
+    The event is of the class of its type, for `match event: case TransferSettled(data=data)`; one of a type
+    that this version does not know is an `UnknownEvent` with its raw data. Delivery is at least once:
+    de-duplicate by `event.id`.
+
+    Args:
+        payload: the raw body, as received. Text is taken as its UTF-8, for hosts that hand over no bytes.
+        signature_or_headers: the headers of the request, or the value of one signature header.
+        secret: the webhook's secret, or a list of those that are valid.
+        tolerance: how far `created_at` may be from now, as a `timedelta` or in seconds, at least the
+            2 h 35 min 30 s over which the service retries; better some minutes more, since every attempt
+            may take 10 s. None, the default, is any time. An event that is replayed from the dashboard keeps
+            its `created_at`, so that a tolerance refuses it.
+        now: the present time, with a UTC offset; the clock's by default.
+
+    Raises:
+        WebhookSignatureError: the signature is missing, malformed, ambiguous or that of something else, or
+            `created_at` is out of tolerance.
+        WebhookPayloadError: it is signed, and it is no event or one whose data does not fit its type.
+        ConfigurationError: no secret, or an empty one.
+        TypeError: `payload` or `signature_or_headers` is of a type that neither can have.
+        ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
+    """
+    # Rebound at once, here and above, so that no traceback with locals shows it.
+    secret = _hidden(secret)
+    seconds = None if tolerance is None else check_tolerance(tolerance)
+    event = _reader()(secret.authenticate(payload, signature_or_headers))
+    if seconds is not None:
+        _check_age(event, seconds, now)
+    return event
+
+
+@cache
+def _reader() -> Callable[[bytes], Event]:
+    from agentpay._events import read_event  # noqa: PLC0415 - it brings cattrs, see the top
+
+    return read_event
+
+
+def preload() -> None:
+    """Load now what the first `unwrap` would load, where the first delivery should not wait for it."""
+    _reader()
+
+
+def _raw(payload: object) -> bytes:
+    # A snapshot: what is verified is what is read, whoever holds the buffer.
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    if isinstance(payload, str):
+        try:
+            return payload.encode("utf-8")
+        except UnicodeEncodeError:
+            raise WebhookSignatureError(
+                "the payload is text that no UTF-8 body gives: pass the raw bytes of the request"
+            ) from None
+    raise TypeError(
+        f"the payload is the raw body of the request, in bytes, not {type(payload).__name__}: "
+        "JSON that was parsed has lost the bytes that were signed"
+    )
+
+
+def _matches(body: bytes, offered: list[bytes], keys: tuple[bytes, ...]) -> bool:
+    # Every pair is compared, so that the time does not tell which one fits. It is a function of its own so
+    # that no traceback with locals shows a key, or the digest that would have been right.
+    matched = False
+    for key in keys:
+        expected = hmac.digest(key, body, "sha256")
+        for digest in offered:
+            matched |= hmac.compare_digest(expected, digest)
+    return matched
+
+
+def _offered(source: str | bytes | Headers | None) -> list[bytes]:
+    """The digests that come with a delivery, one for each signature header; malformed ones are empty."""
+    if isinstance(source, str | bytes):
+        return [_digest(source)]
+    if source is None:
+        raise WebhookSignatureError(_MISSING)
+    items = getattr(source, "items", None)
+    pairs: Any = items() if callable(items) else source
+    found: dict[str, bytes] = {}
+    try:
+        for name, value in pairs:
+            # Most names are passed over by their length.
+            if len(name) in _NAME_LENGTHS and (header := _SPELLINGS.get(name) or _header(name)):
+                _add(found, header, value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"expected a signature, a mapping of headers or pairs of them, not {type(source).__name__}"
+        ) from None
+    if not found:
+        raise WebhookSignatureError(_MISSING)
+    return list(found.values())
+
+
+_MISSING: Final = (
+    f"no {SIGNATURE_HEADER} header: reject what did not come from the service, and see that no proxy drops it"
+)
+
+
+def _header(name: object) -> str | None:
+    if isinstance(name, bytes):
+        name = name.decode("latin-1")
+    elif not isinstance(name, str):
+        return None
+    return _HEADERS.get(name.lower().replace("_", "-").removeprefix("http-"))
+
+
+def _add(found: dict[str, bytes], header: str, value: object) -> None:
+    values = value if isinstance(value, list) else [value]
+    if header in found or len(values) > 1:
+        raise WebhookSignatureError(
+            f"more than one {header}: the service sends one, so something on the way has changed it"
+        )
+    if values:
+        found[header] = _digest(values[0])
+
+
+def _digest(value: object) -> bytes:
+    """The 32 bytes that 64 hex digits stand for; empty where it is something else, which equals no digest."""
+    if isinstance(value, str | bytes):
+        try:
+            return unhexlify(value.strip())
+        except ValueError:
+            pass
+    return b""
+
+
+def _advice(offered: list[bytes]) -> str:
+    if not any(len(digest) == 32 for digest in offered):
+        return f"{SIGNATURE_HEADER} is not 64 hex digits: reject what did not come from the service"
+    return (
+        "the signature is not of this payload under this secret. If it did come from the service: pass the "
+        "raw body, not JSON printed again, and this webhook's secret, or a list while it is being rotated"
+    )
+
+
+def check_tolerance(tolerance: timedelta | float) -> float:
+    """Return a replay tolerance in seconds.
+
+    Raises:
+        TypeError: neither a `timedelta` nor a number.
+        ValueError: shorter than the service goes on retrying, so that genuine retries would be refused.
+    """
+    if isinstance(tolerance, timedelta):
+        seconds = tolerance.total_seconds()
+    else:
+        try:
+            seconds = float(tolerance)
+        except (TypeError, ValueError):
+            raise TypeError(f"tolerance is a timedelta or seconds, not {type(tolerance).__name__}") from None
+    # Not `<`, which a NaN would pass.
+    if not seconds >= RETRY_SCHEDULE.total_seconds():
+        raise ValueError(
+            "tolerance must be at least 2 h 35 min 30 s: the service retries for that long, and a shorter "
+            "one refuses genuine retries"
+        )
+    return seconds
+
+
+def _check_age(event: Event, tolerance: float, now: datetime | None) -> None:
+    moment = datetime.now(UTC) if now is None else now
+    if moment.tzinfo is None:
+        raise ValueError("now must have a UTC offset, such as datetime.now(UTC) has")
+    age = (moment - event.created_at).total_seconds()
+    if abs(age) > tolerance:
+        raise WebhookSignatureError(
+            f"the event was created {abs(age):.0f} s {'ago' if age > 0 else 'ahead'}, beyond the tolerance "
+            f"of {tolerance:.0f} s: check the clock, and whether an old delivery is being replayed"
+        )
