@@ -1,0 +1,47 @@
+"""A receiver of webhooks for Flask: a view that answers while threads of the router run the handlers."""
+
+from collections.abc import Callable
+from typing import cast
+
+from flask import Flask, Response, current_app, request
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.local import LocalProxy
+
+from agentpay.integrations.router import WebhookRouter
+from agentpay.webhooks import Event
+
+__all__ = ["receiver"]
+
+
+def receiver(webhooks: WebhookRouter) -> Callable[[], Response]:
+    """Return the view that receives the deliveries of `webhooks`; handlers have the application context.
+
+    `app.add_url_rule("/webhooks", view_func=receiver(webhooks), methods=["POST"])`. Name an `endpoint` when
+    there are several. Nothing may read the form of the request before, since that consumes the body.
+    """
+
+    def receive() -> Response:
+        request.max_content_length = webhooks.max_body_bytes
+        try:
+            body = request.get_data(cache=False)
+        except RequestEntityTooLarge:
+            return Response(status=413)
+        answer = webhooks.accept(body, request.headers)
+        if isinstance(answer, Event):
+            answer = webhooks.submit(_within(_application(), webhooks), answer)
+        return Response(status=answer)
+
+    return receive
+
+
+def _application() -> Flask:
+    # The application itself, which a thread can use; `current_app` is bound to this request.
+    return cast("LocalProxy[Flask]", current_app)._get_current_object()  # noqa: SLF001 - as Flask documents
+
+
+def _within(application: Flask, webhooks: WebhookRouter) -> Callable[[Event], None]:
+    def process(event: Event) -> None:
+        with application.app_context():
+            webhooks.process(event)
+
+    return process

@@ -1,0 +1,284 @@
+"""From a delivery to its handlers, for any framework: what to answer, what to run, and what failing means.
+
+A receiver asks `accept` what a delivery is, answers at once, and has `process` or `process_async` run the
+handlers afterwards (contract, "Delivery", 2). The rules of processing are one generator, `_flow`, which does
+no I/O and is served by two short drivers. Reading requests is the business of the modules beside this one.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from threading import Lock
+from typing import Any, Final, TypeVar, overload
+
+from agentpay.errors import WebhookPayloadError, WebhookSignatureError
+from agentpay.integrations.seen import MemorySeenEvents, SeenEvents
+from agentpay.webhooks import (
+    EVENT_CLASSES,
+    Event,
+    Headers,
+    Secret,
+    WebhookSecrets,
+    check_tolerance,
+    preload,
+    unwrap,
+)
+
+DEFAULT_MAX_BODY_BYTES: Final = 1024 * 1024
+"""Far above any event; a body of more is answered with 413 without being read to its end."""
+
+DEFAULT_MAX_PENDING: Final = 1000
+"""Events that wait for a thread or hold one; beyond, 503 lets the service deliver again later."""
+
+_THREADS: Final = 4
+
+E = TypeVar("E", bound=Event)
+Handler = Callable[[E], object]
+_Step = tuple[Callable[[Any], object], str | Event]
+
+logger = logging.getLogger("agentpay.webhooks")
+
+
+class WebhookRouter:
+    """Verifies deliveries and hands their events to handlers, each event once.
+
+    An event is answered with 200 before its handlers run, so the service does not deliver it again when one
+    of them fails. It is then logged and its claim released: replay the event from the dashboard, and the
+    handlers run again, all of them. A process that dies between answer and handler loses the event in the
+    same way. Where that must not be, let the handler do no more than store the event, or take `unwrap` and
+    answer once the work is done.
+
+    Args:
+        secret: the webhook's secret, or a list of those that are valid while it is being rotated.
+        seen: remembers the events that were handled; in this process by default.
+        tolerance: how far `created_at` may be from now; see `agentpay.webhooks.unwrap`.
+        executor: runs handlers where the framework is not asynchronous; four threads by default.
+        max_body_bytes: larger bodies are answered with 413.
+        max_pending: how many events may wait in the executor or run there; beyond, 503.
+
+    Raises:
+        ConfigurationError: no secret, or an empty one.
+        ValueError: `tolerance` is shorter than the service retries for.
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: Secret,
+        seen: SeenEvents | None = None,
+        tolerance: timedelta | float | None = None,
+        executor: Executor | None = None,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        max_pending: int = DEFAULT_MAX_PENDING,
+    ) -> None:
+        secret = secret if isinstance(secret, WebhookSecrets) else WebhookSecrets(secret)
+        secret.check()
+        self.max_body_bytes = max_body_bytes
+        self._secret = secret
+        self._seen: SeenEvents = MemorySeenEvents() if seen is None else seen
+        self._tolerance = None if tolerance is None else check_tolerance(tolerance)
+        self._handlers: list[tuple[type[Event], Callable[[Any], object]]] = []
+        self._executor = executor
+        self._own_executor: ThreadPoolExecutor | None = None
+        self._max_pending = max_pending
+        self._pending = 0
+        self._closed = False
+        self._lock = Lock()
+        # At the start of the application rather than within the first delivery.
+        preload()
+
+    @overload
+    def on(self, kind: type[E]) -> Callable[[Handler[E]], Handler[E]]: ...
+
+    @overload
+    def on(self, kind: str) -> Callable[[Handler[Any]], Handler[Any]]: ...
+
+    def on(self, kind: type[Event] | str) -> Callable[[Handler[Any]], Handler[Any]]:
+        """Register a handler, as a decorator; sync or async, called with the event.
+
+        Args:
+            kind: a class of events or the name of a type, such as `transfer.settled`. `Event` is all events,
+                `UnknownEvent` those of types that this version does not know.
+
+        Raises:
+            ValueError: no type has this name, so that the handler would never run.
+            TypeError: not a class of events.
+        """
+        chosen = _class_of(kind)
+
+        def register(handler: Handler[Any]) -> Handler[Any]:
+            self._handlers.append((chosen, handler))
+            return handler
+
+        return register
+
+    def accept(self, payload: bytes, headers: Headers) -> Event | HTTPStatus:
+        """Return the event of a delivery, to be answered with 200, or the status that refuses it.
+
+        Args:
+            payload: the raw body.
+            headers: the headers of the request.
+
+        Returns:
+            The event; 401 when it is not proven to come from the service; 400 when it is no event.
+        """
+        try:
+            return unwrap(payload, headers, self._secret, tolerance=self._tolerance)
+        except WebhookSignatureError as error:
+            logger.warning("a delivery was refused with 401: %s", error)
+            return HTTPStatus.UNAUTHORIZED
+        except WebhookPayloadError as error:
+            logger.warning("a delivery was refused with 400: %s", error)
+            return HTTPStatus.BAD_REQUEST
+
+    def process(self, event: Event) -> None:
+        """Run the handlers of an event here and now; async ones in an event loop of their own.
+
+        Raises nothing that a handler raises: that is logged.
+        """
+        with closing(self._flow(event)) as flow:
+            step = next(flow, None)
+            while step is not None:
+                function, argument = step
+                try:
+                    result = function(argument)
+                    if inspect.isawaitable(result):
+                        result = asyncio.run(_finished(result))
+                except Exception as error:  # noqa: BLE001 - the flow decides what it means, and logs it
+                    step = _after(flow.throw, error)
+                else:
+                    step = _after(flow.send, result)
+
+    async def process_async(
+        self, event: Event, in_thread: Callable[[Callable[[], object]], Awaitable[object]]
+    ) -> None:
+        """Run the handlers of an event: async ones on this event loop, the others by `in_thread`.
+
+        Raises nothing that a handler raises: that is logged.
+
+        Args:
+            event: the event.
+            in_thread: awaits a function that may block.
+        """
+        with closing(self._flow(event)) as flow:
+            step = next(flow, None)
+            while step is not None:
+                function, argument = step
+                try:
+                    if inspect.iscoroutinefunction(function):
+                        result = await function(argument)
+                    else:
+                        result = await in_thread(partial(function, argument))
+                        if inspect.isawaitable(result):
+                            result = await result
+                except Exception as error:  # noqa: BLE001 - the flow decides what it means, and logs it
+                    step = _after(flow.throw, error)
+                else:
+                    step = _after(flow.send, result)
+
+    def _flow(self, event: Event) -> Generator[_Step, object, None]:
+        """What is done with an event: yields calls, is sent their results and thrown their errors."""
+        handlers = [handler for kind, handler in self._handlers if isinstance(event, kind)]
+        if not handlers:
+            return
+        settled = False
+        try:
+            try:
+                claimed = yield self._seen.add, event.id
+            except Exception:
+                # Twice is what delivery promises anyway; not at all is what nobody may cause.
+                logger.exception("cannot tell whether event %r was handled before: handling it", event.id)
+                claimed = True
+            failed = False
+            if not claimed:
+                logger.info("event %r was handled before", event.id)
+            for handler in handlers if claimed else ():
+                try:
+                    yield handler, event
+                except Exception:
+                    failed = True
+                    name = getattr(handler, "__qualname__", type(handler).__name__)
+                    logger.exception("handler %s failed on event %r (%r)", name, event.id, event.type)
+            if failed:
+                yield self._release, event.id
+            settled = True
+        finally:
+            # A driver that is cancelled closes the flow instead of going on.
+            if not settled:
+                self._release(event.id)
+
+    def _release(self, event_id: str) -> None:
+        try:
+            self._seen.discard(event_id)
+        except Exception:
+            logger.exception("event %r remains marked as handled, though it was not", event_id)
+
+    def submit(self, function: Callable[[Event], None], event: Event) -> HTTPStatus:
+        """Have a thread call `function` with `event` and return at once, with what to answer.
+
+        Returns:
+            200, or 503 when too many events wait or the router is closed: the service delivers again later.
+        """
+        with self._lock:
+            if self._closed or self._pending >= self._max_pending:
+                return HTTPStatus.SERVICE_UNAVAILABLE
+            executor = self._executor or self._own()
+            self._pending += 1
+        try:
+            future = executor.submit(function, event)
+        except RuntimeError:  # It was shut down, or the interpreter is shutting down.
+            with self._lock:
+                self._pending -= 1
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        future.add_done_callback(self._finish)
+        return HTTPStatus.OK
+
+    def _own(self) -> ThreadPoolExecutor:
+        # Made by the first event, since threads do not survive the fork of a server's workers.
+        if self._own_executor is None:
+            self._own_executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="agentpay-webhooks")
+        return self._own_executor
+
+    def _finish(self, future: Future[None]) -> None:
+        with self._lock:
+            self._pending -= 1
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.error("an event could not be processed", exc_info=error)
+
+    def close(self) -> None:
+        """Wait for the handlers that run in own threads; deliveries after this are answered with 503."""
+        with self._lock:
+            self._closed = True
+            executor, self._own_executor = self._own_executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+
+def _class_of(kind: object) -> type[Event]:
+    if isinstance(kind, type) and issubclass(kind, Event):
+        return kind
+    if not isinstance(kind, str):
+        raise TypeError("on() takes a class of events or a type's name: @webhooks.on(TransferSettled)")
+    if kind not in EVENT_CLASSES:
+        raise ValueError(
+            f"no event type is named {kind!r}: there are {', '.join(EVENT_CLASSES)}. For types newer than this "
+            "version use on(UnknownEvent)"
+        )
+    return EVENT_CLASSES[kind]
+
+
+def _after(resume: Callable[[Any], _Step], value: object) -> _Step | None:
+    try:
+        return resume(value)
+    except StopIteration:
+        return None
+
+
+async def _finished(result: Awaitable[object]) -> object:
+    return await result

@@ -1,0 +1,47 @@
+"""A receiver of webhooks for Starlette and FastAPI: an endpoint that answers, then runs the handlers."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from agentpay.integrations.router import WebhookRouter
+from agentpay.webhooks import Event
+
+__all__ = ["receiver"]
+
+
+def receiver(webhooks: WebhookRouter) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that receives the deliveries of `webhooks`.
+
+    Async handlers run on the event loop of the application, the others in its threads, after the answer.
+    In Starlette: `Route("/webhooks", receiver(webhooks), methods=["POST"])`. In FastAPI:
+    `app.add_route("/webhooks", receiver(webhooks), methods=["POST"])`.
+    """
+
+    async def receive(request: Request) -> Response:
+        body = await _body(request, webhooks.max_body_bytes)
+        if isinstance(body, HTTPStatus):
+            return Response(status_code=body)
+        answer = webhooks.accept(body, request.headers)
+        if not isinstance(answer, Event):
+            return Response(status_code=answer)
+        return Response(background=BackgroundTask(webhooks.process_async, answer, run_in_threadpool))
+
+    return receive
+
+
+async def _body(request: Request, max_bytes: int) -> bytes | HTTPStatus:
+    # Counted as it comes: its announced length may be missing.
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    except ClientDisconnect:
+        return HTTPStatus.BAD_REQUEST
+    return bytes(body)
