@@ -1,16 +1,19 @@
 """The one thread that owns a server: its event loop, database connection and chain belong to it.
 
-Everybody else hands it coroutines. A call that would wait for its own thread is refused at once, because it
-would wait for ever.
+Everybody else hands it coroutines. Every call comes to an end: one that would wait for its own thread, or for
+a thread that is stopping, is refused at once, because it would wait for ever.
 """
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+_LAST_CALLS_SECONDS: Final = 5.0
+_CLOSED: Final = "this server is closed; make a new one"
 
 
 class OwnerThread:
@@ -18,6 +21,9 @@ class OwnerThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._calls: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -35,7 +41,8 @@ class OwnerThread:
 
         Raises:
             TimeoutError: `work` took longer than `timeout`.
-            RuntimeError: called on the owner's own thread, which would wait for itself, or after the stop.
+            RuntimeError: called on the owner's own thread, which would wait for itself, or after the stop, or
+                cut off by it.
         """
         if self.is_current:
             work.close()
@@ -46,34 +53,74 @@ class OwnerThread:
         except TimeoutError:
             future.cancel()
             raise
+        except CancelledError:
+            raise RuntimeError(_CLOSED) from None
 
     async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the owner and await its result on whatever loop the caller has.
 
         Raises:
-            RuntimeError: called after the stop.
+            RuntimeError: called after the stop, or cut off by it.
         """
         if self.is_current:
             return await work
-        return await asyncio.wrap_future(self._submit(work))
+        try:
+            return await asyncio.wrap_future(self._submit(work))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._is_open or (caller is not None and caller.cancelling()):
+                raise
+            raise RuntimeError(_CLOSED) from None
 
-    def stop(self) -> None:
-        """Stop the loop and wait for the thread; calling it again does nothing."""
-        if self._loop.is_closed():
+    def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Refuse new calls, let those under way finish, run `last` and end the thread; again does nothing.
+
+        Args:
+            last: what to run when no call is left. Calls that take longer than five seconds are cut off.
+
+        Raises:
+            RuntimeError: called on the owner's own thread, which would wait for itself.
+        """
+        if self.is_current:
+            raise RuntimeError("this call would wait for its own thread: close the server from another")
+        if not self._shut():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        _, late = wait(self._calls.copy(), timeout=_LAST_CALLS_SECONDS)
+        for call in late:
+            call.cancel()
+        try:
+            if last is not None:
+                asyncio.run_coroutine_threadsafe(last(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _shut(self) -> bool:
+        """Refuse calls from now on; False when they were refused already."""
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+        return was_open
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise RuntimeError("this server is closed; make a new one") from None
+        with self._lock:
+            if not self._is_open:
+                work.close()
+                raise RuntimeError(_CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
 
     def _run(self) -> None:
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._cut_off())
             self._loop.close()
+
+    async def _cut_off(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()

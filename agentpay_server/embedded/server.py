@@ -291,13 +291,15 @@ class _World:
         return self.base_url
 
     def close(self) -> None:
-        """Close the port, finish what is under way, stop the thread."""
+        """Finish what is under way, close the port, stop the thread."""
+        self._owner.stop(self._end)
+
+    async def _end(self) -> None:
         try:
             if self._listener is not None:
-                self._owner.call(self._listener.close())
-            self._owner.call(self.runtime.stop())
+                await self._listener.close()
         finally:
-            self._owner.stop()
+            await self.runtime.stop()
 
 
 def _clock(choice: Literal["manual", "system"] | datetime) -> Clock:
