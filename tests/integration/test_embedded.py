@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import pickle
 import threading
 import warnings
@@ -15,9 +16,10 @@ import pytest
 from server_world import START, raw_client
 
 import agentpay
-from agentpay import AgentPay, AsyncAgentPay, AuthenticationError
+from agentpay import AgentPay, APITimeoutError, AsyncAgentPay, AuthenticationError
 from agentpay_server import AgentPayServer
 from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.embedded import owner as owner_module
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
 
@@ -387,3 +389,175 @@ def test_a_request_that_is_cut_off_leaves_the_port_working(server: AgentPayServe
     with raw_client(server) as http:
         assert http.get("/v1/accounts").status_code == 200
     assert httpx.get(f"http://127.0.0.1:{port}/v1/accounts").status_code == 401
+
+
+# --- Closing while others call ----------------------------------------------------------------------------
+
+
+def test_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCaptureFixture):
+    server = AgentPayServer().start()
+    client, ends = server.client(), []
+    begun = threading.Barrier(7)
+
+    def call_until_the_end():
+        begun.wait()
+        try:
+            while client.accounts.list().data is not None:
+                pass
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    callers = [threading.Thread(target=call_until_the_end, daemon=True) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    begun.wait()
+    client.accounts.create(name="a")
+    server.close()
+    for caller in callers:
+        caller.join(10)
+
+    assert ends == ["this server is closed; make a new one"] * 6
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.anyio
+async def test_async_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCaptureFixture):
+    server = AgentPayServer().start()
+    client, ends = server.async_client(), []
+
+    async def call_until_the_end():
+        try:
+            while await client.accounts.create(name="a"):
+                pass
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    callers = [asyncio.ensure_future(call_until_the_end()) for _ in range(6)]
+    await client.accounts.create(name="b")
+    await asyncio.to_thread(server.close)
+
+    await asyncio.wait_for(asyncio.gather(*callers), 10)
+    assert ends == ["this server is closed; make a new one"] * 6
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_server_is_not_closed_from_inside_itself():
+    with AgentPayServer() as server:
+        owner = server._running._owner
+
+        async def inside():
+            owner.stop()
+
+        with pytest.raises(RuntimeError, match="wait for its own thread"):
+            owner.call(inside())
+        assert server.client().accounts.create(name="a")
+
+
+# --- Slow answers -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPayServer:
+    """A server that never answers the list of accounts."""
+
+    async def never(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server._running.runtime.accounts, "list", never)
+    return server
+
+
+def test_a_call_that_takes_too_long_times_out_and_the_server_goes_on(slow: AgentPayServer):
+    client = slow.client().with_options(timeout=0.02, max_retries=0)
+
+    with pytest.raises(APITimeoutError):
+        client.accounts.list().data  # noqa: B018 - fetching is what takes too long
+    assert slow.client().accounts.create(name="a").name == "a"
+
+
+@pytest.mark.anyio
+async def test_an_async_call_that_takes_too_long_times_out_and_the_server_goes_on(slow: AgentPayServer):
+    client = slow.async_client().with_options(timeout=0.02, max_retries=0)
+
+    with pytest.raises(APITimeoutError):
+        await client.accounts.list()
+    assert (await slow.async_client().accounts.create(name="a")).name == "a"
+
+
+def test_calls_that_never_end_are_cut_off_by_the_close(slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
+    client, ends, under_way = slow.client(), [], threading.Event()
+
+    def call():
+        under_way.set()
+        try:
+            client.accounts.list().data  # noqa: B018 - fetching is what never ends
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    under_way.wait()
+    slow.close()
+    caller.join(10)
+
+    assert ends == ["this server is closed; make a new one"]
+
+
+@pytest.mark.anyio
+async def test_async_calls_that_never_end_are_cut_off_by_the_close(
+    slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
+    call = asyncio.ensure_future(slow.async_client().accounts.list())
+    await asyncio.sleep(0)
+
+    await asyncio.to_thread(slow.close)
+
+    with pytest.raises(RuntimeError, match="this server is closed"):
+        await asyncio.wait_for(call, 10)
+
+
+# --- As an ASGI application -------------------------------------------------------------------------------
+
+
+def asgi(server, scope, *received):
+    """What the application sends for what it receives."""
+    messages, sent = list(received), []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    world = server._running
+    world._owner.call(world._app(scope, receive, send))
+    return sent
+
+
+def test_the_application_takes_part_in_the_start_and_stop_of_an_asgi_server(server: AgentPayServer):
+    sent = asgi(server, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+
+    assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]
+
+
+def test_a_websocket_is_refused(server: AgentPayServer):
+    assert asgi(server, {"type": "websocket", "path": "/v1/accounts"}) == [
+        {"type": "websocket.close", "code": 1000}
+    ]
+
+
+def test_a_caller_who_hangs_up_amid_the_body_has_sent_that_much(server: AgentPayServer):
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/accounts",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {server.operator_key}".encode())],
+    }
+    part = {"type": "http.request", "body": b'{"na', "more_body": True}
+
+    start, _ = asgi(server, scope, part, {"type": "http.disconnect"})
+
+    assert start["status"] == 400
