@@ -9,12 +9,13 @@ import httpx
 import pytest
 
 from agentpay import AgentPay
-from agentpay.contract.endpoints import CREATE_WEBHOOK, ENDPOINTS, Repeat, Scope
+from agentpay.contract.endpoints import ENDPOINTS, Repeat, Scope
 from agentpay.contract.requests import Request
 from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.http.app import BOUND_ENDPOINTS
 
 IN_THE_CONTRACT = {
@@ -36,7 +37,8 @@ OF_AGENTS = {
     "transfers.create",
     "transfers.get",
 }
-EVERYWHERE = (*ENDPOINTS, *CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS)
+BESIDE = (*CONSOLE_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
+EVERYWHERE = (*ENDPOINTS, *BESIDE)
 
 V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "accounts.create": lambda c: c.accounts.create(name="a"),
@@ -56,6 +58,12 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
+    "console.webhooks.list": lambda c: list(c.console.webhooks()),
+    "console.webhooks.delete": lambda c: c.console.delete_webhook("wh_a"),
+    "console.webhooks.rotate_secret": lambda c: c.console.rotate_webhook_secret("wh_a"),
+    "console.events.list": lambda c: list(c.console.events()),
+    "console.events.replay": lambda c: c.console.replay_event("evt_a"),
+    "console.deliveries.list": lambda c: list(c.console.deliveries()),
     "sandbox.accounts.fund": lambda c: c.sandbox.fund("acct_a", "1"),
     "sandbox.operators.create": lambda c: c.sandbox.create_operator("b"),
     "sandbox.token_accounts.create": lambda c: c.sandbox.create_token_account(),
@@ -105,13 +113,13 @@ def test_every_endpoint_is_called_by_the_sdk():
 
 
 def test_every_endpoint_beside_v1_is_called_by_the_server_client():
-    assert set(BESIDE_CALLS) == {endpoint.name for endpoint in (*CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS)}
-    for endpoint in (*CONSOLE_ENDPOINTS, *SANDBOX_ENDPOINTS):
+    assert set(BESIDE_CALLS) == {endpoint.name for endpoint in BESIDE}
+    for endpoint in BESIDE:
         assert fits(endpoint, asked(BESIDE_CALLS[endpoint.name], ServerClient)), endpoint.name
 
 
-def test_the_server_binds_every_endpoint_but_webhooks():
-    assert list(BOUND_ENDPOINTS) == [endpoint for endpoint in EVERYWHERE if endpoint is not CREATE_WEBHOOK]
+def test_the_server_binds_every_endpoint():
+    assert BOUND_ENDPOINTS == EVERYWHERE
 
 
 def test_success_statuses_are_those_of_the_contract():

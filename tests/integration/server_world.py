@@ -19,6 +19,8 @@ Funded = Callable[..., Account]
 UNKNOWN_ACCOUNT = "acct_01kdvdna0049bdrk9b68rp8kma"
 UNKNOWN_TRANSFER = "txn_01kdvdna0049bdrk9b68rp8kma"
 UNKNOWN_KEY_ID = "key_01kdvdna0049bdrk9b68rp8kma"
+UNKNOWN_WEBHOOK = "wh_01kdvdna0049bdrk9b68rp8kma"
+UNKNOWN_EVENT = "evt_01kdvdna0049bdrk9b68rp8kma"
 
 
 def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Client:

@@ -10,8 +10,10 @@ import pytest
 from server_world import (
     START,
     UNKNOWN_ACCOUNT,
+    UNKNOWN_EVENT,
     UNKNOWN_KEY_ID,
     UNKNOWN_TRANSFER,
+    UNKNOWN_WEBHOOK,
     Funded,
     raw_client,
     refused,
@@ -72,7 +74,12 @@ WHOSE = ["own", "sibling", "foreign", "unknown", "malformed"]
 @pytest.mark.parametrize("content", [None, b"{}", b"{", b'{"account_id":"x"}'], ids=repr)
 def test_everything_that_is_not_listed_is_403(matrix, endpoint, whose, content):
     before = state_of(matrix.server)
-    path = endpoint.path.format(account_id=matrix.account(whose), key_id=UNKNOWN_KEY_ID)
+    path = endpoint.path.format(
+        account_id=matrix.account(whose),
+        key_id=UNKNOWN_KEY_ID,
+        webhook_id=UNKNOWN_WEBHOOK,
+        event_id=UNKNOWN_EVENT,
+    )
 
     body = refused(matrix.http.request(endpoint.method, path, content=content), "forbidden")
 
