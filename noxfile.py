@@ -54,7 +54,7 @@ def unasync(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types: strictly, and as users of the public API see them."""
-    install(session, "types")
+    install(session, "types", "test")
     session.run("mypy")
     session.run("pyright")
 

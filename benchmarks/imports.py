@@ -1,4 +1,4 @@
-"""Importing, in fresh processes, against importing the dependencies; the interpreter's start counts in both."""
+"""Importing, in fresh processes, against importing the dependencies; the start of Python counts in both."""
 
 import subprocess
 import sys

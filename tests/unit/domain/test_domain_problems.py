@@ -36,7 +36,7 @@ def test_an_invalid_request_names_every_fault_though_its_sentence_is_short():
 
     assert body["error"] == "invalid_request"
     assert body["details"] == [{"field": f"f{number}", "message": "is wrong"} for number in range(20)]
-    assert "and 17 more" in body["message"]
+    assert len(body["message"]) < 200
 
 
 def test_an_unreachable_chain_says_when_to_come_back():
