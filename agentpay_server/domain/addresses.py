@@ -21,6 +21,7 @@ _NOT_PUBLIC: Final = (
     ipaddress.IPv6Network("::/96"),
     ipaddress.IPv6Network("100::/64"),
     ipaddress.IPv6Network("2001::/23"),
+    ipaddress.IPv6Network("3fff::/20"),
     ipaddress.IPv6Network("5f00::/16"),
     ipaddress.IPv6Network("fec0::/10"),
 )
