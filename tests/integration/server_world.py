@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from agentpay.contract.accounts import Account
+from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.embedded.transports import EmbeddedTransport
@@ -16,11 +17,22 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 Funded = Callable[..., Account]
 """Makes an account that holds an amount of USDC: `funded("100")`, `funded("2.5", name="Payer")`."""
 
-UNKNOWN_ACCOUNT = "acct_01kdvdna0049bdrk9b68rp8kma"
-UNKNOWN_TRANSFER = "txn_01kdvdna0049bdrk9b68rp8kma"
-UNKNOWN_KEY_ID = "key_01kdvdna0049bdrk9b68rp8kma"
-UNKNOWN_WEBHOOK = "wh_01kdvdna0049bdrk9b68rp8kma"
-UNKNOWN_EVENT = "evt_01kdvdna0049bdrk9b68rp8kma"
+_ULID = "01kdvdna0049bdrk9b68rp8kma"
+UNKNOWN = {
+    "account_id": f"acct_{_ULID}",
+    "transfer_id": f"txn_{_ULID}",
+    "session_id": f"sess_{_ULID}",
+    "event_id": f"evt_{_ULID}",
+    "webhook_id": f"wh_{_ULID}",
+    "key_id": f"key_{_ULID}",
+    "snapshot_id": f"snap_{_ULID}",
+    "name": "unknown",
+}
+"""Identifiers of the right form that nothing has, by the name that they have in paths."""
+
+UNKNOWN_ACCOUNT = UNKNOWN["account_id"]
+UNKNOWN_TRANSFER = UNKNOWN["transfer_id"]
+UNKNOWN_KEY_ID = UNKNOWN["key_id"]
 
 
 def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Client:
@@ -37,6 +49,11 @@ def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Clie
         base_url="http://agentpay.invalid",
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )
+
+
+def path_of(endpoint: Endpoint, **identifiers: str) -> str:
+    """Return the path of an endpoint, with unknown identifiers where none are given."""
+    return endpoint.path.format(**{**UNKNOWN, **identifiers})
 
 
 def refused(response: httpx.Response, code: str) -> dict[str, Any]:

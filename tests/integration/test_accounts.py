@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_world import UNKNOWN_ACCOUNT, UNKNOWN_KEY_ID, UNKNOWN_TRANSFER, Funded, raw_client, refused
+from server_world import UNKNOWN, UNKNOWN_ACCOUNT, Funded, path_of, raw_client, refused
 from solders.pubkey import Pubkey
 
 from agentpay import AgentPay
@@ -222,25 +222,35 @@ def test_operators_see_nothing_of_each_other(
 
 
 def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exist(
-    neighbour, server: AgentPayServer, funded: Funded, client: AgentPay
+    neighbour, server: AgentPayServer, funded: Funded, client: AgentPay, http: httpx.Client
 ):
     ours, payee = funded("5"), funded("1")
     transfer = client.transfers.create(from_=ours.account_id, to=payee.account_id, amount="1")
     key = server.console.create_agent_key(ours.account_id)
-    known = {"account_id": ours.account_id, "transfer_id": transfer.transfer_id, "key_id": key.key_id}
-    unknown = {"account_id": UNKNOWN_ACCOUNT, "transfer_id": UNKNOWN_TRANSFER, "key_id": UNKNOWN_KEY_ID}
+    webhook = client.webhooks.create(url="https://example.com/hook", events=["transfer.settled"])
+    event = http.get("/console/events").json()["data"][0]
+    known = {
+        "account_id": ours.account_id,
+        "transfer_id": transfer.transfer_id,
+        "key_id": key.key_id,
+        "webhook_id": webhook.webhook_id,
+        "event_id": event["id"],
+    }
     bodies = {"policies.put": {"paused": True}, "sandbox.accounts.fund": {"amount": "1"}}
 
     def answer(endpoint, identifiers):
-        path = endpoint.path.format(**identifiers)
-        content = {"json": bodies[endpoint.name]} if endpoint.request else {}
+        path = path_of(endpoint, **identifiers)
+        content = {"json": bodies.get(endpoint.name, {})} if endpoint.request else {}
         body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
         return _without_identifiers(body, identifiers)
 
     with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "{" in endpoint.path]
     assert len(with_identifier) >= 9
     for endpoint in with_identifier:
-        assert answer(endpoint, known) == answer(endpoint, unknown)
+        names = re.findall(r"\{(\w+)\}", endpoint.path)
+        assert answer(endpoint, {name: known[name] for name in names}) == answer(
+            endpoint, {name: UNKNOWN[name] for name in names}
+        )
 
 
 def test_an_account_of_another_operator_in_a_body_is_answered_as_one_that_does_not_exist(

@@ -7,6 +7,7 @@ from server_world import (
     UNKNOWN_ACCOUNT,
     Funded,
     faults,
+    path_of,
     raw_client,
     refused,
     state_of,
@@ -151,13 +152,17 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
 )
 @pytest.mark.parametrize("path", [path for path in PATHS if "{" in path])
 def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
-    methods = {endpoint.method for endpoint in BOUND_ENDPOINTS if endpoint.path == path}
     before, _, after = path.partition("{")
     target = before + identifier + after.partition("}")[2]
 
-    for method in methods:
-        body = {"json": {"amount": "1"}} if method == "POST" else {"json": {}} if method == "PUT" else {}
-        refused(shared_http.request(method, target, **body), "not_found")
+    for endpoint in BOUND_ENDPOINTS:
+        if endpoint.path == path:
+            body = (
+                {"json": {"amount": "1"} if endpoint.path.endswith("/fund") else {}}
+                if endpoint.request
+                else {}
+            )
+            refused(shared_http.request(endpoint.method, target, **body), "not_found")
 
 
 def test_every_answer_has_a_request_id_of_its_own(shared_http):
@@ -307,7 +312,7 @@ def test_a_nesting_of_16_is_read(http):
     ids=lambda endpoint: endpoint.name,
 )
 def test_a_body_that_is_no_object_is_400(shared_http, endpoint, body):
-    path = endpoint.path.format(account_id=UNKNOWN_ACCOUNT)
+    path = path_of(endpoint)
 
     assert faults(shared_http.request(endpoint.method, path, content=body)) == {"body": "must be an object"}
 

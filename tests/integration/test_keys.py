@@ -10,11 +10,10 @@ import pytest
 from server_world import (
     START,
     UNKNOWN_ACCOUNT,
-    UNKNOWN_EVENT,
     UNKNOWN_KEY_ID,
     UNKNOWN_TRANSFER,
-    UNKNOWN_WEBHOOK,
     Funded,
+    path_of,
     raw_client,
     refused,
     state_of,
@@ -74,12 +73,7 @@ WHOSE = ["own", "sibling", "foreign", "unknown", "malformed"]
 @pytest.mark.parametrize("content", [None, b"{}", b"{", b'{"account_id":"x"}'], ids=repr)
 def test_everything_that_is_not_listed_is_403(matrix, endpoint, whose, content):
     before = state_of(matrix.server)
-    path = endpoint.path.format(
-        account_id=matrix.account(whose),
-        key_id=UNKNOWN_KEY_ID,
-        webhook_id=UNKNOWN_WEBHOOK,
-        event_id=UNKNOWN_EVENT,
-    )
+    path = path_of(endpoint, account_id=matrix.account(whose))
 
     body = refused(matrix.http.request(endpoint.method, path, content=content), "forbidden")
 

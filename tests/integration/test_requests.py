@@ -9,6 +9,7 @@ from server_world import UNKNOWN_ACCOUNT, faults, refused, state_of
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
+from agentpay_server.http.app import BOUND_ENDPOINTS
 
 NOT_STRINGS: list[Any] = [None, 1, 1.5, True, [], ["x"], {}, {"x": 1}]
 NOT_NUMBERS: list[Any] = ["1", "", True, False, [], [1], {}]
@@ -386,7 +387,7 @@ def test_one_fault_keeps_the_whole_policy_as_it_was(shared_server, shared_http, 
 
 # --- Queries ----------------------------------------------------------------------------------------------
 
-PAGED = ["/v1/accounts", "/v1/accounts/{account_id}/transactions", "/console/agent-keys", "/console/audit"]
+PAGED = [endpoint.path for endpoint in BOUND_ENDPOINTS if endpoint.query is not None]
 
 
 @pytest.mark.parametrize("path", PAGED)

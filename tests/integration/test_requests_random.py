@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from server_world import (
     START,
     UNKNOWN_ACCOUNT,
-    UNKNOWN_KEY_ID,
-    UNKNOWN_TRANSFER,
     assert_error_shape,
+    path_of,
     raw_client,
 )
 
@@ -83,10 +82,6 @@ def judged(endpoint, response):
         structure(parse_json(response.content), model)
 
 
-def target(endpoint, account_id):
-    return endpoint.path.format(account_id=account_id, transfer_id=UNKNOWN_TRANSFER, key_id=UNKNOWN_KEY_ID)
-
-
 def fields_of(endpoint, account_ids):
     """Bodies that are nearly right: known fields with values that fit, or do not."""
     names = [
@@ -102,7 +97,10 @@ def fields_of(endpoint, account_ids):
 def test_random_bytes(world, endpoint, body, as_agent):
     clients, (account_id, _) = world
 
-    judged(endpoint, clients[as_agent].request(endpoint.method, target(endpoint, account_id), content=body))
+    judged(
+        endpoint,
+        clients[as_agent].request(endpoint.method, path_of(endpoint, account_id=account_id), content=body),
+    )
 
 
 @given(endpoint=endpoints, body=json_values, as_agent=st.booleans())
@@ -111,7 +109,8 @@ def test_random_json(world, endpoint, body, as_agent):
 
     content = json.dumps(body)
     judged(
-        endpoint, clients[as_agent].request(endpoint.method, target(endpoint, account_id), content=content)
+        endpoint,
+        clients[as_agent].request(endpoint.method, path_of(endpoint, account_id=account_id), content=content),
     )
 
 
@@ -128,7 +127,7 @@ def test_random_values_in_known_fields(world, data, endpoint, as_agent):
         body.pop("seconds", None)
 
     content = json.dumps(body)
-    path = target(endpoint, account_ids[0])
+    path = path_of(endpoint, account_id=account_ids[0])
     judged(endpoint, clients[as_agent].request(endpoint.method, path, content=content))
 
 
@@ -141,14 +140,14 @@ def test_random_queries(world, data, endpoint):
         st.dictionaries(st.sampled_from(names) | text, text | scalars.map(str).filter(str.isascii))
     )
 
-    judged(endpoint, clients[0].get(target(endpoint, account_ids[0]), params=query))
+    judged(endpoint, clients[0].get(path_of(endpoint, account_id=account_ids[0]), params=query))
 
 
 @given(endpoint=endpoints, raw=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=60))
 def test_random_query_strings(world, endpoint, raw):
     clients, (account_id, _) = world
 
-    path = f"{target(endpoint, account_id)}?{raw.replace('#', '')}"
+    path = f"{path_of(endpoint, account_id=account_id)}?{raw.replace('#', '')}"
     judged(endpoint, clients[0].request(endpoint.method, path, content=b"{"))
 
 
@@ -158,7 +157,7 @@ def test_random_headers(world, endpoint, headers, body):
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
 
     content = json.dumps(body)
-    path = target(endpoint, account_id)
+    path = path_of(endpoint, account_id=account_id)
     judged(endpoint, clients[0].request(endpoint.method, path, content=content, headers=encoded))
 
 
