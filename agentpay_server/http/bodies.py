@@ -103,6 +103,8 @@ def structured_query(query_string: bytes, model: type) -> object:
             continue
         if name in values:
             faults.append(FieldFault(field=name, message="must not be repeated"))
+        if "\0" in value:
+            faults.append(FieldFault(field=name, message="must not contain NUL"))
         values[name] = value
     query: object
     try:
