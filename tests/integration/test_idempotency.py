@@ -177,9 +177,7 @@ class TestExpiry:
         assert money.post(http, pair.order(amount="1")).status_code == 409
         assert money.held(server, pair.payee.usdc_token_account) == 26_000_000
 
-    def test_a_key_is_free_at_24_hours(
-        self, server: AgentPayServer, http: httpx.Client, pair: Pair
-    ) -> None:
+    def test_a_key_is_free_at_24_hours(self, server: AgentPayServer, http: httpx.Client, pair: Pair) -> None:
         first = money.post(http, pair.order())
         server.sandbox.clock.advance(DAY_SECONDS)
         again = money.post(http, pair.order())
@@ -260,9 +258,7 @@ class TestManyAtOnce:
         assert transactions_of(server, pair.payer) == ["transfer"]
         assert len(money.events(server)) == 2
 
-    def test_200_threads_with_one_key_make_one_transaction(
-        self, server: AgentPayServer, pair: Pair
-    ) -> None:
+    def test_200_threads_with_one_key_make_one_transaction(self, server: AgentPayServer, pair: Pair) -> None:
         answers: list[bytes] = []
         ready = threading.Barrier(200)
         client = server.client()

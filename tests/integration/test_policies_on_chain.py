@@ -120,9 +120,7 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
     assert detail.policy_record.version == 2
 
 
-def test_accounts_have_records_of_their_own(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
+def test_accounts_have_records_of_their_own(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     one, other = funded("1"), funded("1", name="Other")
     client.policies.pause(one.account_id)
     client.policies.update(other.account_id, max_daily_spend=3)

@@ -11,6 +11,7 @@ whatever it returns or raises is what the service sees.
 
 import asyncio
 import random
+import re
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -109,6 +110,12 @@ def after(action: Callable[[], object]) -> Act:
     return act
 
 
+def transfer_of(raw: bytes) -> str:
+    """Return the transfer_id that a transaction's memo begins with; empty if it has none."""
+    found = re.search(rb"txn_[0-9a-z]{26}", raw)
+    return found[0].decode() if found else ""
+
+
 class FaultyChain:
     """`Chain`, with trouble where it is scripted."""
 
@@ -120,7 +127,7 @@ class FaultyChain:
         self.sent: list[tuple[str, bytes]] = []
         """Signature and bytes of what was handed over, each time that it was."""
         self.black_holes: set[str] = set()
-        """Signatures whose sends are accepted and never executed; `*` for all."""
+        """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
         self._chance = chance
         self._acts: dict[str, deque[Act]] = defaultdict(deque)
         self._acts_at: dict[int, Act] = {}
@@ -142,6 +149,10 @@ class FaultyChain:
         """End all trouble."""
         self.is_down = False
         self.black_holes.clear()
+        self.script_ends()
+
+    def script_ends(self) -> None:
+        """Forget the acts that nobody came to need, and what they left behind; black holes stay."""
         self._acts.clear()
         self._acts_at.clear()
         self._lag_looks = self._looks_before_final = 0
@@ -198,7 +209,7 @@ class FaultyChain:
         self.sent.append((signature, raw))
 
         async def proceed() -> None:
-            if not self.black_holes & {signature, "*"}:
+            if not self.black_holes & {signature, transfer_of(raw), "*"}:
                 await self.inner.send(raw)
 
         await self._call("send", proceed)

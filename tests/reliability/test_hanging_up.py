@@ -85,9 +85,7 @@ async def test_a_cancelled_sdk_call_tells_the_key_that_it_minted(world: World) -
     source, to = await world.account("10"), await world.account()
     world.chain.not_final(10**6)
     client = world.sdk()
-    call = asyncio.ensure_future(
-        client.transfers.create(from_=source.account_id, to=to.account_id, amount=1)
-    )
+    call = asyncio.ensure_future(client.transfers.create(from_=source.account_id, to=to.account_id, amount=1))
     await asyncio.sleep(1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
@@ -125,7 +123,8 @@ class _Here:
 async def test_a_timeout_of_the_transport_leaves_a_key_to_resume(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     transport: httpx.AsyncBaseTransport = AsyncEmbeddedTransport(
-        Application(world.runtime), _Here()  # type: ignore[arg-type]
+        Application(world.runtime),
+        _Here(),  # type: ignore[arg-type]
     )
     client = worlds.AsyncAgentPay(
         api_key=world.runtime.operator.key, base_url=worlds.BASE_URL, transport=transport, max_retries=0
@@ -146,9 +145,7 @@ async def test_the_sdk_retries_through_an_outage_under_one_key(world: World) -> 
     source, to = await world.account("10"), await world.account()
     world.chain.next("send", chains.goes_down_after)
     client = world.sdk(max_retries=8)
-    call = asyncio.ensure_future(
-        client.transfers.create(from_=source.account_id, to=to.account_id, amount=1)
-    )
+    call = asyncio.ensure_future(client.transfers.create(from_=source.account_id, to=to.account_id, amount=1))
     await asyncio.sleep(60)
     world.chain.is_down = False
     transfer = await call

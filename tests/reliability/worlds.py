@@ -24,7 +24,7 @@ from virtual_time import VirtualTimeLoop
 from agentpay._async.client import AsyncAgentPay
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
-from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
@@ -269,6 +269,7 @@ class World:
 
     def _freeze_or_thaw(self, party: Party, instruction: bytes) -> None:
         signer = self.runtime.context.signer
+        self._signed += 1
         accounts = [
             AccountMeta(Pubkey.from_string(party.token_account), is_signer=False, is_writable=True),
             AccountMeta(Pubkey.from_string(self.chain.usdc_mint), is_signer=False, is_writable=False),
@@ -279,7 +280,8 @@ class World:
         signed = sign_transaction(
             signer,
             drive(self.chain.inner.latest_blockhash()),
-            [Instruction(TOKEN_PROGRAM, instruction, accounts)],
+            # The memo makes it another transaction than an equal one before.
+            [Instruction(TOKEN_PROGRAM, instruction, accounts), memo(f"freeze or thaw {self._signed}")],
             TEST_MINT_AUTHORITY,
         )
         self._land(signed.signature, signed.raw)

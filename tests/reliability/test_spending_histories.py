@@ -1,0 +1,109 @@
+"""The rolling window against brute force, over random histories through the whole service (D24, P9)."""
+
+import random
+
+import chains
+import worlds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import World
+
+DAY_US = 24 * 3600 * 10**6
+START_US = 1_767_225_600_000_000
+LIMIT = 100
+
+JUMPS = st.sampled_from([0, 0, 1, 1_000_000, DAY_US // 4, DAY_US // 2, DAY_US - 1, DAY_US, DAY_US + 1])
+STEPS = st.tuples(
+    JUMPS,
+    st.integers(1, 60) | st.just(None),
+    st.sampled_from(["settles", "settles", "settles", "expires", "fails", "hangs"]),
+)
+
+
+class Ledger:
+    """Every spend with its time, and nothing clever."""
+
+    def __init__(self) -> None:
+        self.now_us = START_US
+        self.spends: list[tuple[int, int]] = []
+
+    def spent(self) -> int:
+        return sum(amount for at_us, amount in self.spends if at_us > self.now_us - DAY_US)
+
+
+async def play(world: World, steps: list[tuple[int, int | None, str]]) -> None:
+    source, to = await world.account("1"), await world.account()
+    await world.policy(source, max_daily_spend=LIMIT / 10**6)
+    ledger = Ledger()
+    for number, (jump_us, wanted, fate) in enumerate(steps):
+        await world.advance(jump_us / 10**6)
+        ledger.now_us += jump_us
+        # None asks for exactly what the limit still allows, which must pass, and then for one unit more.
+        room = LIMIT - ledger.spent()
+        amount = wanted or max(room, 1)
+        if fate == "expires":
+            world.chain.next("send", chains.expiring)
+        elif fate == "fails":
+            world.chain.next("send", chains.before(lambda: world.freeze(to)))
+        elif fate == "hangs":
+            world.chain.next("send", chains.goes_down)
+        answer = await world.transfer(f"key-{number}", source, to, f"{amount / 10**6:.6f}")
+        if amount > room:
+            assert (answer.status, answer.error) == (402, "policy_violation"), (room, amount)
+            world.chain.clear()
+        elif fate == "fails":
+            assert (answer.status, answer.error) == (402, "transfer_failed")
+            world.thaw(to)
+        elif fate == "hangs":
+            assert answer.status == 503
+            # In flight it counts; proved lost on a paused account, it counts no more.
+            world.chain.clear()
+            reserved = await world.detail(source)
+            assert reserved["reserved_usdc"] == f"{amount / 10**6:.6f}"
+            assert reserved["spent_usdc"] == f"{(ledger.spent() + amount) / 10**6:.6f}"
+            await world.policy(source, paused=True)
+            world.chain.inner.expire_blockhash()
+            await world.rest()
+            assert (await world.get_transfer(answer.body["transfer_id"]))["status"] == "failed"
+            await world.policy(source, paused=False)
+        else:
+            assert answer.status == 200, answer
+            ledger.spends.append((ledger.now_us, amount))
+        detail = await world.detail(source)
+        assert detail["spent_usdc"] == f"{ledger.spent() / 10**6:.6f}"
+        assert detail["reserved_usdc"] == "0.000000"
+        over = await world.transfer(
+            f"over-{number}", source, to, f"{(LIMIT - ledger.spent() + 1) / 10**6:.6f}"
+        )
+        assert over.error == "policy_violation"
+    assert world.balance(to) == sum(amount for _, amount in ledger.spends)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=st.lists(STEPS, min_size=5, max_size=30))
+def test_the_window_equals_brute_force(steps: list[tuple[int, int | None, str]]) -> None:
+    async def test() -> None:
+        async with worlds.world() as world:
+            await play(world, steps)
+
+    worlds.run(test)
+
+
+def test_the_window_equals_brute_force_over_a_long_history() -> None:
+    """One account, 300 steps: totals that began long before the window."""
+    chance = random.Random(5)
+    jumps = [0, 0, 1, 10**6, DAY_US // 8, DAY_US // 3, DAY_US - 1, DAY_US]
+    steps = [
+        (
+            chance.choice(jumps),
+            chance.choice([None, chance.randint(1, 60)]),
+            chance.choice(["settles", "settles", "fails", "expires", "hangs"]),
+        )
+        for _ in range(300)
+    ]
+
+    async def test() -> None:
+        async with worlds.world() as world:
+            await play(world, steps)
+
+    worlds.run(test)
