@@ -1,0 +1,97 @@
+"""P12: any bytes and any headers give an event or one declared error.
+
+Where bytes are signed, the signature is a genuine one, so that what reads them is reached. `fuzz_unwrap.py`
+beside this searches the same, guided by coverage.
+"""
+
+from random import Random
+
+import hostile
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from webhook_world import PAYLOAD, SECRET
+
+from agentpay.contract.codec import parse_request_json
+from agentpay.errors import WebhookPayloadError, WebhookSignatureError
+from agentpay.webhooks import EVENT_CLASSES, Event, UnknownEvent, sign, unwrap
+
+seeds = st.integers(0, 2**64 - 1)
+texts = st.text(st.characters(), max_size=70) | st.binary(max_size=70)
+anything = (
+    st.none()
+    | texts
+    | st.dictionaries(texts, texts)
+    | st.lists(st.tuples(texts, texts | st.none() | st.lists(texts)))
+)
+lots = settings(max_examples=20_000, database=None, suppress_health_check=list(HealthCheck))
+very_many = settings(lots, max_examples=200_000)
+
+
+def outcome(body, signature):
+    try:
+        return unwrap(body, signature, SECRET)
+    except (WebhookSignatureError, WebhookPayloadError) as error:
+        return error
+
+
+def signed_bytes_are_an_event_or_a_payload_error(body):
+    result = outcome(body, sign(body, SECRET))
+    if not isinstance(result, Event):
+        assert type(result) is WebhookPayloadError
+        assert len(str(result).encode()) < 2000
+        return
+    raw = parse_request_json(body)
+    assert (result.id, result.type) == (raw["id"], raw["type"])
+    assert type(result) is EVENT_CLASSES.get(raw["type"], UnknownEvent)
+    if type(result) is UnknownEvent:
+        assert result.data == raw["data"]
+
+
+def one_seed(seed):
+    random = Random(seed)
+    signed_bytes_are_an_event_or_a_payload_error(hostile.body(random))
+    assert type(outcome(PAYLOAD, hostile.headers(random))) is WebhookSignatureError
+
+
+@lots
+@given(seeds)
+def test_hostile_deliveries_are_an_event_or_one_error(seed):
+    one_seed(seed)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(0)
+@very_many
+@given(seeds)
+def test_very_many_hostile_deliveries_are_an_event_or_one_error(seed):
+    one_seed(seed)
+
+
+@given(st.binary())
+@example(PAYLOAD)
+def test_signed_bytes_are_an_event_or_a_payload_error(body):
+    signed_bytes_are_an_event_or_a_payload_error(body)
+
+
+@given(
+    st.binary() | st.text(st.characters()),
+    st.none()
+    | texts
+    | st.dictionaries(texts, texts)
+    | st.lists(st.tuples(texts, texts | st.none() | st.lists(texts))),
+)
+def test_unsigned_bytes_are_a_signature_error(body, headers):
+    assert type(outcome(body, headers)) is WebhookSignatureError
+
+
+@given(texts)
+def test_any_value_of_the_signature_header_is_a_signature_error(value):
+    assert type(outcome(PAYLOAD, {"X-Service-Signature": value})) is WebhookSignatureError
+
+
+def test_the_hostile_deliveries_are_of_both_kinds():
+    made = [hostile.body(Random(seed)) for seed in range(500)]
+    results = [type(outcome(body, sign(body, SECRET))) for body in made]
+    assert results.count(WebhookPayloadError) > 200
+    assert len(results) - results.count(WebhookPayloadError) > 20

@@ -1,0 +1,246 @@
+"""The receivers of each framework, with its own test client, and the example applications."""
+
+import asyncio
+import importlib.util
+import logging
+import sys
+from contextlib import closing
+from pathlib import Path
+from threading import Event as Signal
+
+import django.test
+import pytest
+from fastapi.testclient import TestClient as FastAPIClient
+from flask import Flask, current_app
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient as StarletteClient
+from webhook_world import PAYLOAD, SECRET, payload, signed
+
+from agentpay.integrations import WebhookRouter
+from agentpay.integrations import flask as flask_receivers
+from agentpay.integrations import starlette as starlette_receivers
+from agentpay.webhooks import Event
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "receivers"
+EXAMPLE_NAMES = sorted(path.stem for path in EXAMPLES.glob("*_app.py"))
+
+
+@pytest.fixture
+def example(request, monkeypatch):
+    """An example application as a module, made anew, and what posts to it."""
+    name = request.param
+    monkeypatch.setenv("AGENTPAY_WEBHOOK_SECRET", SECRET)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    with closing(module.webhooks):
+        yield module, POSTERS[name](module)
+
+
+def post_to_starlette(client_of):
+    def poster(module):
+        client = client_of(module.app)
+        return lambda body, headers, method="POST": (
+            client.request(method, "/webhooks", content=body, headers=headers).status_code
+        )
+
+    return poster
+
+
+def post_to_flask(module):
+    client = module.app.test_client()
+    return lambda body, headers, method="POST": (
+        client.open("/webhooks", method=method, data=body, headers=headers).status_code
+    )
+
+
+def post_to_django(module):
+    client = django.test.Client(enforce_csrf_checks=True)
+
+    def post(body, headers, method="POST"):
+        with django.test.override_settings(ROOT_URLCONF=module.__name__):
+            return client.generic(
+                method, "/webhooks", body, content_type="application/json", headers=headers
+            ).status_code
+
+    return post
+
+
+POSTERS = {
+    "starlette_app": post_to_starlette(StarletteClient),
+    "fastapi_app": post_to_starlette(FastAPIClient),
+    "flask_app": post_to_flask,
+    "django_app": post_to_django,
+}
+
+every_example = pytest.mark.parametrize("example", EXAMPLE_NAMES, indirect=True)
+
+
+def test_there_is_an_example_for_every_framework():
+    assert set(EXAMPLE_NAMES) == set(POSTERS)
+
+
+@every_example
+def test_a_delivery_is_answered_and_handled_once(example, caplog):
+    caplog.set_level(logging.INFO)
+    module, post = example
+    assert post(PAYLOAD, signed()) == 200
+    assert post(PAYLOAD, signed()) == 200
+    module.webhooks.close()
+    assert caplog.text.count("1.500000 USDC are final: 5ig") == 1
+
+
+@every_example
+def test_a_delivery_that_is_not_signed_is_401_and_nothing_is_processed(example):
+    module, post = example
+    module.webhooks.on(Event)(heard := [].append)
+    assert post(PAYLOAD, {}) == 401
+    assert post(PAYLOAD, {"X-Service-Signature": "0" * 64}) == 401
+    assert post(payload(id="evt_b"), signed()) == 401
+    assert post(b"", signed()) == 401
+    module.webhooks.close()
+    assert heard.__self__ == []
+
+
+@every_example
+def test_a_signed_payload_that_is_no_event_is_400(example):
+    _, post = example
+    assert post(b"[]", signed(b"[]")) == 400
+
+
+@every_example
+def test_a_body_that_is_too_large_is_413_and_one_at_the_limit_is_read(example):
+    module, post = example
+    limit = module.webhooks.max_body_bytes
+    assert limit == 2**20
+    padded = PAYLOAD + b" " * (limit - len(PAYLOAD))
+    assert post(padded, signed(padded)) == 200
+    assert post(padded + b" ", signed(padded + b" ")) == 413
+
+
+@every_example
+def test_only_post_is_received(example):
+    _, post = example
+    assert post(b"", {}, method="GET") == 405
+
+
+@every_example
+def test_a_handler_that_fails_changes_no_answer_and_runs_again(example, caplog):
+    module, post = example
+    module.webhooks.on(Event)(lambda event: heard.append(event.id) or 1 / 0)
+    heard, done = [], []
+    module.webhooks.on(Event)(lambda event: done.append(event.id))
+    assert post(PAYLOAD, signed()) == 200
+    module.webhooks.close()
+    assert (heard, done) == (["evt_a"], ["evt_a"])
+    assert "ZeroDivisionError" in caplog.text
+    module.webhooks.process(module.webhooks.accept(PAYLOAD, signed()))
+    assert heard == ["evt_a"] * 2
+
+
+@every_example
+def test_an_updated_receiver_verifies_by_the_second_header(example):
+    _, post = example
+    headers = {"X-Service-Signature": "0" * 64, "X-Service-Signature-Next": signed()["X-Service-Signature"]}
+    assert post(PAYLOAD, headers) == 200
+
+
+@pytest.mark.anyio
+async def test_starlette_answers_before_it_handles():
+    order = []
+    router = WebhookRouter(secret=SECRET)
+
+    @router.on(Event)
+    async def handler(event):
+        order.append("handled")
+
+    app = Starlette(routes=[Route("/", starlette_receivers.receiver(router), methods=["POST"])])
+    await call(app, [PAYLOAD[:5], PAYLOAD[5:]], order.append)
+    assert order == [200, "answered", "handled"]
+
+
+@pytest.mark.anyio
+async def test_starlette_reads_no_more_than_the_limit():
+    router = WebhookRouter(secret=SECRET, max_body_bytes=10)
+    app = Starlette(routes=[Route("/", starlette_receivers.receiver(router), methods=["POST"])])
+    answers, chunks = [], [b"12345678"] * 5
+    await call(app, chunks, answers.append)
+    assert answers[0] == 413
+    assert len(chunks) == 3
+
+
+@pytest.mark.anyio
+async def test_starlette_takes_a_sender_that_hangs_up_for_no_delivery():
+    router = WebhookRouter(secret=SECRET)
+    app = Starlette(routes=[Route("/", starlette_receivers.receiver(router), methods=["POST"])])
+    answers = []
+    await call(app, [PAYLOAD[:5], None], answers.append)
+    assert answers[0] == 400
+
+
+async def call(app, chunks, tell):
+    """Post by bare ASGI; None as a chunk is a lost connection."""
+
+    async def receive():
+        await asyncio.sleep(0)
+        chunk = chunks.pop(0)
+        if chunk is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            tell(message["status"])
+        elif not message.get("more_body"):
+            tell("answered")
+
+    headers = [(name.lower().encode(), value.encode()) for name, value in signed().items()]
+    await app(
+        {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers},
+        receive,
+        send,
+    )
+
+
+def test_flask_answers_before_it_handles_and_handlers_have_the_application():
+    go, names = Signal(), []
+    router = WebhookRouter(secret=SECRET)
+
+    @router.on(Event)
+    def handler(event):
+        go.wait(60)
+        names.append(current_app.name)
+
+    app = Flask("shop")
+    app.add_url_rule("/", view_func=flask_receivers.receiver(router), methods=["POST"])
+    with closing(router):
+        assert app.test_client().post("/", data=PAYLOAD, headers=signed()).status_code == 200
+        assert names == []
+        go.set()
+    assert names == ["shop"]
+    assert app.test_client().post("/", data=PAYLOAD, headers=signed()).status_code == 503
+
+
+@pytest.mark.parametrize("example", ["django_app"], indirect=True)
+def test_django_reads_a_body_of_unknown_length_up_to_the_limit(example):
+    module, _ = example
+    view, factory = module.urlpatterns[0].callback, django.test.RequestFactory()
+
+    def status(body):
+        request = factory.generic("POST", "/webhooks", body, headers=signed(body))
+        del request.META["CONTENT_LENGTH"]
+        return view(request).status_code
+
+    assert status(PAYLOAD) == 200
+    assert status(b" " * (module.webhooks.max_body_bytes + 1)) == 413
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "99999999999999999999999"])
+@pytest.mark.parametrize("example", ["django_app"], indirect=True)
+def test_django_refuses_a_length_that_cannot_be(example, length):
+    module, _ = example
+    request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
+    request.META["CONTENT_LENGTH"] = length
+    assert module.urlpatterns[0].callback(request).status_code == 413

@@ -1,0 +1,308 @@
+"""The router: which handlers run, how often, and what becomes of those that fail."""
+
+import asyncio
+import logging
+import pickle
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from http import HTTPStatus
+from threading import Barrier
+from threading import Event as Signal
+
+import pytest
+from webhook_world import MOMENT, PAYLOAD, SECRET, payload, signed
+
+from agentpay.errors import ConfigurationError
+from agentpay.integrations import MemorySeenEvents, WebhookRouter
+from agentpay.integrations.seen import SeenEvents
+from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent, unwrap
+
+SETTLED = unwrap(PAYLOAD, signed(), SECRET)
+NEWER = UnknownEvent(id="evt_b", type="moon.landed", created_at=SETTLED.created_at, data={})
+
+
+class Heard(list):
+    """A handler that keeps what it was called with, and fails as often as it is told to."""
+
+    __qualname__ = "Heard"
+
+    def __init__(self, failures=0):
+        super().__init__()
+        self.failures = failures
+
+    def __call__(self, event):
+        self.append(event)
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the handler's own trouble")
+
+
+class BrokenSeen:
+    def add(self, event_id):
+        raise ConnectionError("the store is away")
+
+    def discard(self, event_id):
+        raise ConnectionError("the store is away")
+
+
+class LaterExecutor(Executor):
+    """Runs what it was given when told to."""
+
+    def __init__(self):
+        self.work = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.work.append((Future(), fn, args))
+        return self.work[-1][0]
+
+    def run(self):
+        for future, fn, args in self.work:
+            try:
+                future.set_result(fn(*args))
+            except Exception as error:  # noqa: BLE001 - it is passed on
+                future.set_exception(error)
+        self.work.clear()
+
+
+async def in_thread(function):
+    return await asyncio.to_thread(function)
+
+
+def process_async(router, event):
+    asyncio.run(router.process_async(event, in_thread))
+
+
+both_ways = pytest.mark.parametrize("process", [WebhookRouter.process, process_async], ids=["sync", "async"])
+
+
+def router_with(handler, kind=Event, **options):
+    router = WebhookRouter(secret=SECRET, **options)
+    router.on(kind)(handler)
+    return router
+
+
+def test_a_delivery_is_accepted_refused_or_no_event():
+    router = WebhookRouter(secret=SECRET)
+    assert router.accept(PAYLOAD, signed()) == SETTLED
+    assert router.accept(PAYLOAD, {}) is HTTPStatus.UNAUTHORIZED
+    assert router.accept(PAYLOAD + b" ", signed()) is HTTPStatus.UNAUTHORIZED
+    assert router.accept(b"[]", signed(b"[]")) is HTTPStatus.BAD_REQUEST
+
+
+def test_the_tolerance_is_that_of_unwrap():
+    router = WebhookRouter(secret=SECRET, tolerance=timedelta(hours=3))
+    old = payload(created_at="2020-01-01T00:00:00Z")
+    assert router.accept(old, signed(old)) is HTTPStatus.UNAUTHORIZED
+    with pytest.raises(ValueError, match="2 h 35 min 30 s"):
+        WebhookRouter(secret=SECRET, tolerance=300)
+
+
+@pytest.mark.parametrize("secret", [None, "", [], [SECRET, ""]])
+def test_a_router_without_a_secret_is_not_made(secret):
+    with pytest.raises(ConfigurationError, match="webhook secret"):
+        WebhookRouter(secret=secret)
+
+
+def test_a_router_shows_no_secret():
+    router = WebhookRouter(secret=[SECRET])
+    assert "SECRET" not in f"{router!r} {vars(router)!r}"
+    with pytest.raises(TypeError):
+        pickle.dumps(router)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("kind", "settled", "newer"),
+    [
+        ("transfer.settled", 1, 0),
+        (TransferSettled, 1, 0),
+        ("transfer.rejected", 0, 0),
+        (UnknownEvent, 0, 1),
+        (Event, 1, 1),
+    ],
+)
+def test_handlers_hear_the_events_that_they_are_registered_for(process, kind, settled, newer):
+    heard = Heard()
+    router = router_with(heard, kind)
+    process(router, SETTLED)
+    process(router, NEWER)
+    assert heard == [SETTLED] * settled + [NEWER] * newer
+
+
+def test_every_type_can_be_named():
+    router = WebhookRouter(secret=SECRET)
+    for name in EVENT_CLASSES:
+        handler = Heard()
+        assert router.on(str(name))(handler) is handler
+
+
+@pytest.mark.parametrize("name", ["transfer.setled", "", "TransferSettled", "*"])
+def test_a_handler_that_would_never_run_is_a_mistake(name):
+    with pytest.raises(ValueError, match=r"transfer\.settled.*UnknownEvent"):
+        WebhookRouter(secret=SECRET).on(name)
+
+
+@pytest.mark.parametrize("kind", [None, int, Heard(), SETTLED])
+def test_what_is_no_event_has_no_handlers(kind):
+    with pytest.raises(TypeError, match="class of events"):
+        WebhookRouter(secret=SECRET).on(kind)
+
+
+@both_ways
+def test_handlers_run_in_the_order_of_registration_sync_and_async_alike(process):
+    router, order = WebhookRouter(secret=SECRET), []
+
+    @router.on(Event)
+    async def first(event):
+        await asyncio.sleep(0)
+        order.append(1)
+
+    @router.on(TransferSettled)
+    def second(event):
+        order.append(2)
+
+    class Third:
+        async def __call__(self, event):
+            order.append(3)
+
+    router.on(Event)(Third())
+    process(router, SETTLED)
+    assert order == [1, 2, 3]
+
+
+@both_ways
+def test_an_event_is_handled_once(process, caplog):
+    caplog.set_level(logging.INFO)
+    router = router_with(heard := Heard())
+    for _ in range(3):
+        process(router, SETTLED)
+    assert heard == [SETTLED]
+    assert "'evt_a' was handled before" in caplog.text
+
+
+@both_ways
+def test_a_handler_that_fails_is_logged_and_the_next_delivery_runs_it_again(process, caplog):
+    router = router_with(heard := Heard(failures=1))
+    router.on(Event)(other := Heard())
+    process(router, SETTLED)
+    assert (len(heard), len(other)) == (1, 1), "one that fails keeps no other from running"
+    (record,) = caplog.records
+    assert record.getMessage() == "handler Heard failed on event 'evt_a' ('transfer.settled')"
+    assert "the handler's own trouble" in caplog.text
+    assert "acct_a" not in caplog.text
+    assert "SECRET" not in caplog.text
+    process(router, SETTLED)
+    process(router, SETTLED)
+    assert (len(heard), len(other)) == (2, 2)
+
+
+@both_ways
+def test_an_event_that_nobody_handles_is_not_marked_as_handled(process):
+    router = router_with(Heard(), "session.settled", seen=(seen := MemorySeenEvents()))
+    process(router, SETTLED)
+    assert seen.add(SETTLED.id)
+
+
+@both_ways
+def test_an_event_is_handled_when_what_remembers_is_away(process, caplog):
+    router = router_with(heard := Heard(failures=1), seen=BrokenSeen())
+    process(router, SETTLED)
+    assert heard == [SETTLED]
+    assert "cannot tell whether event 'evt_a' was handled before" in caplog.text
+    assert "'evt_a' remains marked as handled" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_is_cancelled_leaves_its_event_to_the_next_delivery():
+    started, seen = asyncio.Event(), MemorySeenEvents()
+
+    async def hang(event):
+        started.set()
+        await asyncio.Event().wait()
+
+    router = router_with(hang, seen=seen)
+    task = asyncio.create_task(router.process_async(SETTLED, in_thread))
+    await started.wait()
+    assert not seen.add(SETTLED.id)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen.add(SETTLED.id)
+
+
+def test_deliveries_at_the_same_time_are_handled_once():
+    router = router_with(heard := Heard())
+    barrier = Barrier(8)
+
+    def deliver(_):
+        barrier.wait()
+        router.process(SETTLED)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(deliver, range(8)))
+    assert heard == [SETTLED]
+
+
+def test_the_answer_does_not_wait_for_the_handler():
+    go, heard = Signal(), []
+
+    def handler(event):
+        go.wait(60)
+        heard.append(event)
+
+    with closing(router_with(handler)) as router:
+        assert router.submit(router.process, SETTLED) is HTTPStatus.OK
+        assert heard == []
+        go.set()
+    assert heard == [SETTLED], "close waits"
+    assert router.submit(router.process, NEWER) is HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_beyond_what_may_wait_the_service_is_asked_to_deliver_again():
+    later = LaterExecutor()
+    router = router_with(heard := Heard(), executor=later, max_pending=2)
+    answers = [router.submit(router.process, event) for event in (SETTLED, NEWER, SETTLED)]
+    assert answers == [HTTPStatus.OK, HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE]
+    later.run()
+    assert heard == [SETTLED, NEWER]
+    assert router.submit(router.process, SETTLED) is HTTPStatus.OK
+
+
+def test_an_executor_that_is_shut_down_is_answered_with_503():
+    threads = ThreadPoolExecutor(1)
+    threads.shutdown()
+    router = router_with(Heard(), executor=threads, max_pending=1)
+    for _ in range(2):
+        assert router.submit(router.process, SETTLED) is HTTPStatus.SERVICE_UNAVAILABLE
+    router.close()
+
+
+def test_what_fails_outside_of_handlers_is_logged(caplog):
+    later = LaterExecutor()
+    router = router_with(Heard(), executor=later)
+    router.submit(lambda event: 1 / 0, SETTLED)
+    later.run()
+    assert "an event could not be processed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_memory_is_bounded_and_the_oldest_is_forgotten_first():
+    seen: SeenEvents = MemorySeenEvents(max_events=2)
+    assert [seen.add(name) for name in "aabcba"] == [True, False, True, True, False, True]
+    seen.discard("a")
+    seen.discard("never there")
+    assert seen.add("a")
+    with pytest.raises(ValueError, match="at least 1"):
+        MemorySeenEvents(max_events=0)
+
+
+def test_a_refusal_is_logged_without_payload_and_secret(caplog):
+    router = WebhookRouter(secret=SECRET)
+    router.accept(payload(id="PRIVATE"), signed())
+    router.accept(body := payload(data="PRIVATE"), signed(body))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "refused with 401" in caplog.text
+    assert "refused with 400" in caplog.text
+    for hidden in ("PRIVATE", "SECRET", MOMENT):
+        assert hidden not in caplog.text
