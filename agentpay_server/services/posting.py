@@ -9,6 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 
 import httpx
@@ -62,8 +63,9 @@ class HttpPoster:
             error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         except _ForbiddenAddressError as refusal:
             error = str(refusal)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
-            # The kind alone: the text may hold addresses of the operator's network.
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
+            # The kind alone: the text may hold addresses of the operator's network. A name that DNS cannot
+            # hold, such as one with a label of 64 characters, is a UnicodeError.
             error = f"no answer: {type(failure).__name__}"
         return Answer(
             status_code=status_code, error=error, duration_ms=int((time.monotonic() - started) * 1000)
@@ -98,7 +100,13 @@ class HttpPoster:
             follow_redirects=False,
             trust_env=False,
             timeout=TIMEOUT_SECONDS,
-            limits=httpx.Limits(max_connections=_CONNECTIONS),
+            # A pinned connection is known by its address alone: kept open, it would also serve another name
+            # at that address, which its certificate never vouched for.
+            limits=httpx.Limits(
+                max_connections=_CONNECTIONS, max_keepalive_connections=0 if self._public_only else None
+            ),
+            # What one receiver sets is no business of the next.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             mounts=self._mounts,
         )
 
