@@ -1,0 +1,485 @@
+"""One post to one endpoint, over real sockets: what counts as an answer, and where it may go (D44, D46)."""
+
+import asyncio
+import datetime as dt
+import os
+import socket
+import ssl
+from contextlib import asynccontextmanager
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from receivers import Receiver, answer, closed_port, drop, hang, without_end
+
+from agentpay_server.services import posting
+from agentpay_server.services.posting import HttpPoster
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"id":"evt_1"}'
+HEADERS = {"Content-Type": "application/json", "X-Service-Event-Id": "evt_1"}
+
+
+@asynccontextmanager
+async def poster(*, public_only=False):
+    made = HttpPoster(public_only=public_only)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
+
+
+async def post_once(url, *, public_only=False):
+    async with poster(public_only=public_only) as made:
+        return await made.post(url, HEADERS, BODY)
+
+
+# --- What is sent -----------------------------------------------------------------------------------------
+
+
+async def test_it_posts_the_very_bytes_with_the_given_headers(receiver: Receiver):
+    answered = await post_once(receiver.url + "?tenant=1")
+
+    (post,) = receiver.posts
+    assert (answered.status_code, answered.error) == (200, None)
+    assert answered.duration_ms >= 0
+    assert post.line == "POST /hooks?tenant=1 HTTP/1.1"
+    assert post.body == BODY
+    assert post.headers["content-type"] == "application/json"
+    assert post.headers["x-service-event-id"] == "evt_1"
+    assert post.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert "transfer-encoding" not in post.headers
+
+
+async def test_posts_share_a_connection(receiver: Receiver):
+    async with poster() as made:
+        for _ in range(5):
+            assert (await made.post(receiver.url, HEADERS, BODY)).status_code == 200
+
+    assert {post.connection for post in receiver.posts} == {1}
+
+
+async def test_a_receiver_cannot_leave_a_cookie(receiver: Receiver):
+    receiver.default = answer(200, "Set-Cookie: tracker=1; Path=/\r\n")
+
+    async with poster() as made:
+        for _ in range(3):
+            await made.post(receiver.url, HEADERS, BODY)
+
+    assert not any("cookie" in post.headers for post in receiver.posts)
+
+
+async def test_the_environment_directs_nothing_through_a_proxy(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setitem(os.environ, name, f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    assert (await post_once(receiver.url)).status_code == 200
+
+
+# --- What counts as an answer -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "status", [200, 201, 202, 204, 299, 300, 304, 400, 401, 404, 410, 429, 500, 503, 599]
+)
+async def test_a_status_is_reported_as_it_is(receiver: Receiver, status):
+    receiver.next(answer(status))
+
+    answered = await post_once(receiver.url)
+
+    assert (answered.status_code, answered.error) == (status, None)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_not_followed(receiver: Receiver, status):
+    with Receiver() as elsewhere:
+        receiver.next(answer(status, f"Location: {elsewhere.url}\r\n"))
+
+        answered = await post_once(receiver.url)
+
+        assert (answered.status_code, answered.error) == (status, None)
+        assert (len(receiver.posts), len(elsewhere.posts)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["", "http://[::1", "http://x:99999999/", "\xff\xfe", "//", "http://" + "a" * 5000, "http://a..b/"],
+)
+async def test_a_redirect_to_nowhere_is_no_success(receiver: Receiver, location):
+    receiver.next(answer(302, f"Location: {location}\r\n"))
+
+    answered = await post_once(receiver.url)
+
+    assert answered.status_code in (302, None)
+    assert (answered.status_code is None) == (answered.error is not None)
+
+
+async def test_interim_answers_are_passed_over(receiver: Receiver):
+    receiver.next(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 199 Odd\r\n\r\n" + answer(202))
+
+    assert (await post_once(receiver.url)).status_code == 202
+
+
+def bytes_then_drop(raw):
+    def act(exchange):
+        exchange.wire.sendall(raw)
+        drop(exchange)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 199 Odd\r\n\r\n",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000,
+        b"SSH-2.0-OpenSSH_9.0\r\n",
+        bytes(range(256)),
+    ],
+    ids=lambda raw: repr(raw[:40]),
+)
+async def test_what_is_no_whole_answer_is_none(receiver: Receiver, raw):
+    receiver.next(bytes_then_drop(raw))
+
+    answered = await post_once(receiver.url)
+
+    assert answered.status_code is None
+    assert answered.error.startswith("no answer: ")
+
+
+async def test_a_closed_port_is_no_answer():
+    answered = await post_once(f"http://127.0.0.1:{closed_port()}/")
+
+    assert (answered.status_code, answered.error) == (None, "no answer: ConnectError")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://nowhere.invalid/",
+        f"http://{'a' * 64}.example/",
+        "http://a..example/",
+        "http://.example/",
+        "http://*/",
+        "http://%00/",
+        "http://xn--a/",
+        "http://xn--a.example/",
+        "http://1.2.3.4.5/",
+        "http://[fe80::1%25none]/",
+    ],
+)
+@pytest.mark.parametrize("public_only", [False, True])
+async def test_a_name_that_leads_nowhere_is_no_answer(url, public_only):
+    url = url.replace("http:", "https:") if public_only else url
+
+    answered = await post_once(url, public_only=public_only)
+
+    assert answered.status_code is None
+    assert answered.error.startswith(("no answer: ", "refused: "))
+
+
+async def test_errors_tell_their_kind_and_nothing_of_the_network(receiver: Receiver):
+    answered = await post_once(f"http://127.0.0.1:{closed_port()}/secret-path")
+
+    assert "127.0.0.1" not in answered.error
+    assert "secret-path" not in answered.error
+
+
+# --- How long it may take, and how much it may say --------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(posting, "TIMEOUT_SECONDS", 0.15)
+
+
+def test_an_answer_may_take_ten_seconds():
+    assert posting.TIMEOUT_SECONDS == 10
+
+
+@pytest.mark.parametrize(
+    "act", [hang, without_end(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x", [])], ids=["mute", "slow"]
+)
+async def test_an_answer_that_takes_too_long_is_none(receiver: Receiver, impatient, act):
+    receiver.next(act)
+
+    answered = await post_once(receiver.url)
+
+    assert answered.status_code is None
+    assert answered.error.startswith("no answer")
+    assert 100 <= answered.duration_ms < 5_000
+
+
+async def test_a_body_that_drips_does_not_hold_up_for_ever(receiver: Receiver, impatient):
+    receiver.next(without_end(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n", b"x", []))
+
+    answered = await post_once(receiver.url)
+
+    assert answered.duration_ms < 5_000
+
+
+@pytest.mark.parametrize(
+    ("head", "chunk"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", b"no gzip at all" * 1000),
+    ],
+    ids=["until closed", "declared", "chunked", "compressed"],
+)
+async def test_a_body_without_end_is_cut_off(receiver: Receiver, head, chunk):
+    sent = []
+    receiver.next(without_end(head, chunk, sent))
+
+    answered = await post_once(receiver.url)
+    receiver.close()
+
+    assert (answered.status_code, answered.error) == (200, None)
+    assert sent[0] < 16 * 1024 * 1024, "what the buffers of two sockets hold, and no more"
+
+
+async def test_what_was_cut_off_does_not_disturb_the_next_post(receiver: Receiver):
+    receiver.next(without_end(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, []))
+
+    async with poster() as made:
+        answers = [await made.post(receiver.url, HEADERS, BODY) for _ in range(3)]
+
+    assert [answered.status_code for answered in answers] == [200, 200, 200]
+    assert len({post.connection for post in receiver.posts}) == 2
+
+
+async def test_many_posts_run_at_once(receiver: Receiver):
+    barrier = asyncio.Event()
+    with Receiver() as slow:
+        slow.default = hang
+        async with poster() as made:
+            hanging = [asyncio.create_task(made.post(slow.url, HEADERS, BODY)) for _ in range(20)]
+            await asyncio.to_thread(slow.wait_for, 20)
+            quick = await made.post(receiver.url, HEADERS, BODY)
+            barrier.set()
+            for task in hanging:
+                task.cancel()
+            await asyncio.gather(*hanging, return_exceptions=True)
+
+    assert quick.status_code == 200
+    assert slow.at_once == 20
+
+
+# --- Where money is real ----------------------------------------------------------------------------------
+
+PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.1"
+
+
+class Resolver:
+    """Stands in for DNS: gives out the next answer at each question, and the last one for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
+        self.asked: list[str] = []
+        self._answers = list(answers)
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self._look_up)
+
+    async def _look_up(self, host, port, **_):
+        self.asked.append(host)
+        answers = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return [
+            (
+                socket.AF_INET6 if ":" in address else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (address, port),
+            )
+            for address in answers
+        ]
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        [PRIVATE],
+        ["127.0.0.1"],
+        ["::1"],
+        ["169.254.169.254"],
+        ["::ffff:10.0.0.1"],
+        ["64:ff9b::a00:1"],
+        [PUBLIC, PRIVATE],
+        [PRIVATE, PUBLIC],
+        [PUBLIC, "2606:4700::1111", "fd00::1"],
+        [],
+    ],
+    ids=str,
+)
+async def test_a_name_with_any_address_that_is_not_public_is_refused(monkeypatch, addresses):
+    resolver = Resolver(monkeypatch, addresses)
+
+    answered = await post_once("https://hooks.example/", public_only=True)
+
+    assert answered.status_code is None
+    assert answered.error == "refused: the endpoint's name leads to an address that is not public"
+    assert resolver.asked == ["hooks.example"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "[::1]", "10.1.2.3", "169.254.169.254", "[fd00::1]", "[::ffff:7f00:1]", "localhost", "0"],
+)
+async def test_an_address_in_the_url_is_judged_alike(host):
+    with Receiver() as receiver:
+        answered = await post_once(f"https://{host}:{receiver.port}/", public_only=True)
+
+        assert answered.error == "refused: the endpoint's name leads to an address that is not public"
+        assert receiver.posts == []
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "017700000001"])
+async def test_other_spellings_of_an_address_gain_nothing(host):
+    answered = await post_once(f"https://{host}/", public_only=True)
+
+    assert answered.status_code is None
+    assert answered.error.startswith(("refused: ", "no answer: "))
+
+
+async def test_plain_http_is_refused_before_any_look_up(monkeypatch: pytest.MonkeyPatch):
+    resolver = Resolver(monkeypatch, [PUBLIC])
+
+    answered = await post_once("http://hooks.example/", public_only=True)
+
+    assert (answered.status_code, answered.error) == (None, "refused: the endpoint is not https")
+    assert resolver.asked == []
+
+
+async def test_a_refusal_does_not_tell_the_address(monkeypatch: pytest.MonkeyPatch):
+    Resolver(monkeypatch, [PRIVATE])
+
+    assert PRIVATE not in (await post_once("https://hooks.example/", public_only=True)).error
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory):
+    """The file of a certificate of `hooks.example` and `other.example`, and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
+    now = dt.datetime.now(dt.UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("hooks.example"), x509.DNSName("other.example")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "receiver.pem"
+    path.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def named(authority, monkeypatch: pytest.MonkeyPatch):
+    """A receiver with TLS on an address that passes for public, and the names that it was called by."""
+    monkeypatch.setattr("certifi.where", lambda: str(authority))
+    monkeypatch.setattr(posting, "is_public", lambda address: address == "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority)
+    names: list[str | None] = []
+    context.sni_callback = lambda _socket, name, _context: names.append(name)
+    with Receiver(tls=context) as receiver:
+        yield receiver, names
+
+
+async def test_the_very_address_that_was_checked_is_connected_to(named, monkeypatch: pytest.MonkeyPatch):
+    receiver, _ = named
+    with Receiver(host="127.0.0.2", port=receiver.port) as private:
+        # Public at the first question, private at every other: DNS rebinding.
+        resolver = Resolver(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
+
+        answered = await post_once(f"https://hooks.example:{receiver.port}/", public_only=True)
+
+        assert (answered.status_code, answered.error) == (200, None)
+        assert resolver.asked == ["hooks.example"]
+        assert private.posts == []
+
+
+async def test_it_is_checked_anew_for_every_post(named, monkeypatch: pytest.MonkeyPatch):
+    receiver, _ = named
+    resolver = Resolver(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
+
+    async with poster(public_only=True) as made:
+        url = f"https://hooks.example:{receiver.port}/"
+        first = await made.post(url, HEADERS, BODY)
+        second = await made.post(url, HEADERS, BODY)
+
+    assert first.status_code == 200
+    assert second.error.startswith("refused: ")
+    assert len(resolver.asked) == 2
+    assert len(receiver.posts) == 1
+
+
+async def test_the_name_stays_that_of_the_host(named, monkeypatch: pytest.MonkeyPatch):
+    receiver, names = named
+    Resolver(monkeypatch, ["127.0.0.1"])
+
+    await post_once(f"https://hooks.example:{receiver.port}/", public_only=True)
+
+    assert names == ["hooks.example"]
+    assert receiver.posts[0].headers["host"] == f"hooks.example:{receiver.port}"
+
+
+async def test_a_certificate_of_another_name_is_no_answer(named, monkeypatch: pytest.MonkeyPatch):
+    receiver, _ = named
+    Resolver(monkeypatch, ["127.0.0.1"])
+
+    answered = await post_once(f"https://third.example:{receiver.port}/", public_only=True)
+
+    assert (answered.status_code, answered.error) == (None, "no answer: ConnectError")
+    assert receiver.posts == []
+
+
+async def test_two_names_at_one_address_never_share_a_connection(named, monkeypatch: pytest.MonkeyPatch):
+    receiver, names = named
+    Resolver(monkeypatch, ["127.0.0.1"])
+
+    async with poster(public_only=True) as made:
+        for name in ("hooks.example", "other.example", "third.example", "hooks.example"):
+            await made.post(f"https://{name}:{receiver.port}/", HEADERS, BODY)
+
+    # Else the certificate of the first would have vouched for the others.
+    assert names == ["hooks.example", "other.example", "third.example", "hooks.example"]
+    assert [post.headers["host"].partition(":")[0] for post in receiver.posts] == [
+        "hooks.example",
+        "other.example",
+        "hooks.example",
+    ]
