@@ -68,10 +68,10 @@ class Sandbox:
         """Make a second tenant, with a key that is shown once."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
-        operator = await self._runtime.keys.create_operator(request.name)
+        operator = await self._runtime.keys.create_operator(request.name, asked_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
-    async def create_token_account(self) -> OutsideTokenAccount:
+    async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
         """Make an outside recipient: a USDC token account of an owner whose key nobody has.
 
         Raises:
@@ -90,15 +90,21 @@ class Sandbox:
             await self._land(signed)
         except ChainUnavailableError:
             raise chain_unavailable() from None
-        return OutsideTokenAccount(
-            owner=owner, usdc_token_account=associated_token_address(owner, context.chain.usdc_mint)
+        address = associated_token_address(owner, context.chain.usdc_mint)
+        await context.database.run(
+            audit.record,
+            principal,
+            action="sandbox.create_token_account",
+            subject=address,
+            now_us=context.clock.now_us(),
         )
+        return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
         """Return what the server takes for now."""
         return ClockReading(now=from_us(self._context.clock.now_us()))
 
-    async def advance_clock(self, request: AdvanceClock) -> ClockReading:
+    async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
         """Move a manual clock, and return when all that fell due on the way has run.
 
         Raises:
@@ -109,6 +115,15 @@ class Sandbox:
         if self._context.clock.now_us() + duration_us > LATEST_US:
             raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
         await self._runtime.schedule.advance(duration_us)
+        if duration_us:
+            await self._context.database.run(
+                audit.record,
+                principal,
+                action="sandbox.advance_clock",
+                subject="clock",
+                now_us=self._context.clock.now_us(),
+                after={"seconds": request.seconds},
+            )
         return await self.clock()
 
     async def _land(self, signed: SignedTransaction) -> None:

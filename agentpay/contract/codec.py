@@ -374,23 +374,36 @@ def _class_of(model: type) -> type:
 
 def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
     forbid = issubclass(_class_of(model), Request)
-    renames = {
-        attribute.name: override(rename=attribute.name.removesuffix("_"))
-        for attribute in attrs.fields(_class_of(model))
-        if attribute.name.endswith("_")
-    }
+    overrides = {}
+    for attribute in attrs.fields(_class_of(model)):
+        if attribute.name.endswith("_"):
+            overrides[attribute.name] = override(rename=attribute.name.removesuffix("_"))
+        elif forbid and attribute.default is None and not attribute.metadata:
+            overrides[attribute.name] = override(struct_hook=_not_null_hook(attribute.type))
     build: Callable[[Any, Any], Any] = make_dict_structure_fn(
         model,
         _converter,
         _cattrs_forbid_extra_keys=forbid,
         _cattrs_detailed_validation=True,
-        **renames,  # type: ignore[arg-type]
+        **overrides,  # type: ignore[arg-type]
     )
 
     def hook(value: object, kind: object) -> object:
         if not isinstance(value, dict):
             raise ValueError("must be an object")
         return build(value, kind)
+
+    return hook
+
+
+def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+    """A hook for a field that may be left out, but not sent as `null`."""
+    read = _converter.get_structure_hook(kind)
+
+    def hook(value: object, _: object) -> object:
+        if value is None:
+            raise ValueError("must not be null; leave it out instead")
+        return read(value, kind)
 
     return hook
 

@@ -14,7 +14,14 @@ MAX_NESTING: Final = 16
 
 @frozen
 class Request:
-    """Base of request bodies and queries. The codec refuses unknown fields in them and names every fault."""
+    """Base of request bodies and queries. The codec refuses unknown fields in them and names every fault.
+
+    A field whose default is None may be left out, but not sent as `null`, unless its metadata is `NULLABLE`.
+    """
+
+
+NULLABLE: Final = {"nullable": True}
+"""Metadata of a field for which `null` says the same as leaving it out."""
 
 
 class Unset(Enum):

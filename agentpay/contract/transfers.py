@@ -7,7 +7,7 @@ from typing import Annotated
 from attrs import field, frozen
 
 from agentpay.contract.fields import Category, text
-from agentpay.contract.requests import BODY_MAX_BYTES, Request
+from agentpay.contract.requests import BODY_MAX_BYTES, NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
@@ -80,5 +80,5 @@ class CreateTransfer(Request):
     to: Annotated[str, text(maximum=BODY_MAX_BYTES)]
     amount: UsdcAmount
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
-    memo: Annotated[str, text(maximum=200)] | None = None
+    memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
     category: Category | None = None

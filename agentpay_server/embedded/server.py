@@ -100,10 +100,14 @@ class AgentPayServer:
         return self
 
     def close(self) -> None:
-        """Finish what is under way, close the port and the clients' way in; calling it again does nothing."""
-        world, self._world = self._world, None
-        if world is not None:
-            world.close()
+        """Finish what is under way, close the port and the clients' way in; calling it again does nothing.
+
+        Raises:
+            RuntimeError: called on the server's own thread, which would wait for itself.
+        """
+        if self._world is not None:
+            self._world.close()
+            self._world = None
 
     @property
     def operator_key(self) -> str:

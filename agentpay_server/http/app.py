@@ -101,8 +101,8 @@ class _Path:
         if self._limit is not None:
             self._limit.take(principal.key_id)
         body = None
+        raw = await read_body(headers, receive)
         if endpoint.request is not None:
-            raw = await read_body(headers, receive)
             require_json(headers)
             if not raw and endpoint.is_body_optional:
                 raw = b"{}"

@@ -135,14 +135,14 @@ def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     async def create_operator(call: Call) -> Reply:
         return Reply(status=201, model=await sandbox.create_operator(call.principal, call.body))
 
-    async def create_token_account(_: Call) -> Reply:
-        return Reply(status=201, model=await complete(sandbox.create_token_account()))
+    async def create_token_account(call: Call) -> Reply:
+        return Reply(status=201, model=await complete(sandbox.create_token_account(call.principal)))
 
     async def get_clock(_: Call) -> Reply:
         return Reply(status=200, model=await sandbox.clock())
 
     async def advance_clock(call: Call) -> Reply:
-        return Reply(status=200, model=await complete(sandbox.advance_clock(call.body)))
+        return Reply(status=200, model=await complete(sandbox.advance_clock(call.principal, call.body)))
 
     return {
         "sandbox.accounts.fund": fund,

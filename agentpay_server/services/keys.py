@@ -43,12 +43,15 @@ class Keys:
         key_id, operator_id, account_id = found
         return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
 
-    async def create_operator(self, name: str, *, key: str | None = None) -> NewOperator:
+    async def create_operator(
+        self, name: str, *, key: str | None = None, asked_by: Principal | None = None
+    ) -> NewOperator:
         """Make an operator with its first key.
 
         Args:
             name: display label.
             key: an operator key to use instead of a new one.
+            asked_by: who asked for it; None for the first operator, which makes itself.
 
         Raises:
             ValueError: `key` is not an operator key.
@@ -57,7 +60,7 @@ class Keys:
             key = self._new_key(KeyKind.OPERATOR)
         elif digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
             raise ValueError("an operator key is ap_operator_ and 49 characters with a matching checksum")
-        return await self._context.database.run(self._insert_operator, name, key)
+        return await self._context.database.run(self._insert_operator, name, key, asked_by)
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
         """Make a key that is bound to one account; it is shown here and never again (D16).
@@ -101,12 +104,14 @@ class Keys:
     def _new_key(self, kind: KeyKind) -> str:
         return new_key(kind, self._context.randomness.randbytes(32))
 
-    def _insert_operator(self, connection: Connection, name: str, key: str) -> NewOperator:
+    def _insert_operator(
+        self, connection: Connection, name: str, key: str, asked_by: Principal | None
+    ) -> NewOperator:
         ids, now_us = self._context.identifiers, self._context.clock.now_us()
         operator_id, key_id = ids.new(identifiers.OPERATOR), ids.new(identifiers.KEY)
         store.insert_operator(connection, operator_id, name, now_us)
         self._insert_key(connection, key, key_id=key_id, operator_id=operator_id, name=name, account_id=None)
-        principal = Principal(operator_id=operator_id, key_id=key_id)
+        principal = asked_by or Principal(operator_id=operator_id, key_id=key_id)
         audit.record(connection, principal, action="operators.create", subject=operator_id, now_us=now_us)
         return NewOperator(operator_id=operator_id, key_id=key_id, key=key)
 

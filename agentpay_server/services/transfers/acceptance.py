@@ -17,6 +17,7 @@ from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms
+from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.transfers import booking
@@ -239,6 +240,14 @@ class Acceptance:
             created_us=created_us,
         )
         store.insert_transfer(connection, record)
+        audit.record(
+            connection,
+            self._principal,
+            action="transfers.create",
+            subject=transfer_id,
+            now_us=created_us,
+            after={"status": record.status},
+        )
         return record
 
 
