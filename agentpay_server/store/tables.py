@@ -195,7 +195,7 @@ events: Final = Table(
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_events_operator", "operator_id", "seq"),
-    Index("ix_events_account", "account_id", "seq"),
+    Index("ix_events_account", "operator_id", "account_id", "seq"),
 )
 
 webhooks: Final = Table(
@@ -243,7 +243,7 @@ deliveries: Final = Table(
     Column("leased_until_us", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_deliveries_operator", "operator_id", "seq"),
-    Index("ix_deliveries_event", "event_id", "seq"),
+    Index("ix_deliveries_event", "operator_id", "event_id", "seq"),
     Index("ix_deliveries_webhook", "webhook_id", "seq"),
 )
 Index(
