@@ -376,3 +376,29 @@ async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
     again = await world.transfer("key", source, to, "7")
     assert (await other).status == "settled"
     await assert_moved_once(world, source, to, [unknown, again])
+
+
+async def test_a_driver_that_comes_late_follows_the_attempt_that_another_has_signed(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    context = world.runtime.context
+
+    async def stored() -> transfer_store.TransferRecord:
+        record = await context.database.read(transfer_store.transfer, unknown.body["transfer_id"])
+        assert record is not None
+        return record
+
+    world.chain.next("send", chains.goes_down)
+    unknown = await world.transfer("key", source, to, "7")
+    first = await stored()
+    world.chain.black_holes.add(first.transfer_id)
+    world.chain.is_down = False
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+    second = await stored()
+    assert second.signed != first.signed
+
+    # Signing a third time while the second may land would pay twice.
+    assert await TransferSteps(context, first).expired(first.signed) == second.signed
+    world.chain.clear()
+    again = await world.transfer("key", source, to, "7")
+    await assert_moved_once(world, source, to, [unknown, again])
