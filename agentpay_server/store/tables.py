@@ -244,7 +244,7 @@ deliveries: Final = Table(
     Column("created_us", BigInteger, nullable=False),
     Index("ix_deliveries_operator", "operator_id", "seq"),
     Index("ix_deliveries_event", "operator_id", "event_id", "seq"),
-    Index("ix_deliveries_webhook", "webhook_id", "seq"),
+    Index("ix_deliveries_webhook", "webhook_id", "operator_id", "seq"),
 )
 Index(
     "ix_deliveries_due",
