@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Answer, Party, World
 
+from agentpay_server.chain.base import Blockhash
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import tables
@@ -397,7 +398,13 @@ async def test_a_driver_that_comes_late_follows_the_attempt_that_another_has_sig
     second = await stored()
     assert second.signed != first.signed
 
+    async def newer(chain: chains.FaultyChain, proceed: chains.Proceed) -> Blockhash:
+        # Where several blockhashes are valid at a time, the late driver reads another one than the first did.
+        current: Blockhash = await proceed()
+        return Blockhash(value="9" * 43, last_valid_block_height=current.last_valid_block_height + 1)
+
     # Signing a third time while the second may land would pay twice.
+    world.chain.next("latest_blockhash", newer)
     assert await TransferSteps(context, first).expired(first.signed) == second.signed
     world.chain.clear()
     again = await world.transfer("key", source, to, "7")
