@@ -244,3 +244,27 @@ def test_django_refuses_a_length_that_cannot_be(example, length):
     request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
     request.META["CONTENT_LENGTH"] = length
     assert module.urlpatterns[0].callback(request).status_code == 413
+
+
+@pytest.mark.parametrize("example", ["django_app"], indirect=True)
+def test_django_refuses_what_its_own_limit_refuses(example):
+    module, _ = example
+    request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
+    with django.test.override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+        assert module.urlpatterns[0].callback(request).status_code == 413
+
+
+@pytest.mark.parametrize("example", ["django_app"], indirect=True)
+def test_django_takes_a_sender_that_hangs_up_for_no_delivery(example):
+    module, _ = example
+    request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
+    request._stream = HungUp()
+    assert module.urlpatterns[0].callback(request).status_code == 400
+
+
+class HungUp:
+    def read(self, *_):
+        raise OSError("connection reset")
+
+    def close(self):
+        pass

@@ -102,6 +102,7 @@ REFUSED = {
     "no headers": (PAYLOAD, {}, "no X-Service-Signature"),
     "no pairs": (PAYLOAD, [], "no X-Service-Signature"),
     "another header": (PAYLOAD, {"X-Service-Signaturf": GOOD}, "no X-Service-Signature"),
+    "a name that is no text": (PAYLOAD, {("x",) * 19: GOOD}, "no X-Service-Signature"),
     "no value": (PAYLOAD, {"X-Service-Signature": []}, "no X-Service-Signature"),
     "empty": (PAYLOAD, "", "not 64 hex digits"),
     "empty header": (PAYLOAD, {"X-Service-Signature": ""}, "not 64 hex digits"),
