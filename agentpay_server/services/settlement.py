@@ -103,6 +103,7 @@ class Settlement:
         return cast("asyncio.Task[T]", running)
 
     async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool) -> T:
+        pause = 0.0
         while True:
             outcome = await self.outcome(signed, steps.sent, is_new=is_new)
             if isinstance(outcome, Landed):
@@ -113,6 +114,9 @@ class Settlement:
             if isinstance(following, Ended):
                 return following.result
             signed, is_new = following, True
+            # Once in a while a transaction expires. One after the other means that the chain takes none.
+            await asyncio.sleep(pause)
+            pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
     async def outcome(
         self,

@@ -95,6 +95,7 @@ _CREDIT: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
     .values(balance=accounts.c.balance + bindparam("amount"))
+    .returning(accounts.c.operator_id)
 )
 
 
@@ -174,6 +175,6 @@ def debit(connection: Connection, account_id: str, amount: int) -> int:
     return int(connection.execute(_DEBIT, values).scalar_one())
 
 
-def credit(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount as received."""
-    connection.execute(_CREDIT, {"of_account": account_id, "amount": amount})
+def credit(connection: Connection, account_id: str, amount: int) -> str:
+    """Count an amount as received, and return whose account it is."""
+    return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())

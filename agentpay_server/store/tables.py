@@ -131,6 +131,17 @@ Index(
     postgresql_where=transfers.c.status == "submitted",
 )
 
+expired_transactions: Final = Table(
+    "expired_transactions",
+    metadata,
+    # What was proved never to land and was signed again: kept, so that the proof can be doubted afterwards.
+    Column("signature", Text, primary_key=True),
+    Column("transfer_id", Text, nullable=False),
+    Column("last_valid_block_height", BigInteger, nullable=False),
+    Column("expired_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 spends: Final = Table(
     "spends",
     metadata,

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, insert, literal_column, null, select, true, up
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import transfers
+from agentpay_server.store.tables import expired_transactions, transfers
 
 
 @frozen
@@ -57,6 +57,7 @@ class TransferRecord:
 
 
 _INSERT: Final = insert(transfers)
+_INSERT_EXPIRED: Final = insert(expired_transactions)
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
 _IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
@@ -135,8 +136,24 @@ def free_key(connection: Connection, transfer_id: str) -> bool:
     return connection.execute(_FREE_KEY, {"of_transfer": transfer_id}).rowcount == 1
 
 
-def sign_again(connection: Connection, transfer_id: str, signed: SignedTransaction) -> None:
-    """Put a new transaction in the place of one that provably never lands."""
+def sign_again(
+    connection: Connection,
+    transfer_id: str,
+    *,
+    expired: SignedTransaction,
+    signed: SignedTransaction,
+    now_us: int,
+) -> None:
+    """Put a new transaction in the place of one that provably never lands, and keep a note of that one."""
+    connection.execute(
+        _INSERT_EXPIRED,
+        {
+            "signature": expired.signature,
+            "transfer_id": transfer_id,
+            "last_valid_block_height": expired.last_valid_block_height,
+            "expired_us": now_us,
+        },
+    )
     connection.execute(
         _SIGN_AGAIN,
         {

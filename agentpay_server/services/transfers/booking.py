@@ -126,8 +126,8 @@ def book_settled(
         now_us: when.
         is_initiated: whether `transfer.initiated` is written already.
     """
-    balance_micro = _move(connection, transfer)
-    _enter(connection, context, transfer, now_us)
+    balance_micro, recipient_operator = _move(connection, transfer)
+    _enter(connection, context, transfer, recipient_operator, now_us)
     outbox = _outbox(connection, context, transfer, now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
@@ -156,32 +156,42 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(connection: Connection, transfer: TransferRecord) -> int:
-    """Change the balances of both sides by the books, and return that of the source."""
-    recipient = transfer.recipient_account_id
+def _move(connection: Connection, transfer: TransferRecord) -> tuple[int, str | None]:
+    """Change the balances of both sides by the books.
+
+    Returns:
+        The balance of the source, in micro-USDC, and the operator of a recipient of this service.
+    """
+    recipient, recipient_operator = transfer.recipient_account_id, None
     # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
     if recipient is not None and recipient < transfer.account_id:
-        accounts.credit(connection, recipient, transfer.amount)
+        recipient_operator = accounts.credit(connection, recipient, transfer.amount)
     balance_micro = accounts.debit(connection, transfer.account_id, transfer.amount)
     if recipient is not None and recipient > transfer.account_id:
-        accounts.credit(connection, recipient, transfer.amount)
-    return balance_micro
+        recipient_operator = accounts.credit(connection, recipient, transfer.amount)
+    return balance_micro, recipient_operator
 
 
-def _enter(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> None:
+def _enter(
+    connection: Connection,
+    context: Context,
+    transfer: TransferRecord,
+    recipient_operator: str | None,
+    now_us: int,
+) -> None:
     """Write the history: an entry for the source, one for a recipient of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,
-        "memo": transfer.memo,
-        "category": transfer.category,
         "tx_signature": transfer.tx_signature,
         "transfer_id": transfer.transfer_id,
         "created_us": now_us,
     }
+    words: dict[str, object] = {"memo": transfer.memo, "category": transfer.category}
     rows = [
         {
             **common,
+            **words,
             "transaction_id": context.identifiers.new(identifiers.ENTRY),
             "account_id": transfer.account_id,
             "type": TransactionType.TRANSFER.value,
@@ -190,9 +200,12 @@ def _enter(connection: Connection, context: Context, transfer: TransferRecord, n
         }
     ]
     if transfer.recipient_account_id is not None:
+        # What the payer wrote is private to its operator (D32).
+        is_own = recipient_operator == transfer.operator_id
         rows.append(
             {
                 **common,
+                **(words if is_own else {}),
                 "transaction_id": context.identifiers.new(identifiers.ENTRY),
                 "account_id": transfer.recipient_account_id,
                 "type": TransactionType.DEPOSIT.value,

@@ -6,6 +6,7 @@ brings signed bytes to it.
 """
 
 import asyncio
+from collections.abc import Coroutine
 
 import attrs
 from attrs import frozen
@@ -25,7 +26,7 @@ from agentpay_server.domain.problems import (
     not_found,
     shown,
 )
-from agentpay_server.domain.transfers import Verdict, verdict
+from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import (
@@ -61,6 +62,9 @@ class Transfers:
         self._chain = context.chain
         self._clock = context.clock
         self._settlement = settlement
+        # Requests under way in this process, by operator and key. What is stored decides; this spares
+        # duplicates that arrive together from deciding again.
+        self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Future[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or say why not (contract, "POST /v1/transfers"; D21 to D33).
@@ -76,6 +80,38 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
+        return await self._joined(principal.operator_id, request, self._create(principal, request))
+
+    async def _joined(
+        self, operator_id: str, request: CreateTransfer, work: Coroutine[None, None, Transfer]
+    ) -> Transfer:
+        """Do `work`, unless the same request is under way: then wait for that one, and answer as it does."""
+        name = (operator_id, request.idempotency_key)
+        first = self._under_way.get(name)
+        if first is not None and first[0] == terms_of(request):
+            work.close()
+            return await asyncio.shield(first[1])
+        if first is not None:
+            # Other parameters: it is judged by what is stored.
+            return await work
+        outcome: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
+        self._under_way[name] = (terms_of(request), outcome)
+        try:
+            outcome.set_result(await work)
+        except Exception as error:
+            outcome.set_exception(error)
+            # Taken at once: most often nobody waits for it.
+            outcome.exception()
+            raise
+        except BaseException:
+            # The server stops: what became of it is unknown, so nobody is answered.
+            outcome.cancel()
+            raise
+        finally:
+            del self._under_way[name]
+        return outcome.result()
+
+    async def _create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
         while True:
             view = await self._database.read(_view, principal, request)

@@ -176,7 +176,8 @@ class TransferSteps:
                 transfer.transfer_id, transfer.memo, context.settings.onchain_memo.value
             ),
         )
-        store.sign_again(connection, transfer.transfer_id, signed)
+        now_us = context.clock.now_us()
+        store.sign_again(connection, transfer.transfer_id, expired=expired, signed=signed, now_us=now_us)
         return signed
 
     def _current(self, connection: Connection) -> TransferRecord:

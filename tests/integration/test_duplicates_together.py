@@ -1,0 +1,48 @@
+"""Duplicates that arrive together get one outcome (D29), and what a payer writes stays with its operator (D32)."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from server_world import Funded
+
+from agentpay import AgentPay, InsufficientBalanceError
+from agentpay_server import AgentPayServer
+
+
+def test_duplicates_of_a_request_that_is_refused_for_its_balance_share_one_outcome_or_try_again(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    source = funded("1").account_id
+    to = server.sandbox.create_token_account().usdc_token_account
+
+    def pay(_: int) -> str:
+        try:
+            client.transfers.create(from_=source, to=to, amount=2, idempotency_key="k")
+        except InsufficientBalanceError as refusal:
+            return refusal.transfer_id or ""
+        raise AssertionError("it was paid")
+
+    with ThreadPoolExecutor(16) as pool:
+        transfer_ids = set(pool.map(pay, range(64)))
+
+    # Those that found none under way made an attempt of their own: each is stored, and has one history entry.
+    rejections = [e.transfer_id for e in client.accounts.transactions(source, status="rejected", limit=100)]
+    assert sorted(rejections) == sorted(transfer_ids)
+
+
+def test_what_a_payer_writes_is_not_shown_to_another_operator(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    source = funded("10").account_id
+    own = client.accounts.create(name="own").account_id
+    stranger = server.client(api_key=server.sandbox.create_operator("other").key)
+    foreign = stranger.accounts.create(name="foreign").account_id
+    for to in (own, foreign):
+        client.transfers.create(from_=source, to=to, amount=1, memo="for eyes of ours", category="data")
+
+    (ours,) = client.accounts.transactions(own).data
+    (theirs,) = stranger.accounts.transactions(foreign).data
+
+    assert (ours.memo, ours.category) == ("for eyes of ours", "data")
+    assert (theirs.memo, theirs.category) == (None, None)
+    assert theirs.counterparty == source
+    assert theirs.amount_usdc == 1
