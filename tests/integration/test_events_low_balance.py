@@ -1,0 +1,220 @@
+"""`balance.low_threshold`: once for each webhook, when the balance goes from at or above to below (D43)."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from money import events
+from server_world import START, Funded
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
+
+LOW = "balance.low_threshold"
+
+
+def heard(inbox) -> list[str]:
+    """The balances of which an inbox has heard."""
+    if inbox._pump is not None:
+        inbox._pump()
+    return [f"{event.data.balance_usdc.normalize():f}" for event in inbox.events if event.type == LOW]
+
+
+@pytest.fixture
+def pay(client: AgentPay, funded: Funded):
+    sink = funded("0.000001", name="Sink").account_id
+
+    def make(payer, amount: str, to: str | None = None) -> None:
+        client.transfers.create(from_=payer.account_id, to=to or sink, amount=amount)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [("50", []), ("50.000001", ["49.999999"]), ("49.999999", []), ("100", ["0"]), ("51", ["49"])],
+)
+def test_it_fires_below_the_threshold_and_not_at_it(server: AgentPayServer, funded, pay, amount, expected):
+    payer = funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+
+    pay(payer, amount)
+
+    assert heard(inbox) == expected
+
+
+def test_it_fires_from_exactly_at_the_threshold(server: AgentPayServer, funded, pay):
+    payer = funded("50")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+
+    pay(payer, "0.000001")
+
+    assert heard(inbox) == ["49.999999"]
+
+
+def test_it_does_not_fire_again_while_the_balance_stays_low(server: AgentPayServer, funded, pay):
+    payer = funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+
+    for _ in range(4):
+        pay(payer, "20")
+
+    assert heard(inbox) == ["40"]
+
+
+def test_a_balance_that_was_low_at_registration_does_not_fire(server: AgentPayServer, funded, pay):
+    payer = funded("40")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+
+    pay(payer, "1")
+
+    assert heard(inbox) == []
+
+
+@pytest.mark.parametrize(("amount", "is_armed"), [("29.999999", False), ("30", True), ("31", True)])
+def test_funding_to_the_threshold_arms_it_again(server: AgentPayServer, funded, pay, amount, is_armed):
+    payer = funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+    pay(payer, "80")
+
+    server.sandbox.fund(payer.account_id, amount)
+    pay(payer, "15")
+
+    assert len(heard(inbox)) == 1 + is_armed
+
+
+def test_a_payment_that_comes_in_arms_it_again(server: AgentPayServer, funded, pay):
+    payer, other = funded("100"), funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[payer.account_id])
+    pay(payer, "80")
+
+    pay(other, "30", to=payer.account_id)
+    pay(payer, "1")
+
+    assert heard(inbox) == ["20", "49"]
+
+
+def test_a_payment_that_comes_in_does_not_fire(server: AgentPayServer, funded, pay):
+    payer, poor = funded("100"), funded("1")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[poor.account_id])
+
+    pay(payer, "10", to=poor.account_id)
+    server.sandbox.fund(poor.account_id, "5")
+
+    assert heard(inbox) == []
+
+
+def test_each_webhook_has_its_own_threshold_and_an_event_of_its_own(server: AgentPayServer, funded, pay):
+    payer = funded("100")
+    high, low, same = (server.webhook_inbox(low_balance_threshold_usdc=value) for value in (90, 50, 90))
+
+    pay(payer, "20")
+    assert (heard(high), heard(low), heard(same)) == (["80"], [], ["80"])
+    pay(payer, "40")
+    assert (heard(high), heard(low), heard(same)) == (["80"], ["40"], ["80"])
+
+    ids = {event.id for inbox in (high, low, same) for event in inbox.events if event.type == LOW}
+    assert len(ids) == 3
+    assert [e["type"] for e in events(server)].count(LOW) == 3
+
+
+def test_one_transfer_can_cross_several_thresholds(server: AgentPayServer, funded, pay):
+    payer = funded("100")
+    inboxes = [server.webhook_inbox(low_balance_threshold_usdc=value) for value in (10, 50, 90, 100)]
+
+    pay(payer, "95")
+
+    assert [heard(inbox) for inbox in inboxes] == [["5"], ["5"], ["5"], ["5"]]
+
+
+def test_it_is_for_who_asked_for_it_with_a_threshold_and_for_the_account(server: AgentPayServer, funded, pay):
+    payer, other = funded("100"), funded("100")
+    without_threshold = server.webhook_inbox(events=[LOW])
+    without_type = server.webhook_inbox(events=["transfer.settled"], low_balance_threshold_usdc=50)
+    of_another = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[other.account_id])
+    at_zero = server.webhook_inbox(low_balance_threshold_usdc=0)
+
+    pay(payer, "100")
+
+    assert [heard(i) for i in (without_threshold, without_type, of_another, at_zero)] == [[], [], [], []]
+    assert LOW not in {event["type"] for event in events(server)}
+
+
+def test_nobody_hears_of_it_after_the_webhook_is_deleted(server: AgentPayServer, funded, pay):
+    payer = funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+    server.console.delete_webhook(inbox.webhook_id)
+
+    pay(payer, "60")
+
+    assert heard(inbox) == []
+    assert LOW not in {event["type"] for event in events(server)}
+
+
+def test_a_transfer_that_is_refused_does_not_fire(server: AgentPayServer, client: AgentPay, funded, pay):
+    payer = funded("100")
+    inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
+    client.policies.update(payer.account_id, escalation_threshold=60)
+
+    client.transfers.create(from_=payer.account_id, to=funded("1").account_id, amount="70")  # set aside
+
+    assert heard(inbox) == []
+
+
+# --- Against a model --------------------------------------------------------------------------------------
+
+AMOUNTS = st.integers(1, 6)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["fund", "pay"]), st.integers(0, 2), st.integers(0, 2), AMOUNTS), max_size=14
+)
+WEBHOOKS = st.lists(
+    st.tuples(st.none() | st.integers(0, 8), st.sets(st.integers(0, 2)), st.booleans()),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=25)
+@given(webhooks=WEBHOOKS, steps=STEPS)
+def test_any_history_fires_as_a_model_that_remembers_says(webhooks, steps):
+    with AgentPayServer(clock=START) as server:
+        client = server.client()
+        accounts = [client.accounts.create(name=f"a{number}").account_id for number in range(3)]
+        balances = [4, 4, 4]
+        for account_id in accounts:
+            server.sandbox.fund(account_id, 4)
+        inboxes = [
+            server.webhook_inbox(
+                events=[LOW, "transfer.settled"] if has_type else ["transfer.settled"],
+                account_ids=[accounts[place] for place in sorted(of)],
+                low_balance_threshold_usdc=threshold,
+            )
+            for threshold, of, has_type in webhooks
+        ]
+        # Armed or not, for each webhook and account: what the server does without remembering.
+        armed = [[threshold is not None and threshold <= 4 for _ in accounts] for threshold, _, _ in webhooks]
+        expected: list[list[tuple[str, Decimal]]] = [[] for _ in webhooks]
+        for kind, source, target, amount in steps:
+            if kind == "fund":
+                server.sandbox.fund(accounts[target], amount)
+                changes = [(target, amount)]
+            elif source == target or balances[source] < amount:
+                continue
+            else:
+                client.transfers.create(from_=accounts[source], to=accounts[target], amount=amount)
+                changes = [(source, -amount), (target, amount)]
+            for place, change in changes:
+                balances[place] += change
+                for number, (threshold, of, has_type) in enumerate(webhooks):
+                    if threshold is None or (of and place not in of):
+                        continue
+                    is_low = balances[place] < threshold
+                    if is_low and armed[number][place] and has_type:
+                        expected[number].append((accounts[place], Decimal(balances[place])))
+                    armed[number][place] = not is_low
+        server.sandbox.clock.advance(0)
+
+        for inbox, lows in zip(inboxes, expected, strict=True):
+            got = [(e.data.account_id, e.data.balance_usdc) for e in inbox.events if e.type == LOW]
+            assert got == lows
