@@ -4,7 +4,7 @@ import random
 import secrets
 from typing import Protocol
 
-from ulid import ULID
+from ulid import base32
 
 from agentpay_server.clock import Clock
 
@@ -36,8 +36,14 @@ class Identifiers:
     def __init__(self, clock: Clock, source: Randomness) -> None:
         self._clock = clock
         self._source = source
+        # The text of a millisecond, which many identifiers share.
+        self._milliseconds = -1
+        self._time = ""
 
     def new(self, prefix: str) -> str:
         """Return a new identifier with this prefix."""
         milliseconds = self._clock.now_us() // 1_000
-        return prefix + str(ULID(milliseconds.to_bytes(6, "big") + self._source.randbytes(10))).lower()
+        if milliseconds != self._milliseconds:
+            self._milliseconds = milliseconds
+            self._time = base32.encode_timestamp(milliseconds.to_bytes(6, "big")).lower()
+        return prefix + self._time + base32.encode_randomness(self._source.randbytes(10)).lower()

@@ -52,9 +52,10 @@ class Application:
         handlers = {**v1_handlers(runtime), **console_handlers(runtime), **sandbox_handlers(runtime)}
         per_minute = runtime.context.settings.rate_limit_per_minute
         limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
-        self._router = Router(
-            routes=_routes(BOUND_ENDPOINTS, handlers, limit), redirect_slashes=False, default=_no_route
-        )
+        routes = _routes(BOUND_ENDPOINTS, handlers, limit)
+        self._router = Router(routes=routes, redirect_slashes=False, default=_no_route)
+        # Most requests are for a path without parameters: nothing has to be matched for those.
+        self._fixed = {route.path: route.app for route in routes if not route.param_convertors}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -66,7 +67,8 @@ class Application:
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
-            await self._router(scope, receive, _stamped(send, request_id))
+            answer = self._fixed.get(scope["path"], self._router)
+            await answer(scope, receive, _stamped(send, request_id))
         except Problem as problem:
             status, extra, body = rendered(problem, request_id)
             await _respond(_stamped(send, request_id), status, body, extra)
@@ -96,7 +98,7 @@ class _Path:
             )
         principal: Principal = scope["agentpay.principal"]
         headers: Mapping[str, str] = scope["agentpay.headers"]
-        path = scope["path_params"]
+        path = scope.get("path_params", {})
         _require_scope(endpoint, principal, path)
         if self._limit is not None:
             self._limit.take(principal.key_id)

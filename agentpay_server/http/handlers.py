@@ -42,7 +42,7 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         return _policy(await complete(policies.put(call.principal, account_id, call.body, if_match=if_match)))
 
     async def create_transfer(call: Call) -> Reply:
-        transfer = await complete(transfers.create(call.principal, call.body))
+        transfer = await transfers.create(call.principal, call.body)
         is_settled = transfer.status == TransferStatus.SETTLED
         return Reply(status=200 if is_settled else 202, model=transfer)
 

@@ -82,10 +82,10 @@ class Settlement:
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
 
-    def drive(
-        self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
-    ) -> "asyncio.Task[T]":
-        """Return the task that brings `subject` to its end, started if nobody drives it yet.
+    async def settle(
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool, deadline: float
+    ) -> T | None:
+        """Bring `subject` to its end and return the result, or None at the deadline; it goes on all the same.
 
         Args:
             subject: identifier of what the transaction is for.
@@ -93,17 +93,40 @@ class Settlement:
             steps: what to book at each end.
             is_new: whether the transaction was stored just now, by this call's caller: it is sent at once,
                 without asking first whether it is there already.
+            deadline: until when to wait, in the event loop's time.
+        """
+        if is_new and subject not in self._drivers:
+            # Most often one look is enough, and nobody has to be started for the rest.
+            is_sent, end = await self._first_look(signed, deadline)
+            if isinstance(end, Landed):
+                return await steps.landed(signed)
+            if isinstance(end, Failure):
+                return await steps.failed(signed, end)
+            if is_sent:
+                await steps.sent()
+        driver = self.drive(subject, signed, steps)
+        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
+        done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
+        return driver.result() if done else None
+
+    def drive(self, subject: str, signed: SignedTransaction, steps: Steps[T]) -> "asyncio.Task[T]":
+        """Return the task that brings `subject` to its end, started if nobody drives it yet.
+
+        Args:
+            subject: identifier of what the transaction is for.
+            signed: its newest transaction, as it is stored; it may have been sent before.
+            steps: what to book at each end.
         """
         running = self._drivers.get(subject)
         if running is None:
-            running = self._tasks.start(self._to_its_end(signed, steps, is_new=is_new))
+            running = self._tasks.start(self._to_its_end(signed, steps))
             self._drivers[subject] = running
             running.add_done_callback(lambda _: self._drivers.pop(subject, None))
         # A subject has one kind of steps, whoever asks first.
         return cast("asyncio.Task[T]", running)
 
-    async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool) -> T:
-        pause = 0.0
+    async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T]) -> T:
+        pause, is_new = 0.0, False
         while True:
             outcome = await self.outcome(signed, steps.sent, is_new=is_new)
             if isinstance(outcome, Landed):
@@ -159,6 +182,19 @@ class Settlement:
                 raise ChainUnavailableError("the end of a transaction was not known in time")
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _first_look(self, signed: SignedTransaction, deadline: float) -> tuple[bool, Outcome | None]:
+        """Send a new transaction, and return whether it was handed over, and its end if that is known."""
+        is_sent, end = False, None
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._chain.send(signed.raw)
+                is_sent = True
+                end, _ = await self._look(signed)
+        except (ChainUnavailableError, TimeoutError):
+            # Whoever drives it asks again.
+            return is_sent, None
+        return is_sent, end
 
     async def _look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
         """Return the end, if it is known, and else whether the bytes should be sent again."""

@@ -1,4 +1,4 @@
-"""Duplicates that arrive together get one outcome (D29), and what a payer writes stays with its operator (D32)."""
+"""Duplicates that arrive together have one outcome (D29); what a payer writes stays with its operator."""
 
 from concurrent.futures import ThreadPoolExecutor
 

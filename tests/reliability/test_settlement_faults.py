@@ -371,7 +371,7 @@ async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
     assert record is not None
     second_process = Settlement(context)
     steps = TransferSteps(context, record)
-    other = second_process.drive(record.transfer_id, record.signed, steps, is_new=False)
+    other = second_process.drive(record.transfer_id, record.signed, steps)
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     again = await world.transfer("key", source, to, "7")

@@ -6,7 +6,6 @@ brings signed bytes to it.
 """
 
 import asyncio
-from collections.abc import Coroutine
 
 import attrs
 from attrs import frozen
@@ -64,7 +63,7 @@ class Transfers:
         self._settlement = settlement
         # Requests under way in this process, by operator and key. What is stored decides; this spares
         # duplicates that arrive together from deciding again.
-        self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Future[Transfer]]] = {}
+        self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or say why not (contract, "POST /v1/transfers"; D21 to D33).
@@ -80,36 +79,17 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        return await self._joined(principal.operator_id, request, self._create(principal, request))
-
-    async def _joined(
-        self, operator_id: str, request: CreateTransfer, work: Coroutine[None, None, Transfer]
-    ) -> Transfer:
-        """Do `work`, unless the same request is under way: then wait for that one, and answer as it does."""
-        name = (operator_id, request.idempotency_key)
-        first = self._under_way.get(name)
-        if first is not None and first[0] == terms_of(request):
-            work.close()
-            return await asyncio.shield(first[1])
-        if first is not None:
-            # Other parameters: it is judged by what is stored.
-            return await work
-        outcome: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
-        self._under_way[name] = (terms_of(request), outcome)
-        try:
-            outcome.set_result(await work)
-        except Exception as error:
-            outcome.set_exception(error)
-            # Taken at once: most often nobody waits for it.
-            outcome.exception()
-            raise
-        except BaseException:
-            # The server stops: what became of it is unknown, so nobody is answered.
-            outcome.cancel()
-            raise
-        finally:
-            del self._under_way[name]
-        return outcome.result()
+        name, terms = (principal.operator_id, request.idempotency_key), terms_of(request)
+        running = self._under_way.get(name)
+        if running is None or running[0] != terms:
+            task = self._context.tasks.start(self._create(principal, request))
+            if running is not None:
+                # Other parameters: it is judged by what is stored.
+                return await asyncio.shield(task)
+            running = self._under_way[name] = (terms, task)
+            task.add_done_callback(lambda _: self._under_way.pop(name))
+        # A caller who hangs up cancels nothing, and a duplicate answers as the first does.
+        return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
@@ -213,11 +193,11 @@ class Transfers:
     async def _driven(self, transfer: TransferRecord, deadline: float, *, is_new: bool) -> TransferRecord:
         """Return a submitted transfer at its end, or as it stands at the deadline."""
         steps = TransferSteps(self._context, transfer)
-        driver = self._settlement.drive(transfer.transfer_id, transfer.signed, steps, is_new=is_new)
-        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
-        if done:
-            return driver.result()
+        settled = await self._settlement.settle(
+            transfer.transfer_id, transfer.signed, steps, is_new=is_new, deadline=deadline
+        )
+        if settled is not None:
+            return settled
         record = await self._database.read(store.transfer, transfer.transfer_id)
         assert record is not None  # noqa: S101 - transfers are never deleted
         return record
