@@ -104,7 +104,9 @@ class Schedule:
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    # Not `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that meets the end of its wait.
     try:
-        await asyncio.wait_for(changed.wait(), max(seconds, 0))
+        async with asyncio.timeout(max(seconds, 0)):
+            await changed.wait()
     except TimeoutError:
         return
