@@ -1,0 +1,596 @@
+"""Deliveries under a clock that stands still: when each attempt is made, and what it sends (D44; P11)."""
+
+import re
+import threading
+from datetime import timedelta
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from money import events, rows
+from receivers import Receiver, answer, closed_port, drop, hang
+from server_world import START, UNKNOWN, Funded, faults, raw_client
+
+from agentpay import AgentPay, webhooks
+from agentpay.webhooks import RETRY_SCHEDULE
+from agentpay_server import AgentPayServer
+from agentpay_server.contract.webhooks import Delivery
+from agentpay_server.services import posting
+from agentpay_server.store import tables
+
+DELAYS = [
+    timedelta(0),
+    timedelta(seconds=30),
+    timedelta(minutes=5),
+    timedelta(minutes=30),
+    timedelta(hours=2),
+]
+DUE = [START + sum(DELAYS[: number + 1], timedelta(0)) for number in range(5)]
+MILLISECOND = timedelta(milliseconds=1)
+SETTLED = ["transfer.settled"]
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def pay(client: AgentPay, funded: Funded):
+    """A function that makes a transfer: one event for who asked for `transfer.settled`."""
+    payer, payee = funded("1000"), funded("1", name="Payee")
+
+    def make(amount: str = "1") -> None:
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
+
+    return make
+
+
+def only(server: AgentPayServer) -> Delivery:
+    (delivery,) = server.console.deliveries()
+    return delivery
+
+
+def move(server: AgentPayServer, duration: timedelta) -> None:
+    server.sandbox.clock.advance(duration / timedelta(seconds=1))
+
+
+# --- When -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_before_the_clock_is_moved(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+
+    pay()
+
+    delivery = only(server)
+    assert inbox.receipts == []
+    assert (delivery.status, delivery.attempts, delivery.next_attempt_at) == ("pending", (), START)
+
+
+def test_what_is_due_runs_when_the_clock_is_moved_by_nothing(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+
+    assert server.sandbox.clock.advance(0) == START
+
+    assert len(inbox.receipts) == 1
+    assert only(server).status == "delivered"
+
+
+@pytest.mark.parametrize("failures", range(6))
+@pytest.mark.parametrize("how", ["status", "drop"])
+def test_the_schedule_is_kept_to_the_millisecond(server: AgentPayServer, pay, failures, how):
+    inbox = server.webhook_inbox(events=SETTLED)
+    if how == "status":
+        inbox.fail_next(503, times=failures)
+    else:
+        inbox.drop_next(times=failures)
+    pay()
+    attempts = min(failures + 1, 5)
+
+    server.sandbox.clock.advance(0)
+    for number in range(1, attempts):
+        delivery = only(server)
+        assert (delivery.status, delivery.next_attempt_at) == ("retrying", DUE[number])
+        move(server, DELAYS[number] - MILLISECOND)
+        assert len(inbox.receipts) == number
+        move(server, MILLISECOND)
+        assert len(inbox.receipts) == number + 1
+    server.sandbox.clock.advance(days=2)
+
+    delivery = only(server)
+    assert delivery.status == ("undelivered" if failures == 5 else "delivered")
+    assert delivery.next_attempt_at is None
+    assert [attempt.at for attempt in delivery.attempts] == DUE[:attempts]
+    assert [receipt.attempt for receipt in inbox.receipts] == list(range(1, attempts + 1))
+    assert len({receipt.event.id for receipt in inbox.receipts}) == 1
+    assert len(inbox.events) == (failures < 5)
+
+
+def test_the_whole_schedule_takes_what_receivers_are_told_it_takes():
+    assert DUE[-1] - DUE[0] == RETRY_SCHEDULE == timedelta(hours=2, minutes=35, seconds=30)
+
+
+def test_one_move_over_several_due_times_runs_each_at_its_own(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next(times=5)
+    pay()
+
+    assert server.sandbox.clock.advance(days=1) == START + timedelta(days=1)
+
+    assert [attempt.at for attempt in only(server).attempts] == DUE
+
+
+def test_each_delay_counts_from_the_failure_before_it(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next(times=2)
+    pay()
+    # The clock was moved without the schedule: the first attempt comes late, and the others after it.
+    server._running.runtime.context.clock.move_to(0)
+    server._running.runtime.context.clock._now_us += 7 * 1_000_000
+    late = START + timedelta(seconds=7)
+
+    server.sandbox.clock.advance(hours=1)
+
+    assert [attempt.at for attempt in only(server).attempts] == [
+        late,
+        late + timedelta(seconds=30),
+        late + timedelta(seconds=330),
+    ]
+
+
+def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next(times=5)
+    for amount in ("1", "2", "3"):
+        pay(amount)
+        server.sandbox.clock.advance(10)
+
+    server.sandbox.clock.advance(hours=3)
+
+    order = sorted(
+        (attempt.at, delivery.delivery_id)
+        for delivery in server.console.deliveries()
+        for attempt in delivery.attempts
+    )
+    received = [receipt.event.data.amount_usdc for receipt in inbox.receipts]
+    by_delivery = {d.delivery_id: n for n, d in zip((3, 2, 1), server.console.deliveries(), strict=True)}
+    assert received == [by_delivery[delivery_id] for _, delivery_id in order]
+    assert received[:4] == [1, 2, 3, 1]
+
+
+def test_what_falls_due_together_runs_in_the_order_of_its_making(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    for amount in range(1, 21):
+        pay(str(amount))
+
+    server.sandbox.clock.advance(0)
+
+    assert [receipt.event.data.amount_usdc for receipt in inbox.receipts] == list(range(1, 21))
+
+
+def test_what_a_receiver_causes_runs_in_the_same_move(server: AgentPayServer, pay, receiver: Receiver):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+
+    def pay_again(exchange):
+        pay("2")
+        exchange.wire.sendall(answer(200))
+
+    receiver.next(pay_again)
+    pay("1")
+
+    server.sandbox.clock.advance(0)
+
+    assert len(receiver.posts) == 2
+
+
+def test_moves_from_several_threads_follow_each_other(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next(times=5)
+    pay()
+
+    threads = [threading.Thread(target=server.sandbox.clock.advance, args=(600,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert server.sandbox.clock.now() == START + timedelta(seconds=12_000)
+    assert [attempt.at for attempt in only(server).attempts] == DUE
+
+
+@settings(max_examples=20)
+@given(
+    failures=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    steps=st.lists(st.integers(0, 9_000_000), max_size=8),
+)
+def test_however_the_clock_is_moved_each_attempt_has_its_time(failures, steps):
+    with AgentPayServer(clock=START) as server:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("a", "b"))
+        server.sandbox.fund(payer, 10)
+        inboxes = []
+        for count in failures:
+            inboxes.append(server.webhook_inbox(events=SETTLED))
+            inboxes[-1].fail_next(times=count)
+        client.transfers.create(from_=payer, to=payee, amount="1")
+
+        for step in steps:
+            server.sandbox.clock.advance(step / 1000)
+        server.sandbox.clock.advance(days=1)
+
+        for inbox, count in zip(inboxes, failures, strict=True):
+            (delivery,) = server.console.deliveries(webhook_id=inbox.webhook_id)
+            attempts = min(count + 1, 5)
+            # On time, however large the step was, as soon as the clock was moved at all.
+            assert [attempt.at for attempt in delivery.attempts] == DUE[:attempts]
+            assert len(inbox.receipts) == attempts
+
+
+# --- What is sent, to a real receiver ---------------------------------------------------------------------
+
+
+def test_every_attempt_sends_the_same_bytes_under_the_same_identifier(
+    server: AgentPayServer, pay, receiver: Receiver
+):
+    webhook = server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = 500
+    pay()
+    server.sandbox.clock.advance(hours=3)
+
+    posts = receiver.posts
+    (event,) = [event for event in server.console.events() if event.type == "transfer.settled"]
+    assert len(posts) == 5
+    assert len({post.body for post in posts}) == 1
+    assert {post.headers["x-service-event-id"] for post in posts} == {event.id}
+    assert [post.headers["x-service-delivery-attempt"] for post in posts] == ["1", "2", "3", "4", "5"]
+    assert {post.line for post in posts} == {"POST /hooks HTTP/1.1"}
+    for post in posts:
+        assert post.headers["content-type"] == "application/json"
+        assert re.fullmatch(r"agentpay-server/\d+\.\d+.*", post.headers["user-agent"])
+        assert re.fullmatch("[0-9a-f]{64}", post.headers["x-service-signature"])
+        assert post.headers["x-service-signature"] == webhooks.sign(post.body, webhook.secret)
+        assert "x-service-signature-next" not in post.headers
+        assert webhooks.unwrap(post.body, post.headers, webhook.secret).id == event.id
+    assert posts[0].body.decode() == next(
+        row["body"] for row in rows(server, tables.events) if row["event_id"] == event.id
+    )
+
+
+def test_each_webhook_signs_with_its_own_secret(server: AgentPayServer, pay, receiver: Receiver):
+    secrets = [server.client().webhooks.create(url=receiver.url, events=SETTLED).secret for _ in range(2)]
+    pay()
+    server.sandbox.clock.advance(0)
+
+    signatures = {post.headers["x-service-signature"] for post in receiver.posts}
+    assert signatures == {webhooks.sign(receiver.posts[0].body, secret) for secret in secrets}
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_a_2xx_is_the_end(server: AgentPayServer, pay, receiver: Receiver, status):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = status
+    pay()
+
+    server.sandbox.clock.advance(hours=3)
+
+    delivery = only(server)
+    assert delivery.status == "delivered"
+    assert [(attempt.status_code, attempt.error) for attempt in delivery.attempts] == [(status, None)]
+
+
+@pytest.mark.parametrize(
+    "status", [300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 410, 422, 429, 500, 503]
+)
+def test_any_other_status_is_tried_again(server: AgentPayServer, pay, receiver: Receiver, status):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.next(answer(status, f"Location: {receiver.url}\r\nRetry-After: 1\r\n"))
+    pay()
+
+    server.sandbox.clock.advance(29.999)
+    assert len(receiver.posts) == 1, "neither a redirect nor Retry-After changes anything"
+    server.sandbox.clock.advance(0.001)
+
+    assert [attempt.status_code for attempt in only(server).attempts] == [status, 200]
+
+
+@pytest.mark.parametrize("act", [drop, hang, b"garbage\r\n\r\n"], ids=["drop", "hang", "garbage"])
+def test_no_answer_is_tried_again(
+    server: AgentPayServer, pay, receiver: Receiver, act, monkeypatch: pytest.MonkeyPatch
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    if act is hang:
+        monkeypatch.setattr(posting, "TIMEOUT_SECONDS", 0.1)
+    receiver.next(act)
+    pay()
+
+    server.sandbox.clock.advance(30)
+
+    first, second = only(server).attempts
+    assert first.status_code is None
+    assert first.error.startswith("no answer")
+    assert (second.status_code, second.error) == (200, None)
+
+
+def test_a_receiver_that_is_not_there_is_tried_again_until_the_end(server: AgentPayServer, pay):
+    server.client().webhooks.create(url=f"http://127.0.0.1:{closed_port()}/", events=SETTLED)
+    pay()
+
+    server.sandbox.clock.advance(hours=3)
+
+    delivery = only(server)
+    assert delivery.status == "undelivered"
+    assert [attempt.error for attempt in delivery.attempts] == ["no answer: ConnectError"] * 5
+
+
+def test_a_name_that_dns_cannot_hold_is_given_up_like_any_other(server: AgentPayServer, pay):
+    server.client().webhooks.create(url="http://xn--a.example/", events=SETTLED)
+    pay()
+
+    server.sandbox.clock.advance(hours=3)
+
+    assert (only(server).status, len(only(server).attempts)) == ("undelivered", 5)
+
+
+def test_one_receiver_that_fails_changes_nothing_for_another(server: AgentPayServer, pay, receiver: Receiver):
+    good = server.webhook_inbox(events=SETTLED)
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = 500
+    for amount in ("1", "2"):
+        pay(amount)
+
+    server.sandbox.clock.advance(0)
+
+    assert [event.data.amount_usdc for event in good.events] == [1, 2]
+
+
+# --- What is shown ----------------------------------------------------------------------------------------
+
+
+def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, http: httpx.Client, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next(503)
+    inbox.drop_next()
+    pay()
+    server.sandbox.clock.advance(30)
+
+    (shown,) = http.get("/console/deliveries").json()["data"]
+
+    assert re.fullmatch(r"dlv_[0-9a-z]{26}", shown.pop("delivery_id"))
+    durations = [attempt.pop("duration_ms") for attempt in shown["attempts"]]
+    assert all(isinstance(duration, int) and duration >= 0 for duration in durations)
+    assert shown == {
+        "event_id": events(server)[-1]["id"],
+        "event_type": "transfer.settled",
+        "webhook_id": inbox.webhook_id,
+        "status": "retrying",
+        "attempts": [
+            {"at": "2026-01-01T00:00:00.000Z", "status_code": 503, "error": None},
+            {"at": "2026-01-01T00:00:30.000Z", "status_code": None, "error": "no answer: ReadError"},
+        ],
+        "next_attempt_at": "2026-01-01T00:05:30.000Z",
+    }
+
+
+def test_what_a_receiver_says_is_never_shown(
+    server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver, caplog: pytest.LogCaptureFixture
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = answer(500, "X-Secret: PLANTED\r\n", b"PLANTED" * 1000)
+    pay()
+
+    server.sandbox.clock.advance(hours=3)
+
+    database = str(rows(server, tables.delivery_attempts))
+    assert "PLANTED" not in http.get("/console/deliveries").text + database + caplog.text
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """A server with deliveries of every status: two events for each of two webhooks."""
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("a", "b"))
+        server.sandbox.fund(payer, 100)
+        failing, good = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=SETTLED)
+        failing.fail_next(times=100)
+        client.transfers.create(from_=payer, to=payee, amount="1")
+        server.sandbox.clock.advance(hours=3)
+        client.transfers.create(from_=payer, to=payee, amount="1")
+        server.sandbox.clock.advance(0)
+        client.transfers.create(from_=payer, to=payee, amount="1")
+        yield server, http, failing.webhook_id, good.webhook_id
+
+
+def test_deliveries_are_listed_newest_first(listed):
+    server, _, failing, good = listed
+
+    shown = [(d.webhook_id, d.status, [a.at for a in d.attempts]) for d in server.console.deliveries()]
+    second = START + timedelta(hours=3)
+    assert shown == [
+        (good, "pending", []),
+        (failing, "pending", []),
+        (good, "delivered", [second]),
+        (failing, "retrying", [second]),
+        (good, "delivered", [START]),
+        (failing, "undelivered", DUE),
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 6, 100])
+def test_deliveries_are_paged(listed, limit):
+    server, *_ = listed
+
+    assert list(server.console.deliveries(limit=limit)) == list(server.console.deliveries())
+
+
+def test_deliveries_are_filtered_by_all_that_they_have(listed):
+    server, _, failing, good = listed
+    everything = list(server.console.deliveries())
+    event_ids = [e.id for e in server.console.events() if e.type == "transfer.settled"]
+    statuses = ["pending", "retrying", "delivered", "undelivered"]
+
+    for status in (None, *statuses):
+        for webhook_id in (None, failing, good, UNKNOWN["webhook_id"]):
+            for event_id in (None, *event_ids, UNKNOWN["event_id"]):
+                expected = [
+                    d
+                    for d in everything
+                    if status in (None, d.status)
+                    and webhook_id in (None, d.webhook_id)
+                    and event_id in (None, d.event_id)
+                ]
+                filters = {"status": status, "webhook_id": webhook_id, "event_id": event_id}
+                assert list(server.console.deliveries(limit=2, **filters)) == expected, filters
+    assert {d.status for d in everything} == set(statuses)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("status=failed", "status"), ("status=", "status"), ("limit=0", "limit"), ("cursor=x", "cursor")],
+)
+def test_a_query_that_cannot_be_is_told_by_its_field(listed, query, field):
+    assert list(faults(listed[1].get(f"/console/deliveries?{query}"))) == [field]
+
+
+def test_another_operator_sees_none(listed):
+    server, _, failing, _ = listed
+    with raw_client(server, server.sandbox.create_operator("b").key) as http:
+        assert http.get("/console/deliveries").json()["data"] == []
+        assert http.get(f"/console/deliveries?webhook_id={failing}").json()["data"] == []
+
+
+# --- Replay -----------------------------------------------------------------------------------------------
+
+
+def test_an_undelivered_event_is_replayed(
+    server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = 500
+    pay()
+    server.sandbox.clock.advance(hours=3)
+    event_id = only(server).event_id
+    receiver.default = 200
+
+    response = http.post(f"/console/events/{event_id}/replay")
+
+    (replayed,) = response.json()["data"]
+    assert response.status_code == 202
+    assert (replayed["status"], replayed["attempts"]) == ("pending", [])
+    assert replayed["next_attempt_at"] == "2026-01-01T03:00:00.000Z"
+    assert len(receiver.posts) == 5
+    server.sandbox.clock.advance(0)
+    assert len(receiver.posts) == 6
+    assert receiver.posts[5].body == receiver.posts[0].body
+    assert receiver.posts[5].headers["x-service-event-id"] == event_id
+    assert receiver.posts[5].headers["x-service-delivery-attempt"] == "1"
+    assert [d.status for d in server.console.deliveries(event_id=event_id)] == ["delivered", "undelivered"]
+
+
+def test_a_delivered_event_can_be_replayed_too_and_retries_anew(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+    event = inbox.wait_for("transfer.settled")
+    inbox.fail_next(times=5)
+
+    server.console.replay_event(event.id)
+    server.sandbox.clock.advance(days=1)
+
+    assert len(inbox.receipts) == 6
+    assert len(inbox.events) == 1
+    newest, _ = server.console.deliveries()
+    assert (newest.status, [attempt.at for attempt in newest.attempts]) == ("undelivered", DUE)
+
+
+def test_a_replay_is_for_every_webhook_that_asks_for_such_events_now(server: AgentPayServer, pay):
+    gone, kept = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=SETTLED)
+    pay()
+    event = kept.wait_for("transfer.settled")
+    server.console.delete_webhook(gone.webhook_id)
+    later = server.webhook_inbox()
+    other_type = server.webhook_inbox(events=["transfer.rejected"])
+    other_account = server.webhook_inbox(account_ids=[server.client().accounts.create(name="c").account_id])
+
+    replayed = server.console.replay_event(event.id)
+    server.sandbox.clock.advance(0)
+
+    assert [delivery.webhook_id for delivery in replayed] == [kept.webhook_id, later.webhook_id]
+    assert [len(i.receipts) for i in (gone, kept, later, other_type, other_account)] == [1, 2, 1, 0, 0]
+
+
+def test_a_replay_can_be_for_one_webhook_whatever_it_asked_for(server: AgentPayServer, pay):
+    first, second = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=["transfer.rejected"])
+    pay()
+    event = first.wait_for("transfer.settled")
+
+    (replayed,) = server.console.replay_event(event.id, webhook_id=second.webhook_id)
+    server.sandbox.clock.advance(0)
+
+    assert replayed.webhook_id == second.webhook_id
+    assert (len(first.receipts), len(second.receipts)) == (1, 1)
+    assert second.events[0].id == event.id
+
+
+def test_a_replay_that_nobody_asks_for_delivers_nothing(server: AgentPayServer, http: httpx.Client, pay):
+    pay()
+    event_id = events(server)[-1]["id"]
+
+    response = http.post(f"/console/events/{event_id}/replay", json={})
+
+    assert response.status_code == 202
+    assert response.json() == {"data": [], "cursor": "", "has_more": False}
+
+
+def test_what_cannot_be_replayed_is_told(server: AgentPayServer, http: httpx.Client, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+    event_id = inbox.wait_for("transfer.settled").id
+    deleted = server.webhook_inbox().webhook_id
+    server.console.delete_webhook(deleted)
+    path = f"/console/events/{event_id}/replay"
+    other_key = server.sandbox.create_operator("b").key
+    foreign = server.client(api_key=other_key).webhooks.create(url=inbox.url, events=SETTLED).webhook_id
+
+    for webhook_id in (UNKNOWN["webhook_id"], "x", "", deleted, foreign):
+        assert list(faults(http.post(path, json={"webhook_id": webhook_id}))) == ["webhook_id"]
+    assert list(faults(http.post(path, json={"webhook_id": 1}))) == ["webhook_id"]
+    assert list(faults(http.post(path, json={"surprise": 1}))) == ["surprise"]
+    with raw_client(server, other_key) as other:
+        assert other.post(path).status_code == 404
+        assert other.post(path, json={"webhook_id": foreign}).status_code == 404
+    assert len(rows(server, tables.deliveries)) == 1
+
+
+def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+    event = inbox.wait_for("transfer.settled")
+
+    server.console.replay_event(event.id)
+
+    entry = next(iter(server.console.audit()))
+    assert (entry.action, entry.subject) == ("events.replay", event.id)
+    assert entry.after == {"webhook_ids": [inbox.webhook_id]}
+
+
+def test_every_event_reaches_a_receiver_that_eventually_answers(
+    server: AgentPayServer, pay, receiver: Receiver
+):
+    webhook = server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    # Each event fails up to four times, in every way there is.
+    receiver.next(*[500, drop, b"x\r\n\r\n", answer(302, "Location: /\r\n")] * 5)
+    for amount in range(1, 11):
+        pay(str(amount))
+
+    server.sandbox.clock.advance(hours=3)
+
+    accepted = {
+        webhooks.unwrap(post.body, post.headers, webhook.secret).data.amount_usdc
+        for post in receiver.posts[20:]
+    }
+    assert {d.status for d in server.console.deliveries()} == {"delivered"}
+    assert accepted == set(range(1, 11))

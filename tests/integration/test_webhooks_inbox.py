@@ -1,0 +1,259 @@
+"""The inbox: a receiver within the process, for tests of those who use the service."""
+
+import threading
+import time
+from decimal import Decimal
+
+import pytest
+from server_world import Funded
+
+from agentpay import AgentPay, InvalidRequestError
+from agentpay.contract.event_types import EventType
+from agentpay.webhooks import TransferSettled
+from agentpay_server import AgentPayServer
+
+
+@pytest.fixture
+def running():
+    """A server on the machine's clock."""
+    with AgentPayServer(clock="system") as server:
+        yield server
+
+
+def payer_and_payee(server: AgentPayServer):
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+    server.sandbox.fund(payer, 100)
+    return payer, payee
+
+
+def pay(server: AgentPayServer, payer: str, payee: str, amount: str = "1") -> None:
+    server.client().transfers.create(from_=payer, to=payee, amount=amount)
+
+
+@pytest.mark.parametrize("clock", ["manual", "system"])
+def test_an_event_is_waited_for_on_either_clock(clock):
+    with AgentPayServer(clock=clock) as server:
+        payer, payee = payer_and_payee(server)
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+
+        pay(server, payer, payee, "2.50")
+        event = inbox.wait_for("transfer.settled")
+
+        assert isinstance(event, TransferSettled)
+        assert (event.data.account_id, event.data.amount_usdc) == (payer, Decimal("2.5"))
+        assert inbox.events == [event]
+
+
+def test_by_default_it_asks_for_every_type(server: AgentPayServer):
+    server.webhook_inbox()
+
+    (webhook,) = server.console.webhooks()
+    assert set(webhook.events) == {event_type.value for event_type in EventType}
+
+
+def test_it_is_registered_like_any_other(server: AgentPayServer, client: AgentPay):
+    account_id = client.accounts.create(name="a").account_id
+
+    inbox = server.webhook_inbox(
+        events=["transfer.settled"], account_ids=[account_id], low_balance_threshold_usdc="2.5"
+    )
+
+    (webhook,) = server.console.webhooks()
+    assert (webhook.webhook_id, webhook.url) == (inbox.webhook_id, inbox.url)
+    assert (webhook.events, webhook.account_ids) == (("transfer.settled",), (account_id,))
+    assert webhook.low_balance_threshold_usdc == Decimal("2.5")
+
+
+@pytest.mark.parametrize("arguments", [{"events": ["x"]}, {"events": []}, {"account_ids": ["x"]}])
+def test_what_cannot_be_registered_is_refused(server: AgentPayServer, arguments):
+    with pytest.raises(InvalidRequestError):
+        server.webhook_inbox(**arguments)
+    assert list(server.console.webhooks()) == []
+
+
+def test_waiting_does_not_move_a_clock_that_stands(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    inbox.fail_next()
+    before = server.sandbox.clock.now()
+    pay(server, payer.account_id, payee.account_id)
+
+    with pytest.raises(TimeoutError):
+        inbox.wait_for("transfer.settled", timeout=0)
+
+    assert server.sandbox.clock.now() == before
+    server.sandbox.clock.advance(30)
+    assert inbox.wait_for("transfer.settled", timeout=0).type == "transfer.settled"
+
+
+def test_where_chooses_among_events_of_the_type(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox()
+    for amount in ("1", "2", "3"):
+        pay(server, payer.account_id, payee.account_id, amount)
+
+    assert inbox.wait_for("transfer.settled").data.amount_usdc == 1
+    assert inbox.wait_for("transfer.settled", where=lambda e: e.data.amount_usdc > 1).data.amount_usdc == 2
+
+
+def test_what_does_not_come_is_an_error_that_lists_what_did(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox()
+    with pytest.raises(
+        TimeoutError, match=r"no transfer\.settled was received within 0 s; received: nothing"
+    ):
+        inbox.wait_for("transfer.settled", timeout=0)
+    pay(server, payer.account_id, payee.account_id)
+
+    with pytest.raises(TimeoutError, match=r"received: transfer\.initiated, transfer\.settled"):
+        inbox.wait_for("transfer.rejected", timeout=0)
+
+
+def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    inbox.fail_next(503)
+    inbox.drop_next()
+    pay(server, payer.account_id, payee.account_id)
+    server.sandbox.clock.advance(minutes=10)
+    (event,) = inbox.events
+    server.console.replay_event(event.id)
+    server.sandbox.clock.advance(0)
+
+    assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [
+        (event, 1, 503),
+        (event, 2, None),
+        (event, 3, 200),
+        (event, 1, 200),
+    ]
+    assert inbox.events == [event]
+
+
+def test_failures_are_answered_in_the_order_in_which_they_were_asked_for(server, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    inbox.fail_next(400, times=2)
+    inbox.drop_next(times=1)
+    inbox.fail_next(302)
+    pay(server, payer.account_id, payee.account_id)
+
+    server.sandbox.clock.advance(hours=3)
+
+    assert [receipt.status_code for receipt in inbox.receipts] == [400, 400, None, 302, 200]
+
+
+def test_inboxes_are_apart(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("10")
+    of_payer, of_payee, of_all = (
+        server.webhook_inbox(events=["transfer.settled"], account_ids=ids)
+        for ids in ([payer.account_id], [payee.account_id], [])
+    )
+    of_payer.fail_next()
+    assert len({inbox.url for inbox in (of_payer, of_payee, of_all)}) == 3
+
+    pay(server, payer.account_id, payee.account_id, "1")
+    pay(server, payee.account_id, payer.account_id, "2")
+    server.sandbox.clock.advance(0)
+
+    assert [len(inbox.receipts) for inbox in (of_payer, of_payee, of_all)] == [1, 1, 2]
+    assert [len(inbox.events) for inbox in (of_payer, of_payee, of_all)] == [0, 1, 2]
+
+
+def test_inboxes_of_two_servers_are_apart(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    with AgentPayServer() as other:
+        theirs, mine = other.webhook_inbox(), server.webhook_inbox()
+        assert theirs.url == mine.url
+
+        pay(server, payer.account_id, payee.account_id)
+        for each in (server, other):
+            each.sandbox.clock.advance(0)
+
+        assert (len(mine.receipts), len(theirs.receipts)) == (2, 0)
+
+
+def test_after_a_rotation_it_goes_on_within_the_overlap_and_after_it_with_the_new_secret(
+    server: AgentPayServer, funded: Funded
+):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    new = server.console.rotate_webhook_secret(inbox.webhook_id, overlap_seconds=60)
+    pay(server, payer.account_id, payee.account_id)
+    server.sandbox.clock.advance(60)
+    assert len(inbox.events) == 1
+
+    pay(server, payer.account_id, payee.account_id)
+    server.sandbox.clock.advance(0)
+    assert [(r.event, r.status_code) for r in inbox.receipts[1:]] == [(None, 401)]
+    inbox.trust(new)
+    server.sandbox.clock.advance(30)
+
+    assert len(inbox.events) == 2
+    assert inbox.receipts[-1].attempt == 2
+
+
+def test_what_is_signed_by_somebody_else_is_answered_401(server: AgentPayServer):
+    inbox = server.webhook_inbox()
+
+    assert inbox.receive([("X-Service-Signature", "0" * 64)], b"{}") == 401
+    assert inbox.receive([], b"\xff") == 401
+    assert inbox.events == []
+    assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [(None, 0, 401)] * 2
+
+
+def test_a_post_to_an_inbox_that_is_not_there_fails(server: AgentPayServer, client: AgentPay, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    client.webhooks.create(url="http://inbox.agentpay.invalid/99", events=["transfer.settled"])
+    pay(server, payer.account_id, payee.account_id)
+
+    server.sandbox.clock.advance(0)
+
+    (delivery,) = server.console.deliveries()
+    assert (delivery.status, delivery.attempts[0].error) == ("retrying", "no answer: ReadError")
+
+
+def test_a_waiting_thread_is_woken_by_the_event(running: AgentPayServer):
+    payer, payee = payer_and_payee(running)
+    inbox = running.webhook_inbox(events=["transfer.settled"])
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(inbox.wait_for("transfer.settled", timeout=30)))
+    waiting.start()
+
+    started = time.monotonic()
+    pay(running, payer, payee)
+    waiting.join()
+
+    assert len(found) == 1
+    assert time.monotonic() - started < 10
+
+
+def test_on_a_running_clock_waiting_ends_in_time(running: AgentPayServer):
+    inbox = running.webhook_inbox()
+
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        inbox.wait_for("transfer.settled", timeout=0.05)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("clock", ["manual", "system"])
+async def test_it_is_awaited_without_holding_up_the_loop(clock):
+    async with AgentPayServer(clock=clock) as server:
+        payer, payee = payer_and_payee(server)
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+        await server.async_client().transfers.create(from_=payer, to=payee, amount="1")
+
+        event = await inbox.wait_for_async("transfer.settled", where=lambda e: e.data.account_id == payer)
+
+        assert event.data.amount_usdc == 1
+        with pytest.raises(TimeoutError, match=r"no transfer\.rejected"):
+            await inbox.wait_for_async("transfer.rejected", timeout=0)
+
+
+def test_it_shows_no_secret(server: AgentPayServer):
+    inbox = server.webhook_inbox()
+
+    assert inbox._secrets[0] not in repr(inbox)
+    assert "whsec_" not in repr(inbox) + str(inbox)

@@ -1,0 +1,225 @@
+"""Rotating a secret: neither an old nor an updated receiver ever misses (D45)."""
+
+import re
+from datetime import timedelta
+
+import httpx
+import pytest
+from receivers import Receiver
+from server_world import Funded, faults
+
+from agentpay import AgentPay, WebhookSignatureError, webhooks
+from agentpay_server import AgentPayServer
+
+DAY = timedelta(days=1) / timedelta(seconds=1)
+MILLISECOND = 0.001
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def registered(client: AgentPay, receiver: Receiver):
+    return client.webhooks.create(url=receiver.url, events=["transfer.settled"])
+
+
+@pytest.fixture
+def deliver(server: AgentPayServer, client: AgentPay, funded: Funded, receiver: Receiver):
+    """A function that causes an event, and returns the post that arrives now."""
+    payer, payee = funded("100"), funded("1", name="Payee")
+
+    def make():
+        count = len(receiver.posts)
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+        server.sandbox.clock.advance(0)
+        (post,) = receiver.posts[count:]
+        return post
+
+    return make
+
+
+def signers(post, *secrets):
+    """By which secret each of the two headers is signed: its place among `secrets`; None without a header."""
+    by_digest = {webhooks.sign(post.body, secret): place for place, secret in enumerate(secrets)}
+    return tuple(
+        by_digest.get(post.headers.get(name)) for name in ("x-service-signature", "x-service-signature-next")
+    )
+
+
+def test_the_new_secret_is_answered_once_and_is_another(server, http: httpx.Client, registered):
+    response = http.post(f"/console/webhooks/{registered.webhook_id}/rotate-secret")
+
+    assert response.status_code == 200
+    assert set(response.json()) == {"secret"}
+    assert re.fullmatch(r"whsec_[0-9A-Za-z]{43}", response.json()["secret"])
+    assert response.json()["secret"] != registered.secret
+
+
+def test_during_the_overlap_the_contracts_header_is_the_old_ones_and_a_second_the_new_ones(
+    server: AgentPayServer, registered, deliver
+):
+    old = registered.secret
+    assert signers(deliver(), old) == (0, None)
+
+    new = server.console.rotate_webhook_secret(registered.webhook_id)
+
+    assert signers(deliver(), old, new) == (0, 1)
+    server.sandbox.clock.advance(DAY - MILLISECOND)
+    assert signers(deliver(), old, new) == (0, 1)
+    server.sandbox.clock.advance(MILLISECOND)
+    assert signers(deliver(), old, new) == (1, None)
+    server.sandbox.clock.advance(days=30)
+    assert signers(deliver(), old, new) == (1, None)
+
+
+def test_each_header_holds_one_digest(server: AgentPayServer, registered, deliver):
+    server.console.rotate_webhook_secret(registered.webhook_id)
+
+    post = deliver()
+
+    for name in ("x-service-signature", "x-service-signature-next"):
+        assert re.fullmatch("[0-9a-f]{64}", post.headers[name])
+
+
+@pytest.mark.parametrize("overlap", [1, 60, 3600, 30 * 24 * 3600])
+def test_the_overlap_is_as_long_as_asked(server: AgentPayServer, registered, deliver, overlap):
+    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=overlap)
+
+    server.sandbox.clock.advance(overlap - MILLISECOND)
+    assert signers(deliver(), registered.secret, new) == (0, 1)
+    server.sandbox.clock.advance(MILLISECOND)
+    assert signers(deliver(), registered.secret, new) == (1, None)
+
+
+def test_after_a_leak_the_old_secret_signs_nothing_more(server: AgentPayServer, registered, deliver):
+    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=0)
+
+    post = deliver()
+
+    assert signers(post, registered.secret, new) == (1, None)
+    with pytest.raises(WebhookSignatureError):
+        webhooks.verify(post.body, post.headers, registered.secret)
+
+
+def test_whoever_holds_either_secret_or_both_reads_the_event(server: AgentPayServer, registered, deliver):
+    old = registered.secret
+    new = server.console.rotate_webhook_secret(registered.webhook_id)
+
+    overlapping = deliver()
+    server.sandbox.clock.advance(DAY)
+    after = deliver()
+
+    for secret in (old, new, [old, new], [new, old]):
+        assert webhooks.unwrap(overlapping.body, overlapping.headers, secret).type == "transfer.settled"
+    for secret in (new, [old, new]):
+        assert webhooks.unwrap(after.body, after.headers, secret).type == "transfer.settled"
+    with pytest.raises(WebhookSignatureError):
+        webhooks.unwrap(after.body, after.headers, old)
+
+
+def test_a_receiver_that_knows_only_the_contract_never_misses(server: AgentPayServer, registered, deliver):
+    # It reads one header, and learns of the new secret at some time within the overlap.
+    new = server.console.rotate_webhook_secret(registered.webhook_id)
+    known = [registered.secret]
+    for hour in range(30):
+        if hour == 12:
+            known.append(new)
+        post = deliver()
+        webhooks.verify(post.body, post.headers["x-service-signature"], known)
+        server.sandbox.clock.advance(hours=1)
+
+
+def test_a_second_rotation_makes_the_first_ones_secret_the_current_one(
+    server: AgentPayServer, registered, deliver
+):
+    first = registered.secret
+    second = server.console.rotate_webhook_secret(registered.webhook_id)
+    server.sandbox.clock.advance(hours=1)
+
+    third = server.console.rotate_webhook_secret(registered.webhook_id)
+
+    assert signers(deliver(), first, second, third) == (1, 2)
+    server.sandbox.clock.advance(DAY - MILLISECOND)
+    assert signers(deliver(), first, second, third) == (1, 2)
+    server.sandbox.clock.advance(MILLISECOND)
+    assert signers(deliver(), first, second, third) == (2, None)
+
+
+def test_a_rotation_after_the_overlap_of_another_starts_from_the_new_secret(
+    server: AgentPayServer, registered, deliver
+):
+    second = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=60)
+    server.sandbox.clock.advance(61)
+
+    third = server.console.rotate_webhook_secret(registered.webhook_id)
+
+    assert signers(deliver(), registered.secret, second, third) == (1, 2)
+
+
+def test_a_leak_during_an_overlap_ends_both_old_secrets(server: AgentPayServer, registered, deliver):
+    second = server.console.rotate_webhook_secret(registered.webhook_id)
+
+    third = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=0)
+
+    assert signers(deliver(), registered.secret, second, third) == (2, None)
+
+
+def test_a_retry_is_signed_by_what_signs_then(
+    server: AgentPayServer, registered, receiver: Receiver, deliver
+):
+    receiver.next(500, 500, 500)
+    first = deliver()
+    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=120)
+    server.sandbox.clock.advance(hours=1)
+
+    assert [signers(post, registered.secret, new) for post in receiver.posts] == [
+        (0, None),
+        (0, 1),
+        (1, None),
+        (1, None),
+    ]
+    assert {post.body for post in receiver.posts} == {first.body}
+
+
+def test_a_rotation_is_that_of_one_webhook(server: AgentPayServer, client, registered, receiver, deliver):
+    other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
+
+    server.console.rotate_webhook_secret(other.webhook_id, overlap_seconds=0)
+
+    assert signers(deliver(), registered.secret) == (0, None)
+
+
+@pytest.mark.parametrize("overlap", [-1, 30 * 24 * 3600 + 1, 1.5, "60", True, None])
+def test_an_overlap_that_cannot_be_is_refused_and_changes_nothing(
+    server: AgentPayServer, http: httpx.Client, registered, deliver, overlap
+):
+    path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
+
+    assert list(faults(http.post(path, json={"overlap_seconds": overlap}))) == ["overlap_seconds"]
+    assert list(faults(http.post(path, json={"overlap": 1}))) == ["overlap"]
+    assert signers(deliver(), registered.secret) == (0, None)
+
+
+def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
+    server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver, caplog
+):
+    other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
+    server.console.rotate_webhook_secret(other.webhook_id)
+    driver = server._running.runtime.context.database._driver
+
+    async def move():
+        query = "SELECT secret, next_secret, next_secret_us FROM webhooks WHERE webhook_id = ?"
+        (values,) = driver.execute(query, [other.webhook_id]).fetchall()
+        update = "UPDATE webhooks SET secret = ?, next_secret = ?, next_secret_us = ? WHERE webhook_id = ?"
+        driver.execute(update, [*values, registered.webhook_id])
+
+    server._running._owner.call(move())
+    with pytest.raises(ValueError, match="not enough values"):
+        deliver()
+
+    assert receiver.posts == []
+    assert "does not open with this server's key" in caplog.text
+    assert "whsec_" not in caplog.text
