@@ -302,11 +302,13 @@ def test_no_answer_is_tried_again(
     server: AgentPayServer, pay, receiver: Receiver, act, monkeypatch: pytest.MonkeyPatch
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    if act is hang:
-        monkeypatch.setattr(posting, "TIMEOUT_SECONDS", 0.1)
     receiver.next(act)
     pay()
 
+    with monkeypatch.context() as impatient:
+        if act is hang:
+            impatient.setattr(posting, "TIMEOUT_SECONDS", 0.1)
+        server.sandbox.clock.advance(0)
     server.sandbox.clock.advance(30)
 
     first, second = only(server).attempts

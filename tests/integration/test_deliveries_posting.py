@@ -148,24 +148,44 @@ def bytes_then_drop(raw):
         b"HTTP/1.1 199 Odd\r\n\r\n",
         b"HTTP/1.1 200",
         b"HTTP/1.1 200 OK\r\nContent-Le",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000,
         b"SSH-2.0-OpenSSH_9.0\r\n",
         bytes(range(256)),
     ],
     ids=lambda raw: repr(raw[:40]),
 )
-async def test_what_is_no_whole_answer_is_none(receiver: Receiver, raw):
+async def test_what_is_no_whole_head_of_an_answer_is_none(receiver: Receiver, raw):
     receiver.next(bytes_then_drop(raw))
 
     answered = await post_once(receiver.url)
 
     assert answered.status_code is None
     assert answered.error.startswith("no answer: ")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 100\r\n\r\nhalf",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhal",
+        b"\r\nuntil it is dropped",
+    ],
+    ids=repr,
+)
+async def test_what_becomes_of_the_rest_of_an_answer_changes_nothing(receiver: Receiver, status, rest):
+    receiver.next(bytes_then_drop(b"HTTP/1.1 %d Whatever\r\n" % status + rest))
+
+    async with poster() as made:
+        answered = await made.post(receiver.url, HEADERS, BODY)
+        following = await made.post(receiver.url, HEADERS, BODY)
+
+    assert (answered.status_code, answered.error) == (status, None)
+    assert following.status_code == 200
 
 
 async def test_a_closed_port_is_no_answer():
@@ -231,11 +251,15 @@ async def test_an_answer_that_takes_too_long_is_none(receiver: Receiver, impatie
     assert 100 <= answered.duration_ms < 5_000
 
 
-async def test_a_body_that_drips_does_not_hold_up_for_ever(receiver: Receiver, impatient):
+async def test_a_body_that_drips_does_not_hold_up_for_ever(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(posting, "_DRAIN_SECONDS", 0.1)
     receiver.next(without_end(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n", b"x", []))
 
     answered = await post_once(receiver.url)
 
+    assert (answered.status_code, answered.error) == (200, None)
     assert answered.duration_ms < 5_000
 
 

@@ -148,7 +148,7 @@ def test_the_sandbox_posts_to_any_address(http: httpx.Client, url):
         ({"url": "https://example.com:0/"}, "url"),
         ({"url": "https://example.com/a b"}, "url"),
         ({"url": "https://bücher.example/"}, "url"),
-        ({"url": "https://example.com/\u0000"}, "body"),
+        ({"url": "https://example.com/\u0000"}, "url"),
         ({"events": None}, "events"),
         ({"events": []}, "events"),
         ({"events": "transfer.settled"}, "events"),

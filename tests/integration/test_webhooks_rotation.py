@@ -6,9 +6,9 @@ from datetime import timedelta
 import httpx
 import pytest
 from receivers import Receiver
-from server_world import Funded, faults
+from server_world import Funded, faults, refused
 
-from agentpay import AgentPay, WebhookSignatureError, webhooks
+from agentpay import AgentPay, ConflictError, WebhookSignatureError, webhooks
 from agentpay_server import AgentPayServer
 
 DAY = timedelta(days=1) / timedelta(seconds=1)
@@ -132,19 +132,24 @@ def test_a_receiver_that_knows_only_the_contract_never_misses(server: AgentPaySe
         server.sandbox.clock.advance(hours=1)
 
 
-def test_a_second_rotation_makes_the_first_ones_secret_the_current_one(
-    server: AgentPayServer, registered, deliver
+def test_a_second_rotation_waits_for_the_first_one_to_end(
+    server: AgentPayServer, http: httpx.Client, registered, deliver
 ):
     first = registered.secret
     second = server.console.rotate_webhook_secret(registered.webhook_id)
-    server.sandbox.clock.advance(hours=1)
+    server.sandbox.clock.advance(DAY - MILLISECOND)
 
+    # A third signature would have no header, and whoever holds only the first secret would miss.
+    path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
+    refused(http.post(path), "rotation_in_progress")
+    with pytest.raises(ConflictError, match="overlap_seconds 0"):
+        server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=1)
+    assert signers(deliver(), first, second) == (0, 1)
+    server.sandbox.clock.advance(MILLISECOND)
     third = server.console.rotate_webhook_secret(registered.webhook_id)
 
     assert signers(deliver(), first, second, third) == (1, 2)
-    server.sandbox.clock.advance(DAY - MILLISECOND)
-    assert signers(deliver(), first, second, third) == (1, 2)
-    server.sandbox.clock.advance(MILLISECOND)
+    server.sandbox.clock.advance(DAY)
     assert signers(deliver(), first, second, third) == (2, None)
 
 

@@ -184,8 +184,9 @@ def test_a_statement_is_one_of_postgresql_too(name):
     assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
 
 
-def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql():
-    text = str(STATEMENTS["deliveries._DUE"].compile(dialect=postgresql.dialect()))
+@pytest.mark.parametrize("name", ["deliveries._OLDEST", "deliveries._FAIR"])
+def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name):
+    text = str(STATEMENTS[name].compile(dialect=postgresql.dialect()))
 
     assert text.endswith("FOR UPDATE OF deliveries SKIP LOCKED")
 
@@ -194,6 +195,7 @@ def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql():
 
 MAY_SCAN = {
     "deliveries._FREE_ALL": "runs once, at the start, before anything is served",
+    "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
 
 
@@ -224,7 +226,8 @@ def test_no_statement_reads_a_whole_table(name):
         ("deliveries._PAGES[('event_id',)]", "ix_deliveries_event"),
         ("deliveries._PAGES[('webhook_id',)]", "ix_deliveries_webhook"),
         ("deliveries._NEXT_DUE", "ix_deliveries_due"),
-        ("deliveries._DUE", "ix_deliveries_due"),
+        ("deliveries._OLDEST", "ix_deliveries_due"),
+        ("deliveries._FAIR", "ix_deliveries_webhook_due"),
         ("policy_records._DUE", "ix_policy_records_due"),
         ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
         ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),

@@ -1,0 +1,406 @@
+"""Leases: whoever dies between posting and booking, the event is posted again, under its identifier (P11)."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import attrs
+import httpx
+import pytest
+from money import rows
+from server_world import START, Funded
+from sqlalchemy import select
+
+from agentpay import webhooks
+from agentpay.contract.accounts import CreateAccount
+from agentpay.contract.transfers import CreateTransfer
+from agentpay.contract.webhooks import CreateWebhook
+from agentpay_server import AgentPayServer
+from agentpay_server.clock import SystemClock, to_us
+from agentpay_server.contract.sandbox import Fund
+from agentpay_server.contract.webhooks import ListEvents, ReplayEvent
+from agentpay_server.domain.deliveries import LEASE_US
+from agentpay_server.domain.principals import Principal
+from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.sandbox import Sandbox
+from agentpay_server.services import deliveries as service
+from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.wakeup import Wakeup
+from agentpay_server.settings import Settings
+from agentpay_server.store import deliveries as store
+from agentpay_server.store import tables
+from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.workers.deliveries import DeliveryWorker
+
+pytestmark = pytest.mark.anyio
+
+URL = "http://receiver.invalid/"
+KEY = bytes(32)
+
+
+class Receiver(httpx.AsyncBaseTransport):
+    """A receiver within the process that notes every post, and takes its time."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self.posts: list[httpx.Request] = []
+        self.open: dict[str, int] = {}
+        self.met = False
+        """Whether two attempts at one event ever met."""
+        self._chance = chance
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        event_id = request.headers["x-service-event-id"]
+        self.posts.append(request)
+        self.open[event_id] = self.open.get(event_id, 0) + 1
+        self.met |= self.open[event_id] > 1
+        for _ in range(0 if self._chance is None else self._chance.randrange(6)):
+            await asyncio.sleep(0)
+        self.open[event_id] -= 1
+        return httpx.Response(200, stream=httpx.ByteStream(b""))
+
+    @property
+    def ids(self) -> list[str]:
+        return [request.headers["x-service-event-id"] for request in self.posts]
+
+
+class Yielding:
+    """A database that lets others in before and after every unit of work, as one behind a socket does."""
+
+    def __init__(self, inner: MemoryDatabase, chance: random.Random) -> None:
+        self._inner = inner
+        self._chance = chance
+
+    async def run(self, unit, /, *args, **kwargs):
+        await self._wander()
+        result = await self._inner.run(unit, *args, **kwargs)
+        await self._wander()
+        return result
+
+    async def read(self, unit, /, *args, **kwargs):
+        await self._wander()
+        result = await self._inner.read(unit, *args, **kwargs)
+        await self._wander()
+        return result
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _wander(self) -> None:
+        for _ in range(self._chance.randrange(4)):
+            await asyncio.sleep(0)
+
+
+class Kept:
+    """A database that outlives the server that uses it."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryDatabase()
+        self.run, self.read = self.inner.run, self.inner.read
+
+    async def close(self) -> None:
+        """Keep it."""
+
+
+@asynccontextmanager
+async def runtime_on(database, receiver: Receiver, **options):
+    runtime = await start_runtime(
+        clock=options.pop("clock", None) or manual_clock(START),
+        database=database,
+        settings=Settings(encryption_key=KEY),
+        mounts={URL: receiver},
+        **options,
+    )
+    try:
+        yield runtime
+    finally:
+        await runtime.stop()
+
+
+async def with_events(runtime, count: int, principal: Principal | None = None) -> str:
+    """Register a webhook, make `count` events for it, and return its secret."""
+    principal = principal or runtime.principal
+    payer, payee = [
+        await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None)) for name in "ab"
+    ]
+    await Sandbox(runtime).fund(principal, payer.account_id, Fund(amount=1000))
+    webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
+    for number in range(count):
+        request = CreateTransfer(
+            from_=payer.account_id, to=payee.account_id, amount=1, idempotency_key=f"k{number}"
+        )
+        await runtime.transfers.create(principal, request)
+    return webhook.secret
+
+
+async def statuses(runtime) -> list[str]:
+    return await runtime.context.database.read(
+        lambda connection: list(connection.execute(select(tables.deliveries.c.status)).scalars())
+    )
+
+
+class DiedError(Exception):
+    pass
+
+
+def die(*_):
+    raise DiedError
+
+
+@pytest.fixture
+def real_time(monkeypatch: pytest.MonkeyPatch):
+    """Real time, as leases see it: a list whose only element is the microsecond."""
+    now = [1_000_000_000]
+    monkeypatch.setattr(service, "_real_now_us", lambda: now[0])
+    return now
+
+
+async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_its_lease_runs_out(
+    monkeypatch: pytest.MonkeyPatch, real_time, caplog: pytest.LogCaptureFixture
+):
+    receiver = Receiver()
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        secret = await with_events(runtime, 1)
+        with monkeypatch.context() as dying:
+            dying.setattr(store, "finish_attempt", die)
+            await runtime.schedule.advance(0)
+        assert len(receiver.posts) == 1
+        assert "could not be attempted" in caplog.text
+
+        real_time[0] += LEASE_US - 1
+        await runtime.schedule.advance(0)
+        assert len(receiver.posts) == 1, "it may still be under way"
+        real_time[0] += 1
+        await runtime.schedule.advance(0)
+
+        first, second = receiver.posts
+        assert first.content == second.content
+        assert first.headers == second.headers, "the attempt is the same one: its number and its signature"
+        webhooks.verify(second.content, second.headers, secret)
+        assert await statuses(runtime) == ["delivered"]
+
+
+async def test_a_claimed_delivery_is_nobody_elses_while_its_lease_runs(real_time):
+    receiver = Receiver()
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        await with_events(runtime, 3)
+        deliveries = runtime.deliveries
+
+        first = await deliveries.claim(2)
+        second = await deliveries.claim(2)
+
+        assert (len(first), len(second), await deliveries.claim(2)) == (2, 1, [])
+        assert await deliveries.next_due_us() is None
+        real_time[0] += LEASE_US
+        assert await deliveries.next_due_us() is not None
+        assert await deliveries.claim(9) == [*first, *second]
+
+
+async def test_an_attempt_that_ends_after_its_lease_is_booked_once(real_time):
+    receiver = Receiver()
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        await with_events(runtime, 1)
+        (slow,) = await runtime.deliveries.claim(1)
+        real_time[0] += LEASE_US
+        (quick,) = await runtime.deliveries.claim(1)
+
+        await runtime.deliveries.attempt(quick)
+        await runtime.deliveries.attempt(slow)
+
+        assert len(receiver.posts) == 2
+        attempts = await runtime.context.database.read(store.attempts, slow.delivery_id)
+        assert [attempt.attempt for attempt in attempts] == [1]
+
+
+async def test_a_new_process_frees_what_the_old_one_had_claimed():
+    receiver, database = Receiver(), Kept()
+    async with runtime_on(database, receiver) as killed:
+        await with_events(killed, 3)
+        # Killed: after a claim, after a post, and before anything.
+        claimed = await killed.deliveries.claim(2)
+        headers = killed.deliveries._headers(claimed[1], claimed[1].body.encode(), 1, 0)
+        await killed.poster.post(claimed[1].url, headers, claimed[1].body.encode())
+
+    async with runtime_on(database, receiver) as restarted:
+        await restarted.schedule.advance(0)
+
+        assert await statuses(restarted) == ["delivered"] * 3
+        assert receiver.ids[0] == claimed[1].event_id
+        assert (len(receiver.ids), len(set(receiver.ids))) == (4, 3)
+        by_id = {request.headers["x-service-event-id"]: request.content for request in receiver.posts}
+        assert by_id[claimed[1].event_id] == receiver.posts[0].content
+    await database.inner.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_killed_anywhere_and_restarted_every_event_arrives_under_its_identifier(
+    monkeypatch: pytest.MonkeyPatch, seed, caplog: pytest.LogCaptureFixture
+):
+    chance, receiver, database = random.Random(seed), Receiver(), Kept()
+    count = 20
+    async with runtime_on(database, receiver) as first:
+        secret = await with_events(first, count)
+    finish = store.finish_attempt
+
+    def maybe_die(*args):
+        if chance.random() < 0.5:
+            raise DiedError
+        return finish(*args)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "finish_attempt", maybe_die)
+        for _ in range(3):
+            async with runtime_on(database, receiver) as doomed:
+                await doomed.schedule.advance(0)
+    async with runtime_on(database, receiver) as last:
+        await last.schedule.advance(0)
+        assert await statuses(last) == ["delivered"] * count
+        recorded = await last.context.database.read(
+            lambda connection: list(
+                connection.execute(
+                    select(tables.events.c.event_id).where(tables.events.c.type == "transfer.settled")
+                ).scalars()
+            )
+        )
+    assert set(receiver.ids) == set(recorded)
+    for request in receiver.posts:
+        assert webhooks.unwrap(request.content, request.headers, secret).id in recorded
+    await database.inner.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_two_dispatchers_never_attempt_the_same_delivery_at_once(seed):
+    chance = random.Random(seed)
+    receiver, count = Receiver(chance), 40
+    database = MemoryDatabase()
+    async with runtime_on(database, receiver) as runtime:
+        await with_events(runtime, count)
+        context = runtime.context
+        yielding = Yielding(database, chance)
+        clock, tasks = SystemClock(), Tasks()
+        poster = HttpPoster(public_only=False, mounts={URL: receiver})
+        shared = attrs.evolve(context, database=yielding, clock=clock, tasks=tasks)
+        workers = [
+            DeliveryWorker(Deliveries(shared, poster), clock=clock, tasks=tasks, wakeup=Wakeup())
+            for _ in range(2)
+        ]
+
+        async def work(worker):
+            while await worker.next_due_us() is not None or worker._under_way:
+                await worker.run_due()
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(work(worker) for worker in workers))
+        await tasks.stop(within_seconds=5)
+        await poster.close()
+
+        assert not receiver.met
+        assert sorted(receiver.ids) == sorted(set(receiver.ids))
+        assert len(receiver.ids) == count
+        assert await statuses(runtime) == ["delivered"] * count
+
+
+class RunningAt:
+    """A clock that is not moved by hand, and shows one time."""
+
+    is_manual = False
+
+    def now_us(self) -> int:
+        return to_us(START)
+
+
+def dispatcher(runtime) -> Deliveries:
+    """Return what claims as on a running clock."""
+    return Deliveries(attrs.evolve(runtime.context, clock=RunningAt()), runtime.poster)
+
+
+async def replayed_to(runtime, count: int, principal=None) -> str:
+    """Register another webhook, replay the newest `count` events to it, and return its identifier."""
+    principal = principal or runtime.principal
+    webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.rejected",)))
+    page = await runtime.deliveries.list_events(principal, ListEvents(type="transfer.settled", limit=count))
+    for event in page.data:
+        await runtime.deliveries.replay(principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id))
+    return webhook.webhook_id
+
+
+async def test_a_claim_takes_so_many_of_one_endpoint_those_under_way_included():
+    async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
+        await with_events(runtime, 20)
+        deliveries = dispatcher(runtime)
+
+        first = await deliveries.claim(5)
+        second = await deliveries.claim(64)
+        assert len(first) + len(second) == store.TO_ONE_ENDPOINT_AT_ONCE == 8
+        assert await deliveries.claim(64) == []
+        await deliveries.attempt(second[0])
+        third = await deliveries.claim(64)
+
+        assert len(third) == 1
+        taken = [delivery.delivery_id for delivery in (*first, *second, *third)]
+        assert len(set(taken)) == 9
+
+
+async def test_a_claim_takes_so_many_of_one_operator_those_under_way_included():
+    async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
+        await with_events(runtime, 10)
+        for _ in range(7):
+            await replayed_to(runtime, 10)
+        deliveries = dispatcher(runtime)
+
+        first = await deliveries.claim(20)
+        second = await deliveries.claim(256)
+
+        assert (len(first), len(second)) == (20, store.OF_ONE_OPERATOR_AT_ONCE - 20)
+        assert await deliveries.claim(256) == []
+        await deliveries.attempt(first[0])
+        assert len(await deliveries.claim(256)) == 1
+
+
+async def test_an_operator_with_much_to_send_is_before_nobody_elses_first():
+    async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
+        await with_events(runtime, 30)
+        other = await runtime.keys.create_operator("b")
+        principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
+        await with_events(runtime, 1, principal)
+
+        claimed = await dispatcher(runtime).claim(2)
+
+        owners = await runtime.context.database.read(
+            lambda connection: dict(
+                tuple(row)
+                for row in connection.execute(
+                    select(tables.deliveries.c.delivery_id, tables.deliveries.c.operator_id)
+                )
+            )
+        )
+        assert {owners[delivery.delivery_id] for delivery in claimed} == set(owners.values())
+
+
+async def test_where_the_clock_stands_the_longest_due_comes_first_whosever_it_is():
+    async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
+        await with_events(runtime, 12)
+        await replayed_to(runtime, 5)
+
+        claimed = [(await runtime.deliveries.claim(1))[0].delivery_id for _ in range(17)]
+
+        by_seq = select(tables.deliveries.c.delivery_id).order_by(tables.deliveries.c.seq)
+        assert claimed == await runtime.context.database.read(
+            lambda connection: list(connection.execute(by_seq).scalars())
+        )
+
+
+def test_leases_are_of_real_time_where_the_clock_stands(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    deliveries = server._running.runtime.deliveries
+    server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+
+    server._running._owner.call(deliveries.claim(1))
+    server.sandbox.clock.advance(days=30)
+
+    # A month of the server's time is no time at all for whoever is posting.
+    assert inbox.receipts == []
+    (row,) = rows(server, tables.deliveries)
+    assert row["leased_until_us"] > 1_700_000_000_000_000

@@ -1,0 +1,226 @@
+"""Deliveries on a running clock, over real sockets: prompt, and nobody waits for a slow receiver (D44)."""
+
+import itertools
+import threading
+import time
+
+import pytest
+from receivers import Receiver, answer, drop, eventually, hang
+
+from agentpay import InsufficientBalanceError, webhooks
+from agentpay_server import AgentPayServer
+from agentpay_server.domain import deliveries as rules
+from agentpay_server.store.deliveries import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
+from agentpay_server.workers import schedule
+from agentpay_server.workers.deliveries import ATTEMPTS_AT_ONCE
+
+SETTLED = ["transfer.settled"]
+
+
+@pytest.fixture
+def server():
+    with AgentPayServer(clock="system") as running:
+        yield running
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def pay(server: AgentPayServer):
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+    server.sandbox.fund(payer, 1000)
+
+    def make(times: int = 1) -> None:
+        for _ in range(times):
+            client.transfers.create(from_=payer, to=payee, amount="1")
+
+    return make
+
+
+class Gate:
+    """Answers nobody until it is opened."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def __call__(self, exchange) -> None:
+        self._open.wait(30)
+        exchange.wire.sendall(answer(200))
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def test_an_event_is_posted_as_soon_as_it_is_committed(server: AgentPayServer, receiver: Receiver, pay):
+    webhook = server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    delays = []
+    for count in range(1, 6):
+        pay()
+        started = time.monotonic()
+        post = receiver.wait_for(count)[-1]
+        delays.append(time.monotonic() - started)
+        webhooks.verify(post.body, post.headers, webhook.secret)
+
+    # Every wait of the schedule is longer: it was woken.
+    assert min(delays) < 0.5 < schedule._PAUSE_SECONDS < schedule._LONGEST_WAIT_SECONDS
+
+
+def test_what_was_posted_is_booked_with_real_times(server: AgentPayServer, receiver: Receiver, pay):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    before = server.sandbox.clock.now()
+    pay()
+
+    eventually(lambda: [d.status for d in server.console.deliveries()] == ["delivered"])
+
+    (delivery,) = server.console.deliveries()
+    assert before <= delivery.attempts[0].at <= server.sandbox.clock.now()
+
+
+def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Receiver, pay):
+    server.client().webhooks.create(url=receiver.url, events=["transfer.initiated", "transfer.settled"])
+
+    pay(60)
+    receiver.wait_for(120)
+
+    eventually(lambda: not list(server.console.deliveries(status="pending")))
+    ids = [post.headers["x-service-event-id"] for post in receiver.posts]
+    assert len(ids) == len(set(ids)) == 120
+    assert receiver.at_once <= TO_ONE_ENDPOINT_AT_ONCE
+
+
+@pytest.mark.parametrize("act", [hang, drop], ids=["slow", "dead"])
+def test_a_receiver_in_trouble_holds_up_nobody_else(server: AgentPayServer, receiver: Receiver, pay, act):
+    with Receiver() as bad:
+        bad.default = act
+        for url in (bad.url, receiver.url):
+            server.client().webhooks.create(url=url, events=SETTLED)
+
+        started = time.monotonic()
+        pay(20)
+        receiver.wait_for(20)
+
+        assert time.monotonic() - started < rules.TIMEOUT_SECONDS / 2
+        assert bad.posts
+
+
+def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
+    server: AgentPayServer, receiver: Receiver, pay
+):
+    gate = Gate()
+    receiver.default = gate
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+
+    pay(20)
+    receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
+    # As many as may are under way: nothing is begun until one of them ends.
+    eventually(lambda: len(list(server.console.deliveries(status="pending"))) == 20)
+    assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
+    gate.open()
+    receiver.wait_for(20)
+
+    assert receiver.at_once == 8
+    eventually(lambda: len(list(server.console.deliveries(status="delivered"))) == 20)
+
+
+def test_so_many_attempts_of_one_operator_run_at_once_and_the_others_follow(
+    server: AgentPayServer, receiver: Receiver, pay
+):
+    gate = Gate()
+    receiver.default = gate
+    for number in range(6):
+        server.client().webhooks.create(url=f"{receiver.url}/{number}", events=SETTLED)
+
+    pay(8)
+    receiver.wait_for(OF_ONE_OPERATOR_AT_ONCE)
+    assert len(receiver.posts) == OF_ONE_OPERATOR_AT_ONCE == 32
+    gate.open()
+    receiver.wait_for(48)
+
+    assert receiver.at_once <= 32 < ATTEMPTS_AT_ONCE
+    eventually(lambda: len(list(server.console.deliveries(status="delivered"))) == 48)
+
+
+def test_slow_endpoints_of_one_operator_hold_up_no_other(server: AgentPayServer, receiver: Receiver, pay):
+    other = server.client(api_key=server.sandbox.create_operator("b").key)
+    payer = other.accounts.create(name="theirs").account_id
+    payee = other.accounts.create(name="theirs too").account_id
+    with Receiver() as slow:
+        slow.default = hang
+        for number in range(8):
+            server.client().webhooks.create(url=f"{slow.url}/{number}", events=SETTLED)
+        other.webhooks.create(url=receiver.url, events=["transfer.rejected"])
+        pay(8)
+        slow.wait_for(OF_ONE_OPERATOR_AT_ONCE)
+
+        started = time.monotonic()
+        with pytest.raises(InsufficientBalanceError):
+            other.transfers.create(from_=payer, to=payee, amount="1")
+        receiver.wait_for(1)
+
+        assert time.monotonic() - started < rules.TIMEOUT_SECONDS / 2
+
+
+def test_failed_attempts_are_made_again_in_time(
+    server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rules, "RETRY_DELAYS_US", (50_000, 60_000, 70_000, 80_000))
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.next(500, drop, 404, 500)
+
+    pay()
+    receiver.wait_for(5)
+    eventually(lambda: [d.status for d in server.console.deliveries()] == ["delivered"])
+
+    (delivery,) = server.console.deliveries()
+    times = [attempt.at for attempt in delivery.attempts]
+    waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(times)]
+    assert all(wait >= delay for wait, delay in zip(waits, (0.05, 0.06, 0.07, 0.08), strict=True))
+    assert [post.headers["x-service-delivery-attempt"] for post in receiver.posts] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
+
+
+def test_a_replay_is_posted_at_once(server: AgentPayServer, receiver: Receiver, pay):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    pay()
+    event_id = receiver.wait_for(1)[0].headers["x-service-event-id"]
+
+    server.console.replay_event(event_id)
+
+    assert receiver.wait_for(2)[1].headers["x-service-event-id"] == event_id
+
+
+def test_a_receiver_may_call_the_service_before_it_answers(server: AgentPayServer, receiver: Receiver, pay):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+
+    def pay_again(exchange):
+        pay()
+        exchange.wire.sendall(answer(200))
+
+    receiver.next(pay_again)
+    pay()
+
+    assert len(receiver.wait_for(2)) == 2
+
+
+@pytest.mark.parametrize("_", range(10))
+def test_a_server_closes_while_it_delivers(receiver: Receiver, _):
+    with AgentPayServer(clock="system") as server:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("a", "b"))
+        server.sandbox.fund(payer, 10)
+        client.webhooks.create(url=receiver.url, events=SETTLED)
+        client.transfers.create(from_=payer, to=payee, amount="1")
+        receiver.wait_for(1)
+        started = time.monotonic()
+
+    assert time.monotonic() - started < 4
