@@ -307,7 +307,7 @@ def test_no_answer_is_tried_again(
 
     with monkeypatch.context() as impatient:
         if act is hang:
-            impatient.setattr(posting, "TIMEOUT_SECONDS", 0.1)
+            impatient.setattr(posting, "TIMEOUT_SECONDS", 0.5)
         server.sandbox.clock.advance(0)
     server.sandbox.clock.advance(30)
 
