@@ -5,7 +5,7 @@ import sys
 
 from harness import Result, print_table
 
-MODULES = ("imports", "sdk_call", "start", "transfer", "webhooks", "window")
+MODULES = ("deliveries", "imports", "sdk_call", "start", "transfer", "webhooks", "window")
 
 
 def main() -> None:
