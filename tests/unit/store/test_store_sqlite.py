@@ -14,7 +14,6 @@ from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_databa
 
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.sqlite import SqliteConnection
-from agentpay_server.store.tables import metadata
 
 every_statement = pytest.mark.parametrize("name", STATEMENTS)
 
@@ -195,6 +194,7 @@ def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name
 
 MAY_SCAN = {
     "deliveries._FREE_ALL": "runs once, at the start, before anything is served",
+    "deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
     "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
 
@@ -208,13 +208,23 @@ def test_no_statement_reads_a_whole_table(name):
     plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text_of(statement)}", [1] * count)]
     driver.close()
 
-    scans = [
-        step for step in plan if (found := re.match(r"SCAN (\w+)", step)) and found[1] in metadata.tables
-    ]
+    # An alias may stand for a table; only what a statement has gathered itself may be gone through.
+    scans = [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)]
     if name in MAY_SCAN:
         assert scans
     else:
         assert scans == [], plan
+
+
+def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
+    driver = filled_database()
+    text = text_of(STATEMENTS["deliveries._FAIR"])
+    plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
+    driver.close()
+
+    assert [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)] == [
+        "SCAN webhooks USING INDEX ix_webhooks_operator"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +252,7 @@ def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
     plan = " / ".join(row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?")))
     driver.close()
 
-    assert f"USING INDEX {index} " in plan
+    assert re.search(f"USING (COVERING )?INDEX {index} ", plan)
 
 
 # --- Results ----------------------------------------------------------------------------------------------
