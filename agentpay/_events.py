@@ -33,6 +33,9 @@ def read_event(payload: bytes) -> Event:
         raise _refusal(FieldFault(field="body", message=str(error))) from None
     if not isinstance(value, dict):
         raise _refusal(FieldFault(field="body", message="must be an object"))
+    # Only an escape gives NUL or a surrogate; a byte is looked for in a tenth of the time.
+    if b"\\" in payload and (faults := codec.text_faults(value)):
+        raise _refusal(*faults)
     name = value.get("type")
     kind = _KINDS.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
     if kind is UnknownEvent and not isinstance(value.get("data", {}), dict):
@@ -57,9 +60,8 @@ def _refusal(*faults: FieldFault) -> WebhookPayloadError:
 
 
 def _parse(payload: bytes) -> JsonValue:
-    # Only an escape gives a surrogate or NUL, and without arrays only as many braces give such a depth. The
-    # events of today have neither; single bytes are looked for, since that takes a tenth of the time.
-    if b"\\" in payload or b"[" in payload or payload.count(b"{") > MAX_NESTING:
+    # Without arrays only as many braces give such a depth. The events of today have none.
+    if b"[" in payload or payload.count(b"{") > MAX_NESTING:
         return codec.parse_request_json(payload)
     try:
         text = payload.decode()

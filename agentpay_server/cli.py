@@ -16,7 +16,7 @@ import uvicorn
 
 from agentpay._version import __version__
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, url_of
+from agentpay_server.embedded.listener import bound_socket, server_config, url_of
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import manual_clock, start_runtime
 from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
@@ -132,7 +132,7 @@ async def _serve(sock: socket.socket, settings: Settings, clock: Clock, operator
         raise _BadKeyError(str(error)) from None
     announcement = {"base_url": url_of(sock), "operator_key": runtime.operator.key}
     server = _AnnouncingServer(
-        uvicorn.Config(Application(runtime), log_config=None, access_log=False, lifespan="off", ws="none"),
+        server_config(Application(runtime)),
         announcement,
     )
     try:

@@ -129,7 +129,7 @@ async def start_runtime(
         settings=settings,
         tasks=tasks,
         wakeup=wakeup,
-        vault=Vault(settings.encryption_key or source.randbytes(KEY_BYTES), source),
+        vault=Vault(settings.encryption_key or source.randbytes(KEY_BYTES)),
     )
     settlement = Settlement(context)
     records = PolicyRecords(context, settlement)

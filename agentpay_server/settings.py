@@ -44,4 +44,8 @@ class Settings:
     onchain_memo: OnchainMemo = field(default=OnchainMemo.ID, converter=OnchainMemo)
     settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
     rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
-    encryption_key: bytes | None = field(default=None, repr=False)
+    encryption_key: bytes | None = field(
+        default=None,
+        repr=False,
+        validator=validators.optional(validators.and_(validators.min_len(32), validators.max_len(32))),
+    )

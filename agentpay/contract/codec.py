@@ -54,15 +54,32 @@ def parse_json(body: bytes) -> JsonValue:
 
 
 def parse_request_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from a caller, with all that D5 and D6 refuse refused.
+    """Return the value of JSON from a caller, with all that D5 and D6 refuse of its form refused.
 
     Raises:
-        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, nesting over 16, or a string
-            that holds NUL or a lone surrogate.
+        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
     """
     value = _parse(body, _refuse_duplicates)
-    _check_depth_and_strings(value, 0)
+    _check_depth(value, 0)
     return value
+
+
+def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
+    """Return a fault for each string within a JSON value that holds NUL or a lone surrogate (D5)."""
+    if isinstance(value, str):
+        if "\0" not in value and _is_unicode(value):
+            return ()
+        return (FieldFault(field=path or "body", message="must not contain NUL or lone surrogates"),)
+    faults: list[FieldFault] = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            name = _dotted(path, _shown(key))
+            faults += text_faults(key, name)
+            faults += text_faults(item, name)
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            faults += text_faults(item, f"{path}[{place}]")
+    return tuple(faults)
 
 
 def _parse(body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> JsonValue:
@@ -98,20 +115,13 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_depth_and_strings(value: object, depth: int) -> None:
-    if isinstance(value, str):
-        if "\0" in value or not _is_unicode(value):
-            raise InvalidJsonError("must not contain NUL or lone surrogates in strings")
-    elif isinstance(value, dict | list):
-        if depth == MAX_NESTING:
-            raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
-        if isinstance(value, dict):
-            for key, item in value.items():
-                _check_depth_and_strings(key, depth)
-                _check_depth_and_strings(item, depth + 1)
-        else:
-            for item in value:
-                _check_depth_and_strings(item, depth + 1)
+def _check_depth(value: object, depth: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if depth == MAX_NESTING:
+        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
+    for item in value.values() if isinstance(value, dict) else value:
+        _check_depth(item, depth + 1)
 
 
 def _is_unicode(text: str) -> bool:

@@ -27,6 +27,8 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     PRECONDITION_FAILED = "precondition_failed"
+    REQUEST_TIMEOUT = "request_timeout"
+    ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
 
@@ -47,6 +49,8 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.PAYLOAD_TOO_LARGE: 413,
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: 415,
     ErrorCode.PRECONDITION_FAILED: 412,
+    ErrorCode.REQUEST_TIMEOUT: 408,
+    ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
 }

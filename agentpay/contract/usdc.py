@@ -137,7 +137,7 @@ def parse_number(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, Decimal | int):
         raise ValueError("must be a number")
     number = Decimal(value)
-    if not number.is_finite() or number < 0 or number.adjusted() > 8:
+    if not number.is_finite() or number < 0 or (number and number.adjusted() > 8):
         raise ValueError("must be from 0 to 999999999.999999")
     try:
         return from_micro(_exact_micro(number))

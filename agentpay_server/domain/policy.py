@@ -6,6 +6,7 @@ its value and what was asked. `paused` stands apart, because it is judged before
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from attrs import frozen
 
@@ -13,6 +14,9 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.domain.problems import shown
+
+_LISTED: Final = 50
+"""How many names of an allowlist a refusal shows."""
 
 
 @frozen(kw_only=True)
@@ -156,5 +160,5 @@ def _usdc(micro: int) -> str:
 
 def _listed(values: Iterable[str]) -> str:
     items = [shown(value) for value in values]
-    more = f", and {len(items) - 5} more" if len(items) > 5 else ""
-    return "[" + ", ".join(items[:5]) + more + "]"
+    more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return "[" + ", ".join(items[:_LISTED]) + more + "]"

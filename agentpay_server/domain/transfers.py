@@ -38,6 +38,16 @@ TRANSITIONS: Final = frozenset(
 """Every change of status that there is."""
 
 
+def check_transition(before: str | None, after: str) -> None:
+    """Refuse a change of status that there is not: a fault of the server, never of a caller.
+
+    Raises:
+        ValueError: `after` does not follow `before`; None stands for a transfer that is not stored yet.
+    """
+    if (before, after) not in TRANSITIONS:
+        raise ValueError(f"a transfer does not go from {before} to {after}")
+
+
 @frozen(kw_only=True)
 class Terms:
     """The parameters that make two requests under one key the same request (D29)."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
+
+SHUTDOWN_SECONDS: Final = 5
+"""How long requests that are under way may take when a port closes; what is left then is cut off."""
 
 
 class Listener:
     """Serves an ASGI application on a socket until it is closed."""
 
     def __init__(self, app: Any, sock: socket.socket) -> None:  # noqa: ANN401 - any ASGI application
-        config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, ws="none")
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(server_config(app))
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -36,6 +38,20 @@ class Listener:
         if self._serving is not None:
             await self._serving
         self._socket.close()
+
+
+def server_config(app: Any) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
+    """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
+    return uvicorn.Config(
+        app,
+        # The one that bounds what it keeps of a head that is not complete.
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -23,7 +23,13 @@ from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
 from agentpay_server.http.auth import authenticated
-from agentpay_server.http.bodies import read_body, require_json, structured_body, structured_query
+from agentpay_server.http.bodies import (
+    DisconnectedError,
+    read_body,
+    require_json,
+    structured_body,
+    structured_query,
+)
 from agentpay_server.http.exchange import JSON_TYPE, Call, Reply
 from agentpay_server.http.handlers import Handler, console_handlers, sandbox_handlers, v1_handlers
 from agentpay_server.http.problems import Headers, rendered
@@ -67,11 +73,15 @@ class Application:
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
+            _require_plain_path(scope)
             answer = self._fixed.get(scope["path"], self._router)
             await answer(scope, receive, _stamped(send, request_id))
         except Problem as problem:
             status, extra, body = rendered(problem, request_id)
             await _respond(_stamped(send, request_id), status, body, extra)
+        except DisconnectedError:
+            # A server that sends nothing makes the connection end.
+            return
         except Exception:
             logger.exception("request %s failed", request_id)
             await _respond(_stamped(send, request_id), 500, _internal_error(request_id), [])
@@ -133,6 +143,17 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
         principal.require_account(path["account_id"], operation)
 
 
+def _require_plain_path(scope: Scope) -> None:
+    """Refuse a path that means something else than it says: an encoded slash, a control character.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    raw_path: bytes = scope.get("raw_path") or b""
+    if b"%2f" in raw_path.lower() or not scope["path"].isprintable():
+        raise _NO_ROUTE
+
+
 def _headers(scope: Scope) -> dict[str, str]:
     """Return header fields by lower-case name; a repeated one is joined, as RFC 9110 5.3 says."""
     headers: dict[str, str] = {}
@@ -171,10 +192,13 @@ def _internal_error(request_id: str) -> bytes:
     return codec.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
+_NO_ROUTE: Final = Problem(
+    ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
+)
+
+
 async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise Problem(
-        ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
-    )
+    raise _NO_ROUTE
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,6 @@
 """Reading requests: the body under its limits, then body and query into their models (D5, D6)."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,6 +16,14 @@ from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.domain.problems import Problem, invalid
 
 _LENGTH_MAX_DIGITS: Final = 18
+BODY_TIMEOUT_SECONDS: Final = 30.0
+"""How long a whole body may take to arrive."""
+
+
+class DisconnectedError(Exception):
+    """The caller went away before the whole request was there: nothing is to be done, and nobody told."""
+
+
 _TOO_LARGE: Final = Problem(
     ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes; send less."
 )
@@ -24,17 +33,30 @@ async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
     """Return the whole body, if it is within the limit; nothing of it is parsed before.
 
     Raises:
-        Problem: `payload_too_large`.
+        Problem: `payload_too_large`, `request_timeout`.
+        DisconnectedError: it did not arrive whole.
     """
     length = headers.get("content-length", "").lstrip("0")
     # Digits are counted first: an integer of thousands of them is more than `int` takes.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _TOO_LARGE
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await _whole_body(receive)
+    except TimeoutError:
+        raise Problem(
+            ErrorCode.REQUEST_TIMEOUT,
+            f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s; send the request again.",
+        ) from None
+
+
+async def _whole_body(receive: Receive) -> bytes:
     chunks, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            # Half a request is no request: what it would have said is unknown.
+            raise DisconnectedError
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > BODY_MAX_BYTES:
@@ -51,6 +73,10 @@ def require_json(headers: Mapping[str, str]) -> None:
     Raises:
         Problem: `unsupported_media_type`.
     """
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise Problem(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must not be compressed: send no Content-Encoding."
+        )
     content_type = headers.get("content-type")
     if content_type is None:
         return
@@ -72,7 +98,9 @@ def structured_body(body: bytes, model: type) -> object:
         value = codec.parse_request_json(body)
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
-    faults = _oversize_metadata(body) if model is CreateAccount and isinstance(value, dict) else ()
+    faults = codec.text_faults(value)
+    if model is CreateAccount and isinstance(value, dict):
+        faults = (*faults, *_oversize_metadata(body))
     request: object
     try:
         request = codec.structure(value, model)

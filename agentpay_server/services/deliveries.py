@@ -50,7 +50,11 @@ class Deliveries:
         return await self._context.database.read(store.next_due_us, _real_now_us())
 
     async def claim(self, count: int) -> list[DueDelivery]:
-        """Lease up to `count` deliveries that are due now, the longest due first."""
+        """Lease up to `count` deliveries that are due now.
+
+        On a running clock endpoints and operators take turns; on a manual one the order is that of the due
+        times, whosever they are.
+        """
         return await self._context.database.run(self._claim, count)
 
     async def attempt(self, delivery: DueDelivery) -> None:
@@ -119,7 +123,8 @@ class Deliveries:
 
     def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
         real_now_us = _real_now_us()
-        found = store.due(connection, self._context.clock.now_us(), real_now_us, count)
+        clock = self._context.clock
+        found = store.due(connection, clock.now_us(), real_now_us, count, is_fair=not clock.is_manual)
         for delivery in found:
             store.lease(connection, delivery.delivery_id, real_now_us + LEASE_US)
         return found

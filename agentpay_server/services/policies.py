@@ -33,7 +33,7 @@ class VersionedPolicy:
     etag: str
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def stored_policy(text: str) -> Policy:
     """Return the policy that a row holds as canonical JSON."""
     return codec.structure(codec.parse_json(text.encode()), Policy)

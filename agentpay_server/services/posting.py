@@ -6,6 +6,7 @@ cannot lead elsewhere.
 """
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from agentpay_server.domain.addresses import is_public
 from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
 
 _ANSWER_MAX_BYTES: Final = 64 * 1024
-_CONNECTIONS: Final = 64
+_DRAIN_SECONDS: Final = 1.0
+_CONNECTIONS: Final = 256
 
 
 @frozen(kw_only=True)
@@ -58,7 +60,10 @@ class HttpPoster:
         status_code, error = None, None
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                status_code = await self._exchange(url, headers, body)
+                answer = await self._sent(url, headers, body)
+            # The status line is the answer; what becomes of the rest changes nothing.
+            status_code = answer.status_code
+            await _drain(answer)
         except TimeoutError:
             error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         except _ForbiddenAddressError as refusal:
@@ -76,24 +81,15 @@ class HttpPoster:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _exchange(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+    async def _sent(self, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
+        """Return the answer to a post as soon as its head is there."""
         client = self._client
         if client is None:
             client = self._client = self._make_client()
         request = client.build_request("POST", url, headers=headers, content=body)
         if self._public_only:
             await _pin(request)
-        answer = await client.send(request, stream=True)
-        try:
-            read = 0
-            # Read, so that the connection can be used again, but not without end, and never shown.
-            async for chunk in answer.aiter_raw():
-                read += len(chunk)
-                if read > _ANSWER_MAX_BYTES:
-                    break
-        finally:
-            await answer.aclose()
-        return answer.status_code
+        return await client.send(request, stream=True)
 
     def _make_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -109,6 +105,20 @@ class HttpPoster:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             mounts=self._mounts,
         )
+
+
+async def _drain(answer: httpx.Response) -> None:
+    """Read the rest of an answer, so that its connection can be used again; not without end, never shown."""
+    with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                read = 0
+                async for chunk in answer.aiter_raw():
+                    read += len(chunk)
+                    if read > _ANSWER_MAX_BYTES:
+                        break
+        finally:
+            await answer.aclose()
 
 
 class _ForbiddenAddressError(Exception):

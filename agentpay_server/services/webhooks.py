@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, Webhook
@@ -21,7 +21,7 @@ from agentpay_server.domain.addresses import check_webhook_url
 from agentpay_server.domain.api_keys import base62
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import invalid, not_found
+from agentpay_server.domain.problems import Problem, invalid, not_found
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.store import accounts as account_store
@@ -101,10 +101,11 @@ class Webhooks:
     async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
         """Make a new secret; both sign while the rotation overlaps (D45).
 
-        A rotation during the overlap of another ends that one: its new secret becomes the current one.
+        Two signatures fit into a delivery, so that a rotation waits for the overlap of the one before to end,
+        unless it has no overlap itself, as after a leak.
 
         Raises:
-            Problem: `not_found`.
+            Problem: `not_found`, `rotation_in_progress`.
         """
         return await self._context.database.run(self._rotate, principal, webhook_id, request)
 
@@ -169,18 +170,20 @@ class Webhooks:
         vault, now_us = self._context.vault, self._context.clock.now_us()
         secret = self._new_secret()
         sealed = vault.seal(secret, webhook_id)
-        newest = record.secret if record.next_secret is None else record.next_secret
+        now = sealed_secrets(record.secret, record.next_secret, record.next_secret_us, now_us)
         overlap_us = request.overlap_seconds * SECOND_US
-        if overlap_us:
-            store.set_secrets(
-                connection,
-                webhook_id,
-                secret=newest,
-                next_secret=sealed,
-                next_secret_us=now_us + overlap_us,
+        if overlap_us and now.next is not None:
+            raise Problem(
+                ErrorCode.ROTATION_IN_PROGRESS,
+                "The last rotation still overlaps; wait for its end, or rotate with overlap_seconds 0.",
             )
-        else:
-            store.set_secrets(connection, webhook_id, secret=sealed, next_secret=None, next_secret_us=None)
+        store.set_secrets(
+            connection,
+            webhook_id,
+            secret=now.current if overlap_us else sealed,
+            next_secret=sealed if overlap_us else None,
+            next_secret_us=now_us + overlap_us if overlap_us else None,
+        )
         audit.record(
             connection,
             principal,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 from sqlalchemy import Select, bindparam, func, insert, select, update
 
 from agentpay_server.domain.deliveries import DeliveryStatus, NextStep
@@ -50,8 +50,8 @@ class DueDelivery:
     attempts: int
     url: str
     body: str
-    secret: bytes
-    next_secret: bytes | None
+    secret: bytes = field(repr=False)
+    next_secret: bytes | None = field(repr=False)
     next_secret_us: int | None
 
 
@@ -60,19 +60,11 @@ _INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
 """How many attempts at one endpoint run at a time: a slow one holds up its own deliveries alone."""
 
+OF_ONE_OPERATOR_AT_ONCE: Final = 32
+"""How many attempts for one operator run at a time: slow endpoints of one hold up nobody else's."""
+
 _IS_FREE: Final = deliveries.c.leased_until_us <= bindparam("real_now_us")
-# Numbered for each endpoint, those that are leased included: only the first few may run.
-_NUMBERED: Final = (
-    select(
-        deliveries.c.delivery_id,
-        func.row_number()
-        .over(partition_by=deliveries.c.webhook_id, order_by=(deliveries.c.due_us, deliveries.c.seq))
-        .label("place"),
-    )
-    .where(deliveries.c.due_us <= bindparam("now_us"))
-    .subquery()
-)
-_DUE: Final = (
+_TO_SEND: Final = (
     select(
         deliveries.c.delivery_id,
         deliveries.c.webhook_id,
@@ -86,17 +78,51 @@ _DUE: Final = (
     )
     .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
     .join(events, events.c.event_id == deliveries.c.event_id)
-    .where(
-        deliveries.c.delivery_id.in_(
-            select(_NUMBERED.c.delivery_id).where(_NUMBERED.c.place <= TO_ONE_ENDPOINT_AT_ONCE)
-        ),
-        _IS_FREE,
-    )
-    .order_by(deliveries.c.due_us, deliveries.c.seq)
     .limit(bindparam("count"))
     .with_for_update(skip_locked=True, of=deliveries)
 )
-_NEXT_DUE: Final = select(func.min(deliveries.c.due_us)).where(deliveries.c.due_us.is_not(None), _IS_FREE)
+_OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_FREE).order_by(
+    deliveries.c.due_us, deliveries.c.seq
+)
+# The first few of each endpoint, those that are being sent included, by an index look-up for each endpoint:
+# what a claim costs does not grow with what waits. Of these the first few of each operator, again with those
+# that are being sent in front; and then everybody's first before anybody's second.
+_one = deliveries.alias("one")
+_waiting = deliveries.alias("waiting")
+# By `seq`, which SQLite looks up directly: joined by the webhook, it would walk along every delivery ever
+# made.
+_first_few = (
+    select(_waiting.c.seq)
+    .where(_waiting.c.webhook_id == webhooks.c.webhook_id, _waiting.c.due_us <= bindparam("now_us"))
+    .order_by(_waiting.c.due_us, _waiting.c.seq)
+    .limit(TO_ONE_ENDPOINT_AT_ONCE)
+    .correlate(webhooks)
+)
+_CANDIDATES: Final = (
+    select(
+        _one.c.seq,
+        func.row_number()
+        .over(
+            partition_by=_one.c.operator_id,
+            order_by=(_one.c.leased_until_us.desc(), _one.c.due_us, _one.c.seq),
+        )
+        .label("place"),
+    )
+    .select_from(webhooks.join(_one, _one.c.seq.in_(_first_few)))
+    .where(webhooks.c.deleted_us.is_(None))
+    .subquery()
+)
+_FAIR: Final = (
+    _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
+    .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
+    .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
+)
+_NEXT_DUE: Final = (
+    select(deliveries.c.due_us)
+    .where(deliveries.c.due_us.is_not(None), _IS_FREE)
+    .order_by(deliveries.c.due_us, deliveries.c.seq)
+    .limit(1)
+)
 _LEASE: Final = (
     update(deliveries)
     .where(deliveries.c.delivery_id == bindparam("of_delivery"))
@@ -159,15 +185,26 @@ def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]])
     connection.execute(_INSERT, rows)
 
 
-def due(connection: Connection, now_us: int, real_now_us: int, count: int) -> list[DueDelivery]:
-    """Return deliveries that are due and that nobody is sending, the longest due first."""
+def due(
+    connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
+) -> list[DueDelivery]:
+    """Return deliveries that are due and that nobody is sending.
+
+    Args:
+        connection: within a transaction.
+        now_us: the server's time.
+        real_now_us: real time, for leases.
+        count: at most how many.
+        is_fair: whether endpoints and operators take turns; else the longest due come first, whosever they
+            are.
+    """
     values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
-    return [DueDelivery(*row) for row in connection.execute(_DUE, values)]
+    return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
 
 
 def next_due_us(connection: Connection, real_now_us: int) -> int | None:
     """Return when the next delivery is due that nobody is sending; None when there is none."""
-    value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one()
+    value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
     return None if value is None else int(value)
 
 

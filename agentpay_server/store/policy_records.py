@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 from sqlalchemy import bindparam, func, insert, select, update
 
 from agentpay_server.chain.base import SignedTransaction
@@ -18,7 +18,7 @@ class PolicyRecord:
     address: str
     signed_version: int | None
     signed_signature: str | None
-    signed_raw: bytes | None
+    signed_raw: bytes | None = field(repr=False)
     signed_last_valid_block_height: int | None
     written_version: int
     tx_signature: str | None

@@ -265,6 +265,15 @@ Index(
     postgresql_where=deliveries.c.due_us.is_not(None),
 )
 
+Index(
+    "ix_deliveries_webhook_due",
+    deliveries.c.webhook_id,
+    deliveries.c.due_us,
+    deliveries.c.seq,
+    sqlite_where=deliveries.c.due_us.is_not(None),
+    postgresql_where=deliveries.c.due_us.is_not(None),
+)
+
 delivery_attempts: Final = Table(
     "delivery_attempts",
     metadata,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 from sqlalchemy import bindparam, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
@@ -33,7 +33,7 @@ class TransferRecord:
     error: str | None
     message: str | None
     tx_signature: str | None
-    tx_raw: bytes | None
+    tx_raw: bytes | None = field(repr=False)
     tx_last_valid_block_height: int | None
     initiated: bool
     spent_us: int | None

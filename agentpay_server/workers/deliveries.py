@@ -14,7 +14,7 @@ from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.store.deliveries import DueDelivery
 
-ATTEMPTS_AT_ONCE: Final = 64
+ATTEMPTS_AT_ONCE: Final = 256
 
 logger = logging.getLogger(__name__)
 

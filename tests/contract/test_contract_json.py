@@ -108,9 +108,15 @@ def test_a_repeated_key_in_a_request_is_refused(body):
         *[b'"\\ud800"', b'"\\udc00"', b'{"\\udfff":1}', b'["\\udc00\\ud800"]'],
     ],
 )
-def test_nul_and_lone_surrogates_in_a_request_are_refused(body):
-    with pytest.raises(InvalidJsonError, match="NUL or lone surrogates"):
-        codec.parse_request_json(body)
+def test_nul_and_lone_surrogates_in_a_request_are_faults(body):
+    (fault,) = codec.text_faults(codec.parse_request_json(body))
+    assert fault.message == "must not contain NUL or lone surrogates"
+    assert fault.field.isprintable()
+
+
+def test_every_string_with_nul_is_a_fault_with_its_path():
+    value = codec.parse_request_json(b'{"a":["x","\\u0000"],"b":{"c":"\\ud800"},"d":"fine"}')
+    assert [fault.field for fault in codec.text_faults(value)] == ["a[1]", "b.c"]
 
 
 def test_a_pair_of_surrogates_is_one_character():

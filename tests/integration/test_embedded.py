@@ -548,16 +548,32 @@ def test_a_websocket_is_refused(server: AgentPayServer):
     ]
 
 
-def test_a_caller_who_hangs_up_amid_the_body_has_sent_that_much(server: AgentPayServer):
+@pytest.mark.parametrize(
+    ("method", "path", "part"),
+    [
+        ("POST", "/v1/accounts", b'{"name":"whole, but the caller says there is more"}'),
+        ("POST", "/v1/accounts", b'{"na'),
+        ("POST", "/sandbox/operators", b'{"name":"x"}'),
+        ("POST", "/sandbox/token-accounts", b""),
+        ("POST", "/console/agent-keys", b'{"account_id":"x"}'),
+    ],
+)
+def test_half_a_request_is_no_request(server: AgentPayServer, method: str, path: str, part: bytes):
     scope = {
         "type": "http",
-        "method": "POST",
-        "path": "/v1/accounts",
+        "method": method,
+        "path": path,
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {server.operator_key}".encode())],
     }
-    part = {"type": "http.request", "body": b'{"na', "more_body": True}
+    entries = [entry.action for entry in server.console.audit()]
 
-    start, _ = asgi(server, scope, part, {"type": "http.disconnect"})
+    sent = asgi(
+        server,
+        scope,
+        {"type": "http.request", "body": part, "more_body": True},
+        {"type": "http.disconnect"},
+    )
 
-    assert start["status"] == 400
+    assert sent == []
+    assert [entry.action for entry in server.console.audit()] == entries

@@ -158,7 +158,13 @@ def test_a_value_out_of_bounds_or_unknown_is_400(shared_server, shared_http, sha
 @pytest.mark.parametrize("name", ["to", "memo", "idempotency_key", "category"])
 @pytest.mark.parametrize("value", ["\0", "a\0b", "\ud800", "x\udfff"])
 def test_nul_and_lone_surrogates_are_400(shared_server, shared_http, shared_account, name, value):
-    assert set(faults(transfer(shared_http, shared_account, {name: value}))) == {"body"}
+    assert set(faults(transfer(shared_http, shared_account, {name: value}))) == {name}
+
+
+def test_nul_hides_no_other_fault(shared_server, shared_http, shared_account):
+    changes = {"memo": "\0", "amount": 1}
+    found = faults(transfer(shared_http, shared_account, changes, without=["to"]))
+    assert set(found) == {"memo", "amount", "to"}
 
 
 def test_all_faults_are_named_at_once(shared_server, shared_http, shared_account):

@@ -16,7 +16,7 @@ from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms
+from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms, check_transition
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
@@ -213,6 +213,7 @@ class Acceptance:
         message: str | None = None,
         key_expires_us: int | None = None,
     ) -> TransferRecord:
+        check_transition(None, status)
         record = TransferRecord(
             seq=0,
             transfer_id=transfer_id,

@@ -20,7 +20,7 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.domain import policy as rules
-from agentpay_server.domain.transfers import KEY_LIFETIME_US
+from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended
@@ -139,6 +139,7 @@ class TransferSteps:
 
     def _finished(self, connection: Connection, end: TransferRecord) -> TransferRecord | None:
         """Bring the transfer to `end`, and return it; None when it has ended before."""
+        check_transition(TransferStatus.SUBMITTED, end.status)
         if store.finish(connection, end):
             return end
         current = store.transfer(connection, end.transfer_id, lock=True)

@@ -37,6 +37,8 @@ KINDS = {
     ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
     ErrorCode.RATE_LIMITED: errors.RateLimitedError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
+    ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
+    ErrorCode.REQUEST_TIMEOUT: errors.APIError,
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.randomness import SystemRandomness
 from agentpay_server.services.vault import KEY_BYTES, Vault, VaultError
 
 KEY = bytes(range(KEY_BYTES))
@@ -16,7 +15,7 @@ SECRET = "whsec_planted-planted-planted"
 
 @pytest.fixture(scope="module")
 def vault() -> Vault:
-    return Vault(KEY, SystemRandomness())
+    return Vault(KEY)
 
 
 @given(secret=st.text(max_size=100), record_id=st.text(max_size=40))
@@ -41,7 +40,7 @@ def test_two_records_cannot_swap_what_is_sealed(vault):
 
 
 def test_it_opens_with_no_other_key(vault):
-    other = Vault(bytes(KEY_BYTES), SystemRandomness())
+    other = Vault(bytes(KEY_BYTES))
 
     with pytest.raises(VaultError):
         other.open(vault.seal(SECRET, "wh_1"), "wh_1")
@@ -98,4 +97,4 @@ def test_it_shows_nothing_and_is_not_pickled_or_copied(vault):
 @pytest.mark.parametrize("length", [0, 16, 24, 31, 33, 64])
 def test_a_key_of_another_length_is_refused(length):
     with pytest.raises(ValueError, match="32 bytes"):
-        Vault(bytes(length), SystemRandomness())
+        Vault(bytes(length))
