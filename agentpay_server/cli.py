@@ -8,8 +8,11 @@ import asyncio
 import ipaddress
 import json
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 import uvicorn
@@ -95,6 +98,9 @@ def serve(
 
     Prints one JSON line with base_url and operator_key on standard output once it accepts requests.
     """
+    # They log the addresses of webhooks, which may hold secrets of the receivers.
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
@@ -147,6 +153,19 @@ class _AnnouncingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, announcement: dict[str, str]) -> None:
         super().__init__(config)
         self._announcement = announcement
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take a signal as a request to stop in order; a second one stops at once."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the line that says so."""

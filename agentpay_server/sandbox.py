@@ -1,5 +1,7 @@
 """The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
 
+import asyncio
+
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -19,7 +21,7 @@ from agentpay_server.contract.sandbox import (
     OutsideTokenAccount,
 )
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, chain_unavailable, invalid
+from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
 from agentpay_server.services.policies import own_account
@@ -56,11 +58,32 @@ class Sandbox:
                 amount_micro=amount_micro,
                 memo=context.identifiers.new(identifiers.ENTRY),
             )
-            await self._land(signed)
-            (held,) = await chain.token_accounts([account.usdc_token_account])
         except ChainUnavailableError:
             raise chain_unavailable() from None
+        funding = context.tasks.start(self._funded(principal, account, amount_micro, signed))
+        done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
+        if done:
+            return funding.result()
+        raise Problem(
+            ErrorCode.CHAIN_UNAVAILABLE,
+            "The chain has not told what became of the minting, which goes on and is booked once it lands; "
+            "read the balance before you fund again.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    async def _funded(
+        self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
+    ) -> Funding:
+        """Bring a minting to its end, however long that takes, and book it."""
+        context = self._context
+        outcome = await self._runtime.settlement.outcome(signed, is_new=True)
+        if not isinstance(outcome, Landed):
+            raise chain_unavailable()
         await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
+        try:
+            (held,) = await context.chain.token_accounts([account.usdc_token_account])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 

@@ -11,6 +11,7 @@ Whoever needs the end waits for it; how long is the waiter's choice, and giving 
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -26,6 +27,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 class Expired(Enum):
@@ -97,13 +100,17 @@ class Settlement:
         """
         if is_new and subject not in self._drivers:
             # Most often one look is enough, and nobody has to be started for the rest.
-            is_sent, end = await self._first_look(signed, deadline)
-            if isinstance(end, Landed):
-                return await steps.landed(signed)
-            if isinstance(end, Failure):
-                return await steps.failed(signed, end)
-            if is_sent:
-                await steps.sent()
+            try:
+                is_sent, end = await self._first_look(signed, deadline)
+                if isinstance(end, Landed):
+                    return await steps.landed(signed)
+                if isinstance(end, Failure):
+                    return await steps.failed(signed, end)
+                if is_sent:
+                    await steps.sent()
+            except Exception:
+                # Whatever it was, the transaction is stored and may be on its way: it is driven to its end.
+                logger.exception("the first look at %s failed; it is looked at again", subject)
         driver = self.drive(subject, signed, steps)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
         done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
@@ -126,20 +133,32 @@ class Settlement:
         return cast("asyncio.Task[T]", running)
 
     async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T]) -> T:
+        """Drive a stored transaction, and those that are signed in its place, until there is an end."""
         pause, is_new = 0.0, False
         while True:
-            outcome = await self.outcome(signed, steps.sent, is_new=is_new)
-            if isinstance(outcome, Landed):
-                return await steps.landed(signed)
-            if isinstance(outcome, Failure):
-                return await steps.failed(signed, outcome)
-            following = await self._patiently(steps.expired, signed)
-            if isinstance(following, Ended):
-                return following.result
-            signed, is_new = following, True
+            try:
+                following = await self._once(signed, steps, is_new=is_new)
+            except Exception:
+                # A fault of ours, or of the database: it decides nothing about the money.
+                logger.exception("driving %s failed; it is driven again", signed.signature)
+            else:
+                if isinstance(following, Ended):
+                    return following.result
+                signed, is_new = following, True
             # Once in a while a transaction expires. One after the other means that the chain takes none.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+
+    async def _once(
+        self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
+    ) -> SignedTransaction | Ended[T]:
+        """Bring one transaction to its end, and return what follows."""
+        outcome = await self.outcome(signed, steps.sent, is_new=is_new)
+        if isinstance(outcome, Landed):
+            return Ended(await steps.landed(signed))
+        if isinstance(outcome, Failure):
+            return Ended(await steps.failed(signed, outcome))
+        return await self._patiently(steps.expired, signed)
 
     async def outcome(
         self,

@@ -1,10 +1,15 @@
 """Tasks that the server owns, so that a caller who hangs up cancels nothing that moves money."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from agentpay_server.domain.problems import Problem
+
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Tasks:
@@ -47,6 +52,7 @@ class Tasks:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
-            task.exception()
+        # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Problem):
+            logger.error("a task of the server failed", exc_info=error)
