@@ -73,14 +73,14 @@ def _exact_micro(number: Decimal) -> int:
         raise ValueError("an amount of USDC must not be negative")
     if number.adjusted() >= 20:
         raise ValueError("an amount of USDC must be below 1e20")
-    digits = number.as_tuple().digits
-    exponent = number.adjusted() - len(digits) + 1 + _DECIMALS
-    value = int("".join(map(str, digits)))
-    if exponent >= 0:
-        return int(value * 10**exponent)
-    if -exponent >= len(digits) + _DECIMALS or value % 10**-exponent:
+    # A denominator as long as the exponent says is made below: one that is out of bounds is not.
+    if number.adjusted() < -_DECIMALS:
         raise ValueError("an amount of USDC must have at most 6 decimals")
-    return int(value // 10**-exponent)
+    numerator, denominator = number.as_integer_ratio()
+    micro, rest = divmod(numerator * MICRO, denominator)
+    if rest:
+        raise ValueError("an amount of USDC must have at most 6 decimals")
+    return micro
 
 
 def from_micro(micro: int) -> Decimal:

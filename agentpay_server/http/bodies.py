@@ -98,7 +98,8 @@ def structured_body(body: bytes, model: type) -> object:
         value = codec.parse_request_json(body)
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
-    faults = codec.text_faults(value)
+    # Only an escape gives NUL or a lone surrogate: others are not JSON, or not UTF-8.
+    faults = codec.text_faults(value) if b"\\u" in body else ()
     if model is CreateAccount and isinstance(value, dict):
         faults = (*faults, *_oversize_metadata(body))
     request: object

@@ -169,7 +169,7 @@ class Transfers:
         address = request.to if view.recipient is None else view.recipient.usdc_token_account
         if request.to.startswith(identifiers.ACCOUNT) and view.recipient is None:
             raise _invalid_recipient(request.to, "is not an account of this service")
-        if not identifiers.is_public_key(address):
+        if view.recipient is None and not identifiers.is_public_key(address):
             raise _invalid_recipient(request.to, "is neither an account_id nor an on-chain address")
         if address == view.source.usdc_token_account:
             raise _invalid_recipient(request.to, "is the source account itself")
