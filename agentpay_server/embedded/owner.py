@@ -5,9 +5,10 @@ a thread that is stopping, is refused at once, because it would wait for ever.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -106,10 +107,38 @@ class OwnerThread:
             if not self._is_open:
                 work.close()
                 raise RuntimeError(_CLOSED)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future: Future[T] = Future()
             self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
+            self._loop.call_soon_threadsafe(self._begin, work, future)
         return future
+
+    def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        """Run `work` in a task of the loop, tied to the future that its caller holds."""
+        task = self._loop.create_task(self._answered(work, future))
+
+        def end(ended: Future[T]) -> None:
+            self._calls.discard(ended)
+            if ended.cancelled():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        future.add_done_callback(end)
+
+    async def _answered(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        """Run `work` and tell its caller, without the detour by which asyncio ties futures of two kinds."""
+        try:
+            result = await work
+        except BaseException as error:
+            # Cancelled by its caller at the last moment, it has nobody to tell.
+            with contextlib.suppress(InvalidStateError):
+                if isinstance(error, asyncio.CancelledError):
+                    future.cancel()
+                else:
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            with contextlib.suppress(InvalidStateError):
+                future.set_result(result)
 
     def _run(self) -> None:
         try:

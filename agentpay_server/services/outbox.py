@@ -8,7 +8,8 @@ from attrs import frozen
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.event_types import EventType
-from agentpay.contract.events import BalanceLowThresholdData, Event
+from agentpay.contract.events import BalanceLowThresholdData
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.domain.deliveries import DeliveryStatus
@@ -45,6 +46,7 @@ class Outbox:
         self._operator_id = operator_id
         self._account_id = account_id
         self._now_us = now_us
+        self._created_at = format_timestamp(from_us(now_us))
         rows = webhooks.of_operator(connection, operator_id)
         self._subscriptions = [row.subscription for row in rows]
         self._events: list[dict[str, object]] = []
@@ -81,19 +83,21 @@ class Outbox:
             deliveries.insert_deliveries(self._connection, self._deliveries)
 
     def _add(self, happening: Happening, hearers: list[Subscription]) -> None:
-        event = Event(
-            id=self._ids.new(identifiers.EVENT),
-            type=happening.type.value,
-            created_at=from_us(self._now_us),
-            data=happening.data,
-        )
+        event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
+        # The envelope of `contract.events.Event`, printed without making one.
+        envelope = {
+            "id": event_id,
+            "type": event_type,
+            "created_at": self._created_at,
+            "data": codec.unstructure(happening.data),
+        }
         self._events.append(
             {
-                "event_id": event.id,
+                "event_id": event_id,
                 "operator_id": self._operator_id,
                 "account_id": self._account_id,
-                "type": event.type,
-                "body": codec.print_json(codec.unstructure(event)).decode("ascii"),
+                "type": event_type,
+                "body": codec.print_json(envelope).decode("ascii"),
                 "created_us": self._now_us,
             }
         )
@@ -102,8 +106,8 @@ class Outbox:
                 new_delivery(
                     delivery_id=self._ids.new(identifiers.DELIVERY),
                     operator_id=self._operator_id,
-                    event_id=event.id,
-                    event_type=event.type,
+                    event_id=event_id,
+                    event_type=event_type,
                     webhook_id=subscription.webhook_id,
                     now_us=self._now_us,
                 )

@@ -5,6 +5,7 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, insert, or_, select, update
 
+from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import accounts, counters
 
@@ -45,6 +46,7 @@ _INSERT_COUNTER: Final = insert(counters)
 _INSERT: Final = insert(accounts)
 _BY_ID: Final = select(accounts).where(accounts.c.account_id == bindparam("account_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_BY_IDS: Final = select(accounts).where(accounts.c.account_id.in_((bindparam("source"), bindparam("target"))))
 _PARTIES: Final = select(accounts).where(
     or_(
         accounts.c.account_id.in_((bindparam("source"), bindparam("target"))),
@@ -123,7 +125,11 @@ def parties(
     connection: Connection, source: str, target: str
 ) -> tuple[AccountRecord | None, AccountRecord | None]:
     """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
-    rows = [AccountRecord(*row) for row in connection.execute(_PARTIES, {"source": source, "target": target})]
+    # Most often both are identifiers, which one index finds.
+    statement = _BY_IDS if target.startswith(ACCOUNT) else _PARTIES
+    rows = [
+        AccountRecord(*row) for row in connection.execute(statement, {"source": source, "target": target})
+    ]
     return (
         next((row for row in rows if row.account_id == source), None),
         next((row for row in rows if target in (row.account_id, row.usdc_token_account)), None),

@@ -87,8 +87,11 @@ class MemoryDatabase:
 @cache
 def _template() -> bytes:
     engine = create_engine("sqlite://")
-    with engine.begin() as connection:
+    with engine.connect() as connection:
+        # A transaction copies the pages that it changes, so that it can be undone: small ones cost less.
+        connection.exec_driver_sql("PRAGMA page_size = 1024")
         metadata.create_all(connection)
+        connection.commit()
     driver_connection: Any = engine.raw_connection()
     try:
         return bytes(driver_connection.serialize())

@@ -247,7 +247,6 @@ class Acceptance:
             action="transfers.create",
             subject=transfer_id,
             now_us=created_us,
-            after={"status": record.status},
         )
         return record
 

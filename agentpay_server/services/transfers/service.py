@@ -82,7 +82,7 @@ class Transfers:
         name, terms = (principal.operator_id, request.idempotency_key), terms_of(request)
         running = self._under_way.get(name)
         if running is None or running[0] != terms:
-            task = self._context.tasks.start(self._create(principal, request))
+            task = self._context.tasks.start(self._create(principal, request, terms))
             if running is not None:
                 # Other parameters: it is judged by what is stored.
                 return await asyncio.shield(task)
@@ -91,11 +91,11 @@ class Transfers:
         # A caller who hangs up cancels nothing, and a duplicate answers as the first does.
         return await asyncio.shield(running[1])
 
-    async def _create(self, principal: Principal, request: CreateTransfer) -> Transfer:
+    async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
         deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
         while True:
             view = await self._database.read(_view, principal, request)
-            judged = verdict(key_holder_of(view.holder), terms_of(request), self._clock.now_us())
+            judged = verdict(key_holder_of(view.holder), terms, self._clock.now_us())
             if judged in (Verdict.NEW, Verdict.RETRY):
                 transfer = await self._accepted(principal, request, view, deadline)
                 if transfer is None:
