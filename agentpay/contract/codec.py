@@ -21,7 +21,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from agentpay.contract import usdc
 from agentpay.contract.errors import ErrorBody, FieldFault
-from agentpay.contract.fields import JsonValue, Rule, format_timestamp, parse_timestamp
+from agentpay.contract.fields import JsonValue, NotEmpty, Rule, format_timestamp, parse_timestamp
 from agentpay.contract.requests import MAX_NESTING, Request, Unset
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
@@ -373,6 +373,23 @@ def _hook_of(parse: Callable[[Any], Any]) -> Callable[[object, object], object]:
     return hook
 
 
+def _is_not_empty(kind: object) -> bool:
+    return any(isinstance(mark, NotEmpty) for mark in getattr(kind, "__metadata__", ()))
+
+
+def _not_empty_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+    """A hook for a list that must hold something."""
+    inner = get_args(kind)[0]
+    read = _converter.get_structure_hook(inner)
+
+    def hook(value: object, _: object) -> object:
+        if value == []:
+            raise ValueError("must not be empty")
+        return read(value, inner)
+
+    return hook
+
+
 def _is(mark: object) -> Callable[[object], bool]:
     return lambda kind: kind is mark or kind == mark
 
@@ -453,6 +470,7 @@ def _make_converter() -> Converter:
     converter.register_structure_hook_factory(_is_open_enum, _open_enum_hook)
     converter.register_structure_hook_factory(_has_unset, _unset_hook)
     converter.register_structure_hook_factory(lambda kind: _rule_of(kind) is not None, _rule_hook)
+    converter.register_structure_hook_factory(_is_not_empty, _not_empty_hook)
     for mark, parse, form in (
         (UsdcString, usdc.parse_string, usdc.format_string),
         (UsdcAmount, usdc.parse_amount, usdc.format_string),

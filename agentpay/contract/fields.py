@@ -23,6 +23,11 @@ class Rule:
     parse: Callable[[Any], Any]
 
 
+@frozen
+class NotEmpty:
+    """The mark of a list that must hold something; the items are read by their own rule."""
+
+
 def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = True) -> Rule:
     """A string of `minimum` to `maximum` characters.
 

@@ -2,11 +2,12 @@
 
 from datetime import datetime
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import Rule, text
+from agentpay.contract.fields import NotEmpty, Rule, text
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
 
@@ -48,6 +49,31 @@ def _parse_event_name(value: object) -> str:
 
 _EVENT_NAMES = tuple(member.value for member in EventType)
 
+
+def _parse_url(value: object) -> str:
+    """Check the form of a webhook's URL (D46); where it leads is checked when it is posted to."""
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
+    if len(value) > _URL_MAX_CHARACTERS:
+        raise ValueError(f"must have at most {_URL_MAX_CHARACTERS} characters")
+    if not value.isascii() or any(character <= " " or character == "\x7f" for character in value):
+        raise ValueError("must be a URL of printable ASCII characters; write other names in punycode")
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("must be a valid URL") from None
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise ValueError("must be an http or https URL with a host")
+    if "@" in parts.netloc:
+        raise ValueError("must not contain user info: the signature is what proves who posts")
+    if parts.fragment or "\\" in value:
+        raise ValueError("must not contain a fragment or a backslash")
+    return value
+
+
+_URL_MAX_CHARACTERS = 2048
+
 EventName = Annotated[str, Rule(_parse_event_name)]
 
 
@@ -62,7 +88,7 @@ class CreateWebhook(Request):
         low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
     """
 
-    url: Annotated[str, text(minimum=1, maximum=2048)]
-    events: tuple[EventName, ...]
+    url: Annotated[str, Rule(_parse_url)]
+    events: Annotated[tuple[EventName, ...], NotEmpty()]
     account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None

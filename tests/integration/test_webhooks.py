@@ -205,15 +205,16 @@ def test_all_faults_of_form_are_told_at_once(shared_http: httpx.Client):
     assert set(faults(answer)) == {"url", "events[0]", "events[2]", "low_balance_threshold_usdc", "extra"}
 
 
-def test_all_faults_of_content_are_told_at_once(shared_http: httpx.Client, shared_account):
-    answer = register(
-        shared_http,
-        url="ftp://x",
-        events=[],
-        account_ids=["x", shared_account.account_id, UNKNOWN_ACCOUNT],
-    )
+def test_all_faults_of_the_lists_and_the_url_are_told_at_once(shared_http: httpx.Client):
+    answer = register(shared_http, url="ftp://x", events=[], low_balance_threshold_usdc=-1)
 
-    assert list(faults(answer)) == ["url", "events", "account_ids[0]", "account_ids[2]"]
+    assert set(faults(answer)) == {"url", "events", "low_balance_threshold_usdc"}
+
+
+def test_every_account_that_is_not_there_is_told_at_once(shared_http: httpx.Client, shared_account):
+    answer = register(shared_http, account_ids=["x", shared_account.account_id, UNKNOWN_ACCOUNT])
+
+    assert list(faults(answer)) == ["account_ids[0]", "account_ids[2]"]
 
 
 def test_an_account_of_another_operator_is_refused_as_one_that_does_not_exist(
