@@ -2,8 +2,11 @@
 
 The floor is: LiteSVM builds, signs and executes a transfer with a memo; one httpx round trip posts the same
 request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each
-through SQLAlchemy Core into SQLite in memory. All on one thread. The subject is the sync client, whose calls
-cross to the server's thread and back.
+through SQLAlchemy Core into SQLite in memory.
+
+An async client on the server's own event loop stands against a floor on one thread. A sync client's calls
+cross to the server's thread and back, so its floor does too: the same round trip into an application on a
+thread of its own. Waking two threads takes 20 to 200 us, by how deeply the machine's idle cores sleep.
 """
 
 import asyncio
@@ -18,13 +21,17 @@ from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from sqlalchemy import create_engine, insert
+from sqlalchemy.pool import StaticPool
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.transports import EmbeddedTransport
 from agentpay_server.store.tables import operators
 
+BATCH = 50
 ANSWER = json.dumps(
     {
         "transfer_id": "txn_01h455vb4pex5vsknk084sn02q",
@@ -107,14 +114,12 @@ class BareChain:
 
 
 def run() -> list[Result]:
-    """Return the ratio of a settled transfer to its floors."""
-    loop = asyncio.new_event_loop()
+    """Return the ratios of a settled transfer to its floors."""
     bare = BareChain()
-    connection = create_engine("sqlite://").connect()
+    connection = create_engine("sqlite://", poolclass=StaticPool).connect()
     with connection.begin():
         operators.create(connection)
     numbers = itertools.count()
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(null_app), base_url="http://null.invalid")
     statement = insert(operators)
 
     def commit() -> None:
@@ -123,31 +128,63 @@ def run() -> list[Result]:
                 statement, {"operator_id": f"op_{next(numbers)}", "name": "operator", "created_us": 0}
             )
 
-    async def floor_once() -> None:
-        bare.transfer()
-        (await http.post("/v1/transfers", json=REQUEST)).json()
-        commit()
-        commit()
+    async def floor_here(http: httpx.AsyncClient) -> None:
+        for _ in range(BATCH):
+            bare.transfer()
+            (await http.post("/v1/transfers", json=REQUEST)).json()
+            commit()
+            commit()
 
-    async def floor_batch(count: int) -> None:
-        for _ in range(count):
-            await floor_once()
+    def floor_across(http: httpx.Client) -> None:
+        for _ in range(BATCH):
+            bare.transfer()
+            http.post("/v1/transfers", json=REQUEST).json()
+            commit()
+            commit()
 
-    with AgentPayServer(seed=1) as server:
-        client = server.client()
+    null_owner = OwnerThread("null")
+    with asyncio.Runner() as runner, AgentPayServer(seed=1) as server:
+        client, async_client = server.client(), server.async_client()
         source = client.accounts.create(name="source").account_id
         target = client.accounts.create(name="target").account_id
         server.sandbox.fund(source, "1000000")
-        batch = 50
-        result = compare(
-            "settled transfer through the SDK, in process",
-            subject=lambda: [
-                client.transfers.create(from_=source, to=target, amount="0.01") for _ in range(batch)
-            ],
-            floor=lambda: loop.run_until_complete(floor_batch(batch)),
-            bound=2.0,
-            calls=2,
+
+        async def pay() -> None:
+            for _ in range(BATCH):
+                await async_client.transfers.create(from_=source, to=target, amount="0.01")
+
+        def pay_across() -> None:
+            for _ in range(BATCH):
+                client.transfers.create(from_=source, to=target, amount="0.01")
+
+        here = httpx.AsyncClient(transport=httpx.ASGITransport(null_app), base_url="http://null.invalid")
+        across = httpx.Client(
+            transport=EmbeddedTransport(null_app, null_owner), base_url="http://null.invalid"
         )
-        loop.run_until_complete(http.aclose())
-    loop.close()
-    return [Result(result.name, result.subject_us / batch, result.floor_us / batch, result.ratio, 2.0)]
+        results = [
+            compare(
+                "settled transfer, async, on the server's loop",
+                subject=lambda: server._running._owner.call(pay()),
+                floor=lambda: runner.run(floor_here(here)),
+                bound=2.0,
+                calls=2,
+            ),
+            compare(
+                "settled transfer, sync, across threads",
+                subject=pay_across,
+                floor=lambda: floor_across(across),
+                bound=2.0,
+                calls=2,
+            ),
+            compare(
+                "the same, against the floor on one thread",
+                subject=pay_across,
+                floor=lambda: runner.run(floor_here(here)),
+                bound=None,
+                calls=2,
+            ),
+        ]
+        runner.run(here.aclose())
+        across.close()
+    null_owner.stop()
+    return [Result(r.name, r.subject_us / BATCH, r.floor_us / BATCH, r.ratio, r.bound) for r in results]
