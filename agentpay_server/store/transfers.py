@@ -39,6 +39,7 @@ class TransferRecord:
     spent_us: int | None
     settled_us: int | None
     created_us: int
+    leased_until_us: int
 
     @property
     def signed(self) -> SignedTransaction:

@@ -237,6 +237,7 @@ class Acceptance:
             spent_us=spent_us,
             settled_us=None,
             created_us=created_us,
+            leased_until_us=0,
         )
         store.insert_transfer(connection, record)
         return record
