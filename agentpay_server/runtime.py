@@ -28,7 +28,8 @@ from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
-from agentpay_server.store.database import Database, MemoryDatabase
+from agentpay_server.store.database import Database
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
 

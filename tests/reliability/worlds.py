@@ -31,7 +31,7 @@ from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"
