@@ -327,7 +327,6 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    Column("slot", BigInteger, nullable=False),
     # Why it moved nothing; NULL when it succeeded.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
