@@ -53,6 +53,11 @@ _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whateve
 _TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
+# Neither says that the transaction failed: it may have landed before, and the ledger knows of it.
+_NOT_EXECUTED: Final = (
+    TransactionErrorFieldless.AlreadyProcessed,
+    TransactionErrorFieldless.BlockhashNotFound,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -199,19 +204,15 @@ class EmbeddedChain:
             return
         self._set_clock(self._slot + 1)
         result = self._svm.send_transaction(transaction)
-        if (
-            isinstance(result, FailedTransactionMetadata)
-            and result.err() == TransactionErrorFieldless.AlreadyProcessed
-        ):
-            # It tells that there was an outcome, not which.
-            result = self._svm.get_transaction(signature) or result
         if not isinstance(result, FailedTransactionMetadata):
             self._record(transaction, signature, _SUCCEEDED)
+        elif result.err() in _NOT_EXECUTED:
+            return
         elif self._svm.get_transaction(signature) is not None:
             # Executed, charged and undone: it is in the chain's history, which makes the failure final.
             status = SignatureStatus(is_final=True, failure=_failure(transaction, result))
             self._record(transaction, signature, status)
-        elif result.err() != TransactionErrorFieldless.BlockhashNotFound:
+        else:
             # Refused before execution for want of a signature or of the fee. A real chain's height would rise
             # until it expires; here nothing but this makes the wait for it end.
             self.expire_blockhash()
