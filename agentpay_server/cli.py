@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 import sys
+from pathlib import Path
 
 import click
 import uvicorn
@@ -20,6 +21,8 @@ from agentpay_server.embedded.listener import bound_socket, url_of
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import manual_clock, start_runtime
 from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
+from agentpay_server.storage import KEY_VARIABLE, open_storage
+from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
 
 logger = logging.getLogger("agentpay_server")
 
@@ -33,14 +36,24 @@ def main() -> None:
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8402, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option("--in-memory", is_flag=True, help="Keep everything in memory. The default.")
 @click.option(
-    "--in-memory", is_flag=True, help="Keep everything in memory. The default, and all there is yet."
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory to keep everything in; made if it is not there.",
+)
+@click.option(
+    "--database-url",
+    envvar="AGENTPAY_SERVER_DATABASE_URL",
+    show_envvar=True,
+    metavar="URL",
+    help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
 )
 @click.option(
     "--operator-key",
     envvar="AGENTPAY_SERVER_OPERATOR_KEY",
     show_envvar=True,
-    help="Operator key to use instead of a new one.",
+    help="Operator key to use instead of a new one; at a later start, one to use beside those there are.",
 )
 @click.option(
     "--clock",
@@ -82,7 +95,9 @@ def serve(
     *,
     host: str,
     port: int,
-    in_memory: bool,  # noqa: ARG001 - the only store yet
+    in_memory: bool,
+    data_dir: Path | None,
+    database_url: str | None,
     operator_key: str | None,
     clock: str,
     policy_update: str,
@@ -93,7 +108,8 @@ def serve(
 ) -> None:
     """Serve until it is stopped.
 
-    Prints one JSON line with base_url and operator_key on standard output once it accepts requests.
+    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key
+    when that was made now or given.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if not _is_loopback(host) and not (allow_remote and operator_key):
@@ -101,6 +117,8 @@ def serve(
             f"{host} can be reached by other machines: give --allow-remote and --operator-key, or keep the "
             "default --host."
         )
+    if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
+        raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
     settings = Settings(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
@@ -116,21 +134,52 @@ def serve(
     chosen: Clock = manual_clock() if clock == "manual" else SystemClock()
     try:
         with sock:
-            asyncio.run(_serve(sock, settings, chosen, operator_key))
+            asyncio.run(
+                _serve(
+                    sock,
+                    settings,
+                    data_dir=data_dir,
+                    database_url=database_url,
+                    clock=chosen,
+                    operator_key=operator_key,
+                )
+            )
     except _BadKeyError as error:
         raise click.BadParameter(str(error), param_hint="--operator-key") from None
+    except _BadUrlError as error:
+        raise click.BadParameter(str(error), param_hint="--database-url") from None
+    except (StartRefusedError, DatabaseUnavailableError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 class _BadKeyError(Exception):
     """The operator key that was given is none."""
 
 
-async def _serve(sock: socket.socket, settings: Settings, clock: Clock, operator_key: str | None) -> None:
+class _BadUrlError(Exception):
+    """The database URL that was given is none."""
+
+
+async def _serve(
+    sock: socket.socket,
+    settings: Settings,
+    *,
+    data_dir: Path | None,
+    database_url: str | None,
+    clock: Clock,
+    operator_key: str | None,
+) -> None:
     try:
-        runtime = await start_runtime(settings=settings, clock=clock, operator_key=operator_key)
+        storage = await open_storage(settings, data_dir=data_dir, database_url=database_url)
+    except ValueError as error:
+        raise _BadUrlError(str(error)) from None
+    try:
+        runtime = await start_runtime(storage=storage, clock=clock, operator_key=operator_key)
     except ValueError as error:
         raise _BadKeyError(str(error)) from None
-    announcement = {"base_url": url_of(sock), "operator_key": runtime.operator.key}
+    announcement = {"base_url": url_of(sock)}
+    if runtime.operator.key is not None:
+        announcement["operator_key"] = runtime.operator.key
     server = _AnnouncingServer(
         uvicorn.Config(Application(runtime), log_config=None, access_log=False, lifespan="off", ws="none"),
         announcement,

@@ -37,7 +37,8 @@ class Settings:
         onchain_memo: what is published of a transfer's memo.
         settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
-        encryption_key: 32 bytes that seal secrets at rest; None makes a key for this run alone.
+        encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)

@@ -27,8 +27,16 @@ class DatabaseUnavailableError(Exception):
     """
 
 
-class DatabaseInUseError(Exception):
+class StartRefusedError(Exception):
+    """A server must not start as it was told to; the message says why, and what to do."""
+
+
+class DatabaseInUseError(StartRefusedError):
     """Another server holds the database; a second one beside it would do harm."""
+
+
+class NewerSchemaError(StartRefusedError):
+    """A newer version has laid out the database, and this one does not know what it holds."""
 
 
 class Database(Protocol):

@@ -26,6 +26,14 @@ def _seq() -> Column[int]:
     return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
 
 
+# What a server is, across its starts (services/identity.py).
+server_state: Final = Table(
+    "server_state",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
 operators: Final = Table(
     "operators",
     metadata,

@@ -7,7 +7,7 @@ at each (decisions, "What stands beside /v1").
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from agentpay.contract.errors import ErrorCode
@@ -44,10 +44,18 @@ class Schedule:
         clock: tells what is due.
         workers: in the order in which they run when several are due at one moment.
         wakeup: tells that a due time has changed.
+        note_time: stores where a manual clock is about to stand, so that it never goes back.
     """
 
-    def __init__(self, clock: Clock, workers: Sequence[Worker], wakeup: Wakeup) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        workers: Sequence[Worker],
+        wakeup: Wakeup,
+        note_time: Callable[[int], Awaitable[None]],
+    ) -> None:
         self._clock = clock
+        self._note_time = note_time
         self._workers = workers
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
@@ -74,12 +82,17 @@ class Schedule:
         async with self._advancing:
             target_us = clock.now_us() + duration_us
             while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
-                clock.move_to(due_us)
+                await self._move(clock, due_us)
                 done = [await worker.run_due() for worker in self._workers]
                 if not any(done):
                     # Another process is doing it.
                     await asyncio.sleep(_PAUSE_SECONDS)
-            clock.move_to(target_us)
+            await self._move(clock, target_us)
+
+    async def _move(self, clock: ManualClock, now_us: int) -> None:
+        if now_us > clock.now_us():
+            await self._note_time(now_us)
+            clock.move_to(now_us)
 
     async def _next_due_us(self) -> int | None:
         dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]

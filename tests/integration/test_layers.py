@@ -16,12 +16,14 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.http", "agentpay_server.clients"],
     ["agentpay_server.console", "agentpay_server.sandbox"],
     ["agentpay_server.runtime"],
+    ["agentpay_server.storage"],
     ["agentpay_server.workers"],
     ["agentpay_server.services"],
     ["agentpay_server.store", "agentpay_server.chain"],
     [
         "agentpay_server.domain",
         "agentpay_server.clock",
+        "agentpay_server.faults",
         "agentpay_server.settings",
         "agentpay_server.randomness",
     ],
@@ -104,6 +106,7 @@ def test_imports_run_down_only(path):
             [
                 "agentpay_server.chain",
                 "agentpay_server.clock",
+                "agentpay_server.faults",
                 "agentpay_server.randomness",
                 "agentpay.contract",
             ],
