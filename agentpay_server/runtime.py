@@ -27,6 +27,7 @@ from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
@@ -36,6 +37,7 @@ from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
+from agentpay_server.workers.settlement import SettlementWorker
 
 _STOP_SECONDS: Final = 5.0
 
@@ -175,8 +177,11 @@ async def _started(
     deliveries = Deliveries(context, poster)
     await deliveries.free_all()
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
+    resumption = Resumption(context, settlement)
+    await resumption.free_all()
+    settlement_worker = SettlementWorker(resumption, clock=clock)
     note_time = partial(identity.note_clock, database)
-    schedule = Schedule(clock, [records, delivery_worker], wakeup, note_time)
+    schedule = Schedule(clock, [settlement_worker, records, delivery_worker], wakeup, note_time)
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -192,6 +197,9 @@ async def _started(
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key),
         storage=storage,
     )
+    # What an earlier process left under way goes on at once, whatever the clock.
+    while await resumption.take_up():
+        pass
     if not clock.is_manual:
         context.tasks.start_loop(schedule.run())
     return runtime

@@ -20,6 +20,7 @@ from agentpay_server.contract.sandbox import (
 )
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, chain_unavailable, invalid
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
 from agentpay_server.services.policies import own_account
@@ -47,6 +48,7 @@ class Sandbox:
         context = self._context
         account = await context.database.read(own_account, principal, account_id)
         chain, amount_micro = context.chain, to_micro(request.amount)
+        fault_point(Operation.FUND, Step.BEGUN)
         try:
             signed = transactions.mint(
                 context.signer,
@@ -56,11 +58,12 @@ class Sandbox:
                 amount_micro=amount_micro,
                 memo=context.identifiers.new(identifiers.ENTRY),
             )
-            await self._land(signed)
+            await self._land(signed, Operation.FUND)
             (held,) = await chain.token_accounts([account.usdc_token_account])
         except ChainUnavailableError:
             raise chain_unavailable() from None
         await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
+        fault_point(Operation.FUND, Step.BOOKED)
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
@@ -87,7 +90,7 @@ class Sandbox:
                 usdc_mint=context.chain.usdc_mint,
                 owner=owner,
             )
-            await self._land(signed)
+            await self._land(signed, Operation.TOKEN_ACCOUNT)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         return OutsideTokenAccount(
@@ -111,10 +114,10 @@ class Sandbox:
         await self._runtime.schedule.advance(duration_us)
         return await self.clock()
 
-    async def _land(self, signed: SignedTransaction) -> None:
+    async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
         outcome = await self._runtime.settlement.outcome(
-            signed, is_new=True, patience_seconds=patience_seconds
+            signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):
             raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")

@@ -46,6 +46,7 @@ from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, US
 from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, Ledger, Page
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.token_accounts import read_token_account
+from agentpay_server.faults import ChainPoint, chain_fault_point
 
 _HISTORY_TRANSACTIONS: Final = 4_096
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
@@ -282,7 +283,9 @@ class EmbeddedChain:
             accounts=self._changed_accounts,
             statuses=self._changed_statuses,
         )
+        chain_fault_point(ChainPoint.EXECUTED)
         await ledger.write(page)
+        chain_fault_point(ChainPoint.WRITTEN)
         self._written, self._changed_accounts, self._changed_statuses = page.after, {}, {}
 
     async def _restore(self, ledger: Ledger) -> None:

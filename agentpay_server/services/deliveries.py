@@ -5,15 +5,13 @@ between leaves a lease that runs out; the same attempt is then made again, so th
 least once and always under the same identifier.
 """
 
-import time
-
 from agentpay import webhooks as signatures
 from agentpay._version import __version__
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
-from agentpay_server.clock import from_us
+from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.contract.webhooks import (
     Delivery,
     DeliveryAttempt,
@@ -47,7 +45,7 @@ class Deliveries:
 
     async def next_due_us(self) -> int | None:
         """Return when the next attempt is due that nobody is making; None when there is none."""
-        return await self._context.database.read(store.next_due_us, _real_now_us())
+        return await self._context.database.read(store.next_due_us, real_now_us())
 
     async def claim(self, count: int) -> list[DueDelivery]:
         """Lease up to `count` deliveries that are due now, the longest due first."""
@@ -118,10 +116,10 @@ class Deliveries:
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
 
     def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
-        real_now_us = _real_now_us()
-        found = store.due(connection, self._context.clock.now_us(), real_now_us, count)
+        now_us = real_now_us()
+        found = store.due(connection, self._context.clock.now_us(), now_us, count)
         for delivery in found:
-            store.lease(connection, delivery.delivery_id, real_now_us + LEASE_US)
+            store.lease(connection, delivery.delivery_id, now_us + LEASE_US)
         return found
 
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
@@ -218,8 +216,3 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
 
 def _event(body: str) -> RecordedEvent:
     return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
-
-
-def _real_now_us() -> int:
-    """Return real time, for leases: they must run out even where the server's clock stands still."""
-    return time.time_ns() // 1_000

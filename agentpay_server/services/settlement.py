@@ -11,15 +11,19 @@ Whoever needs the end waits for it; how long is the waiter's choice, and giving 
 """
 
 import asyncio
+import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from attrs import frozen
 
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,6 +53,11 @@ class Steps(Protocol, Generic[T_co]):
     Every step is one unit of work and safe to repeat: two drivers of one subject, here or in two processes,
     do no harm.
     """
+
+    @property
+    def operation(self) -> Operation:
+        """What the transaction is for, for fault points."""
+        ...
 
     async def sent(self) -> None:
         """The transaction was handed over, and is not final yet."""
@@ -82,6 +91,11 @@ class Settlement:
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
 
+    @property
+    def driven(self) -> Collection[str]:
+        """The subjects that are driven here."""
+        return self._drivers.keys()
+
     def drive(
         self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> "asyncio.Task[T]":
@@ -98,17 +112,27 @@ class Settlement:
         if running is None:
             running = self._tasks.start(self._to_its_end(signed, steps, is_new=is_new))
             self._drivers[subject] = running
-            running.add_done_callback(lambda _: self._drivers.pop(subject, None))
+            running.add_done_callback(lambda driver: self._ended(subject, driver))
         # A subject has one kind of steps, whoever asks first.
         return cast("asyncio.Task[T]", running)
 
+    def _ended(self, subject: str, driver: "asyncio.Task[Any]") -> None:
+        self._drivers.pop(subject, None)
+        if not driver.cancelled() and (error := driver.exception()) is not None:
+            # What it drove is stored, and is taken up again.
+            logger.error("the driver of %s has failed", subject, exc_info=error)
+
     async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool) -> T:
+        operation = steps.operation
         while True:
-            outcome = await self.outcome(signed, steps.sent, is_new=is_new)
-            if isinstance(outcome, Landed):
-                return await steps.landed(signed)
-            if isinstance(outcome, Failure):
-                return await steps.failed(signed, outcome)
+            outcome = await self.outcome(signed, steps.sent, operation=operation, is_new=is_new)
+            if not isinstance(outcome, Expired):
+                if isinstance(outcome, Landed):
+                    result = await steps.landed(signed)
+                else:
+                    result = await steps.failed(signed, outcome)
+                fault_point(operation, Step.BOOKED)
+                return result
             following = await self._patiently(steps.expired, signed)
             if isinstance(following, Ended):
                 return following.result
@@ -119,6 +143,7 @@ class Settlement:
         signed: SignedTransaction,
         sent: Callable[[], Awaitable[None]] | None = None,
         *,
+        operation: Operation,
         is_new: bool,
         patience_seconds: float = math.inf,
     ) -> Outcome:
@@ -127,6 +152,7 @@ class Settlement:
         Args:
             signed: the transaction.
             sent: called once when it was handed over and is not final at the next look.
+            operation: what it is for.
             is_new: whether it certainly was never sent.
             patience_seconds: how long to go on asking.
 
@@ -140,10 +166,13 @@ class Settlement:
         while True:
             try:
                 if must_send:
+                    fault_point(operation, Step.SIGNED)
                     await self._chain.send(signed.raw)
                     is_sent = True
+                    fault_point(operation, Step.SENT)
                 end, must_send = await self._look(signed)
                 if end is not None:
+                    fault_point(operation, Step.EXPIRED if end is Expired.EXPIRED else Step.LANDED)
                     return end
             except ChainUnavailableError:
                 # A reply was lost, or a request: the next look tells.

@@ -26,6 +26,7 @@ from agentpay_server.domain.problems import (
     shown,
 )
 from agentpay_server.domain.transfers import Verdict, verdict
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import (
@@ -129,6 +130,7 @@ class Transfers:
         acceptance = Acceptance(
             self._context, principal, request, view.holder, sight, is_last_look=is_last_look
         )
+        fault_point(Operation.TRANSFER, Step.BEGUN)
         try:
             transfer = await self._database.run(acceptance)
         except Contended:

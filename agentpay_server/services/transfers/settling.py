@@ -21,6 +21,7 @@ from agentpay_server.chain.base import (
 )
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
+from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended
@@ -56,6 +57,11 @@ class TransferSteps:
         self._context = context
         self._database = context.database
         self._transfer = transfer
+
+    @property
+    def operation(self) -> Operation:
+        """What the transaction is for, for fault points."""
+        return Operation.TRANSFER
 
     async def sent(self) -> None:
         """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""
