@@ -6,7 +6,6 @@ they would have in memory is then in a directory, or in a database, of its own.
 
 import os
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -144,12 +143,12 @@ async def open_anywhere(
     """Stand in for `open_storage`: what would be in memory is where the run was told to keep it."""
     if data_dir is not None or database_url is not None or run.kind == "memory":
         return await open_storage(settings, data_dir=data_dir, database_url=database_url)
+    settings = evolve(settings, encryption_key=settings.encryption_key or KEY)
     if run.kind == "file":
         return await open_storage(settings, data_dir=_fresh_directory())
     database = _Returned(await fresh_url())
     await database.hold_alone()
-    key = settings.encryption_key or KEY
-    return Storage(database=database, ledger=database, settings=evolve(settings, encryption_key=key))
+    return Storage(database=database, ledger=database, settings=settings)
 
 
 def _fresh_directory() -> Path:
@@ -161,12 +160,13 @@ def _everything() -> list[Select[Any]]:
     return [select(table).order_by(*table.primary_key) for table in tables.metadata.sorted_tables]
 
 
-async def contents(database: Database) -> list[list[tuple[Any, ...]]]:
-    """Return every row of every table."""
+async def contents(database: Database) -> bytes:
+    """Return every value of every row of every table, to be compared and searched."""
 
-    def unit(connection: Connection) -> list[list[tuple[Any, ...]]]:
-        return [[tuple(row) for row in connection.execute(statement)] for statement in _everything()]
+    def unit(connection: Connection) -> bytes:
+        rows = (row for statement in _everything() for row in connection.execute(statement))
+        return b"\n".join(
+            value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
+        )
 
-    reading: Callable[..., Any] = database.read
-    found: list[list[tuple[Any, ...]]] = await reading(unit)
-    return found
+    return await database.read(unit)

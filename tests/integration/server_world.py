@@ -99,11 +99,11 @@ def faults(response: httpx.Response) -> dict[str, str]:
     return {fault["field"]: fault["message"] for fault in refused(response, "invalid_request")["details"]}
 
 
-def state_of(server: AgentPayServer) -> tuple[object, int]:
+def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     """Return all that a request could change: the database, and how many transactions the chain has run."""
     context: Any = server._running.runtime.context
 
-    async def read() -> tuple[object, int]:
+    async def read() -> tuple[bytes, int]:
         return await stores.contents(context.database), context.chain._slot
 
     return server._running._owner.call(read())

@@ -46,6 +46,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         finally:
             self._jumping.holds -= 1
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no time passes just now."""
+        return self._jumping.holds > 0
+
     def time(self) -> float:
         # Nothing but jumps moves it, so that a run does not depend on how fast the machine is.
         return self._jumping.jumped

@@ -105,6 +105,12 @@ def _real_time() -> AbstractContextManager[None]:
     return loop.held() if isinstance(loop, VirtualTimeLoop) else nullcontext()
 
 
+def is_at_work() -> bool:
+    """Whether another thread or process is at work for the server."""
+    loop = asyncio.get_running_loop()
+    return isinstance(loop, VirtualTimeLoop) and loop.is_held
+
+
 def _unchanging(unit: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
     """Return the unit with a check that it changes nothing, where nobody else would tell."""
 
@@ -342,11 +348,13 @@ async def world(
         chains.append(FaultyChain(inner, chance=chance))
         return chains[0]
 
+    with _real_time():
+        database = await stores.new_database()
     runtime = await start_runtime(
         clock=manual_clock(START),
         seed=seed,
         storage=Storage(
-            database=InterruptedDatabase(await stores.new_database(), chance),
+            database=InterruptedDatabase(database, chance),
             ledger=None,
             settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
         ),
