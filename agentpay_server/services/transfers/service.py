@@ -182,7 +182,8 @@ class Transfers:
         driver = self._settlement.drive(transfer.transfer_id, transfer.signed, steps, is_new=is_new)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
         done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
-        if done:
+        # A driver that failed has decided nothing: what is stored is how it stands, and it is taken up again.
+        if done and driver.exception() is None:
             return driver.result()
         record = await self._database.read(store.transfer, transfer.transfer_id)
         assert record is not None  # noqa: S101 - transfers are never deleted
