@@ -1,9 +1,11 @@
 """Servers in processes of their own that are killed, and the state that they leave behind.
 
-A child serves a data directory and dies by SIGKILL at a named point. What it leaves is then served again, in
-process, where a test can look at the chain and the tables themselves.
+A child serves a data directory or a database and dies by SIGKILL at a named point. What it leaves is then served
+again, in process, where a test can look at the chain and the tables themselves.
 """
 
+import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -17,57 +19,113 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attrs import frozen
+import stores
+from attrs import evolve, frozen
 from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.faults import CRASH_VARIABLE
+from agentpay_server.settings import Settings
+from agentpay_server.storage import KEY_VARIABLE
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import chain_signatures
 
-OPERATOR_KEY_SEED = 11
 WAIT_SECONDS = 60
 SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
 
 
 @frozen
-class Prepared:
-    """A data directory with a payer who has 100 USDC, a payee who has none, and an operator's key."""
+class Directory:
+    """Data in a directory."""
 
-    directory: Path
+    path: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--data-dir", str(self.path)]
+
+    def serve(self, **options: Any) -> AgentPayServer:
+        return AgentPayServer(data_dir=self.path, **options)
+
+    def copied(self, scratch: Path, name: str) -> "Directory":
+        shutil.copytree(self.path, scratch / name)
+        return Directory(scratch / name)
+
+
+@frozen
+class Postgres:
+    """Data in a PostgreSQL database."""
+
+    name: str
+
+    @property
+    def options(self) -> list[str]:
+        return ["--database-url", stores.url_of(self.name)]
+
+    def serve(self, **options: Any) -> AgentPayServer:
+        settings = Settings(encryption_key=stores.KEY)
+        return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
+
+    def copied(self, scratch: Path, name: str) -> "Postgres":
+        return self.made(f"TEMPLATE {self.name}")
+
+    @classmethod
+    def made(cls, how: str = "") -> "Postgres":
+        """Make a database."""
+        name = f"killed_{os.getpid()}_{next(_numbers)}"
+        asyncio.run(stores.administer(stores.postgres_url(), f"CREATE DATABASE {name} {how}"))
+        return cls(name)
+
+
+_numbers = itertools.count()
+
+Place = Directory | Postgres
+
+
+@frozen
+class Prepared:
+    """A place where a payer has 100 USDC and a payee has none, and an operator's key."""
+
+    place: Place
     key: str
     payer: str
     payee: str
 
-    def copied(self, to: Path) -> "Prepared":
-        shutil.copytree(self.directory, to)
-        return Prepared(to, self.key, self.payer, self.payee)
+    def copied(self, scratch: Path, name: str) -> "Prepared":
+        return evolve(self, place=self.place.copied(scratch, name))
+
+    def served(self) -> AgentPayServer:
+        """Return a server of the place in this process."""
+        return self.place.serve(operator_key=self.key)
 
     def transfer(self, key: str = "key", amount: str = "7") -> dict[str, str]:
         """Return the body of a transfer from the payer to the payee."""
         return {"from": self.payer, "to": self.payee, "amount": amount, "idempotency_key": key}
 
 
-def prepared(directory: Path) -> Prepared:
-    """Lay out a data directory by a server that is stopped in good order."""
-    with AgentPayServer(data_dir=directory, clock="system") as server:
+def prepared(place: Place) -> Prepared:
+    """Lay out a place by a server that is stopped in good order."""
+    with place.serve(clock="system") as server:
         client = server.client()
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
         server.sandbox.fund(payer.account_id, "100")
-        return Prepared(directory, server.operator_key, payer.account_id, payee.account_id)
+        return Prepared(place, server.operator_key, payer.account_id, payee.account_id)
 
 
 @contextmanager
-def child(directory: Path, crash_at: str | None = None) -> Iterator["Child"]:
-    """Serve a directory in a process of its own, which is killed in the end if it is not dead by then."""
+def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
+    """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
     environment = {name: value for name, value in os.environ.items() if name != CRASH_VARIABLE}
+    environment[KEY_VARIABLE] = stores.KEY.hex()
+    if isinstance(it.place, Directory):
+        del environment[KEY_VARIABLE]
     if crash_at is not None:
         environment[CRASH_VARIABLE] = crash_at
     with subprocess.Popen(
-        [*SERVE, "--data-dir", str(directory), "--settlement-wait", "10"],
+        [*SERVE, *it.place.options, "--settlement-wait", "10"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

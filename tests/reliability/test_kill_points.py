@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Child, Prepared, Survey, child, prepared
+from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
 
-from agentpay_server import AgentPayServer
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.
@@ -26,31 +25,34 @@ RECOVERY = [
 ]
 
 
+@pytest.fixture(scope="module", params=["file", "postgres"])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    if request.param == "postgres":
+        return prepared(Postgres.made())
+    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
+
+
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepared(tmp_path_factory.mktemp("template") / "data")
-
-
-@pytest.fixture
-def it(template: Prepared, tmp_path: Path) -> Prepared:
-    return template.copied(tmp_path / "data")
-
-
-def landed_of(it: Prepared, directory: Path) -> set[str]:
-    """Return what the chain of the template had executed, from a copy of it."""
-    with AgentPayServer(data_dir=it.copied(directory).directory) as server:
+def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the chain of the template had executed, read from a copy of it."""
+    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
         return Survey(server).landed()
 
 
+@pytest.fixture
+def it(template: Prepared, before: set[str], tmp_path: Path) -> Prepared:
+    return template.copied(tmp_path, "data")
+
+
 def killed_in_transfer(it: Prepared, point: str) -> None:
-    with child(it.directory, point) as dying:
+    with child(it, point) as dying:
         assert dying.request("POST", "/v1/transfers", it.key, it.transfer()) is None
         dying.assert_killed()
 
 
 def settled_after_restart(it: Prepared, landed_before: set[str]) -> None:
     """Start again, send the key again, twice, and judge."""
-    with AgentPayServer(data_dir=it.directory, operator_key=it.key) as server:
+    with it.served() as server:
         client, survey = server.client(), Survey(server)
         arguments: Any = {"from_": it.payer, "to": it.payee, "amount": 7, "idempotency_key": "key"}
         answer = client.transfers.create(**arguments)
@@ -59,8 +61,7 @@ def settled_after_restart(it: Prepared, landed_before: set[str]) -> None:
 
 
 @pytest.mark.parametrize("point", TRANSFER)
-def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, tmp_path: Path, point: str) -> None:
-    before = landed_of(it, tmp_path / "before")
+def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, before: set[str], point: str) -> None:
     killed_in_transfer(it, point)
     settled_after_restart(it, before)
 
@@ -68,12 +69,11 @@ def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, tmp_path: Pat
 @pytest.mark.parametrize("second", RECOVERY)
 @pytest.mark.parametrize("first", ["transfer.signed", "chain.written@2", "transfer.landed"])
 def test_a_transfer_whose_recovery_is_killed_too_happens_once(
-    it: Prepared, tmp_path: Path, first: str, second: str
+    it: Prepared, before: set[str], first: str, second: str
 ) -> None:
     """Pairs of points (P2). Not every recovery passes every point; the child is killed all the same."""
-    before = landed_of(it, tmp_path / "before")
     killed_in_transfer(it, first)
-    with child(it.directory, second) as dying:
+    with child(it, second) as dying:
         dying.request("POST", "/v1/transfers", it.key, it.transfer())
         dying.kill()
     settled_after_restart(it, before)
@@ -81,11 +81,10 @@ def test_a_transfer_whose_recovery_is_killed_too_happens_once(
 
 @pytest.mark.parametrize("point", ["transfer.signed", "transfer.sent", "transfer.landed", *CHAIN])
 def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
-    it: Prepared, tmp_path: Path, point: str
+    it: Prepared, before: set[str], point: str
 ) -> None:
-    before = landed_of(it, tmp_path / "before")
     killed_in_transfer(it, point)
-    with AgentPayServer(data_dir=it.directory, operator_key=it.key) as server:
+    with it.served() as server:
         server.sandbox.clock.advance(0)
         survey = Survey(server)
         (transfer,) = survey.rows(tables.transfers)
@@ -95,10 +94,10 @@ def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
 
 @pytest.mark.parametrize("point", [*(f"account.{step}" for step in STEPS), *CHAIN])
 def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, point: str) -> None:
-    with child(it.directory, point) as dying:
+    with child(it, point) as dying:
         assert dying.request("POST", "/v1/accounts", it.key, {"name": "Third"}) is None
         dying.assert_killed()
-    with AgentPayServer(data_dir=it.directory, operator_key=it.key) as server:
+    with it.served() as server:
         client, survey = server.client(), Survey(server)
         listed = list(client.accounts.list())
         assert len(listed) == (3 if point == "account.booked" else 2)
@@ -112,11 +111,11 @@ def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, poin
 
 @pytest.mark.parametrize("point", [*(f"fund.{step}" for step in STEPS), *CHAIN])
 def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Prepared, point: str) -> None:
-    with child(it.directory, point) as dying:
+    with child(it, point) as dying:
         path = f"/sandbox/accounts/{it.payee}/fund"
         assert dying.request("POST", path, it.key, {"amount": "5"}) is None
         dying.assert_killed()
-    with AgentPayServer(data_dir=it.directory, operator_key=it.key) as server:
+    with it.served() as server:
         client, survey = server.client(), Survey(server)
         has_come = point not in ("fund.begun", "fund.signed", "chain.executed@2")
         assert client.accounts.balance(it.payee).balance_usdc == (5 if has_come else 0)
@@ -131,10 +130,10 @@ def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Pr
 def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
     it: Prepared, point: str
 ) -> None:
-    with child(it.directory, point) as dying:
+    with child(it, point) as dying:
         dying.request("PUT", f"/v1/accounts/{it.payer}/policy", it.key, {"max_single_transfer": 3})
         dying.assert_killed()
-    with AgentPayServer(data_dir=it.directory, operator_key=it.key) as server:
+    with it.served() as server:
         server.sandbox.clock.advance(0)
         survey = Survey(server)
         assert server.client().policies.get(it.payer).max_single_transfer == 3
@@ -146,19 +145,17 @@ def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
 
 @pytest.mark.parametrize("point", ["chain.executed", "chain.written"])
 def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
-    it: Prepared, tmp_path: Path, point: str
+    it: Prepared, before: set[str], point: str
 ) -> None:
-    before = landed_of(it, tmp_path / "before")
     for _ in range(2):
-        with child(it.directory, point) as dying:
+        with child(it, point) as dying:
             assert dying.base_url is None
             dying.assert_killed()
     settled_after_restart(it, before)
 
 
-def test_a_child_that_is_not_armed_lives(it: Prepared, tmp_path: Path) -> None:
-    before = landed_of(it, tmp_path / "before")
-    with child(it.directory) as living:
+def test_a_child_that_is_not_armed_lives(it: Prepared, before: set[str]) -> None:
+    with child(it) as living:
         assert isinstance(living, Child)
         answer = living.request("POST", "/v1/transfers", it.key, it.transfer())
         assert answer is not None
