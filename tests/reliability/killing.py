@@ -1,6 +1,6 @@
 """Servers in processes of their own that are killed, and the state that they leave behind.
 
-A child serves a data directory or a database and dies by SIGKILL at a named point. What it leaves is then served
+A child serves a directory or a database and dies by SIGKILL at a named point. What it leaves is then served
 again, in process, where a test can look at the chain and the tables themselves.
 """
 
