@@ -198,8 +198,7 @@ async def _started(
         storage=storage,
     )
     # What an earlier process left under way goes on at once, whatever the clock.
-    while await resumption.take_up():
-        pass
+    await settlement_worker.resume()
     if not clock.is_manual:
         context.tasks.start_loop(schedule.run())
     return runtime
