@@ -21,10 +21,12 @@ from typing import Any
 import httpx
 import stores
 from attrs import evolve, frozen
+from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
 
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.faults import CRASH_VARIABLE
 from agentpay_server.settings import Settings
@@ -175,6 +177,13 @@ class Survey:
         self._context = world.runtime.context
         self._ledger = world.runtime.storage.ledger
 
+    def _machine(self) -> LiteSVM:
+        """Return the machine that executes, whatever the services see of it."""
+        chain: Any = self._context.chain
+        while not isinstance(chain, EmbeddedChain):
+            chain = chain.inner
+        return chain._svm
+
     def rows(self, table: Any, **where: object) -> list[dict[str, Any]]:
         statement = select(table).order_by(*table.primary_key)
 
@@ -193,7 +202,7 @@ class Survey:
         """Return what every USDC token account on chain holds, in micro-USDC."""
 
         async def read() -> dict[str, int]:
-            machine = self._context.chain._svm
+            machine = self._machine()
             return {
                 str(address): TokenAccount.from_bytes(account.data).amount
                 for address, account in machine.get_program_accounts(TOKEN_PROGRAM)
@@ -206,7 +215,7 @@ class Survey:
         """Return the supply of USDC, in micro-USDC."""
 
         async def read() -> int:
-            machine, mint = self._context.chain._svm, self._context.chain.usdc_mint
+            machine, mint = self._machine(), self._context.chain.usdc_mint
             (data,) = [a.data for k, a in machine.get_program_accounts(TOKEN_PROGRAM) if str(k) == mint]
             return Mint.from_bytes(data).supply
 
