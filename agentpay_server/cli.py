@@ -174,7 +174,7 @@ async def _serve(
     except ValueError as error:
         raise _BadUrlError(str(error)) from None
     try:
-        runtime = await start_runtime(storage=storage, clock=clock, operator_key=operator_key)
+        runtime = await start_runtime(storage=storage, clock=clock, operator_key=operator_key, may_crash=True)
     except ValueError as error:
         raise _BadKeyError(str(error)) from None
     announcement = {"base_url": url_of(sock)}

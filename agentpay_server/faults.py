@@ -96,6 +96,11 @@ def arm(point: str) -> None:
     _Armed.point, _Armed.passes_left = name, int(count or 1) - 1
 
 
+def armed() -> str | None:
+    """Return the name of the point at which the process dies; None while none is armed."""
+    return _Armed.point
+
+
 def disarm() -> None:
     """Let the process live."""
     _Armed.point = None

@@ -12,6 +12,7 @@ from attrs import frozen
 from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.clock import Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
@@ -20,6 +21,7 @@ from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.context import Context
 from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
 from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.policies import Policies
@@ -63,6 +65,7 @@ class Runtime:
         poster: posts them.
         settlement: drivers of signed transactions.
         schedule: due work.
+        faults: what the sandbox lets fail.
         operator: the operator that the server was first started with.
         storage: where everything is stored.
     """
@@ -78,6 +81,7 @@ class Runtime:
     poster: HttpPoster
     settlement: Settlement
     schedule: Schedule
+    faults: Faults
     operator: FirstOperator
     storage: Storage
 
@@ -106,6 +110,7 @@ async def start_runtime(
     storage: Storage | None = None,
     wrap_chain: Callable[[EmbeddedChain], Chain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
+    may_crash: bool = False,
 ) -> Runtime:
     """Put a server together on the running event loop, whose thread owns it from now on.
 
@@ -119,6 +124,7 @@ async def start_runtime(
             settings take the place of `settings`. In memory if None.
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
         mounts: transports for receivers of events within the process, by URL prefix.
+        may_crash: whether the sandbox may kill the process, because it is the server's own.
 
     Raises:
         ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
@@ -135,6 +141,7 @@ async def start_runtime(
             lend_key=lend_key,
             wrap_chain=wrap_chain,
             mounts=mounts,
+            may_crash=may_crash,
         )
         opened.pop_all()
     return runtime
@@ -149,6 +156,7 @@ async def _started(
     lend_key: bool,
     wrap_chain: Callable[[EmbeddedChain], Chain] | None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
+    may_crash: bool,
 ) -> Runtime:
     database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
@@ -157,10 +165,13 @@ async def _started(
     custody = Custody(await identity.custody_seed(database, vault, source))
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
-    chain = await _embedded_chain(storage, custody, clock, source)
+    embedded = await _embedded_chain(storage, custody, clock, source)
+    chain = FaultyChain(
+        embedded if wrap_chain is None else wrap_chain(embedded), expire=embedded.expire_blockhash
+    )
     context = Context(
         database=database,
-        chain=chain if wrap_chain is None else wrap_chain(chain),
+        chain=chain,
         signer=custody,
         clock=clock,
         randomness=source,
@@ -194,6 +205,7 @@ async def _started(
         poster=poster,
         settlement=settlement,
         schedule=schedule,
+        faults=Faults(chain, may_crash=may_crash),
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key),
         storage=storage,
     )

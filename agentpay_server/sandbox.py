@@ -2,6 +2,7 @@
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
@@ -13,16 +14,21 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    Fault,
     Fund,
     Funding,
+    ListFaults,
     Operator,
     OutsideTokenAccount,
+    SetFault,
 )
+from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, chain_unavailable, invalid
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
+from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
 from agentpay_server.store import accounts as account_store
@@ -114,6 +120,56 @@ class Sandbox:
         await self._runtime.schedule.advance(duration_us)
         return await self.clock()
 
+    async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
+        """Let something fail from now on, for every tenant of the server.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        faults = self._runtime.faults
+        faults.check(name, request.times)
+        await self._record(principal, "sandbox.faults.set", name, {"times": request.times})
+        return _fault(faults.set(name, request.times))
+
+    async def delete_fault(self, principal: Principal, name: str) -> None:
+        """Let one fault happen no more; one that is not armed stays so.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault.
+        """
+        faults = self._runtime.faults
+        faults.check(name)
+        if name in (fault.name for fault in faults.armed()):
+            await self._record(principal, "sandbox.faults.delete", name)
+            faults.delete(name)
+
+    async def clear_faults(self, principal: Principal) -> None:
+        """Let nothing fail any more."""
+        faults = self._runtime.faults
+        armed = faults.armed()
+        if armed:
+            await self._record(
+                principal, "sandbox.faults.clear", ", ".join(sorted(fault.name for fault in armed))
+            )
+            faults.clear()
+
+    async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+        """Return a page of the faults that will happen, the one that was armed last first."""
+        listing = List("faults", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+
+    async def _record(self, principal: Principal, action: str, subject: str, after: object = None) -> None:
+        now_us = self._context.clock.now_us()
+
+        def unit(connection: Connection) -> None:
+            audit.record(connection, principal, action=action, subject=subject, now_us=now_us, after=after)
+
+        await self._context.database.run(unit)
+
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
         outcome = await self._runtime.settlement.outcome(
@@ -157,3 +213,7 @@ class Sandbox:
             raise Problem(
                 ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
             )
+
+
+def _fault(armed: ArmedFault) -> Fault:
+    return Fault(name=armed.name, times=armed.times)

@@ -104,6 +104,6 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:
-        return await stores.contents(context.database), context.chain._slot
+        return await stores.contents(context.database), context.chain.inner._slot
 
     return server._running._owner.call(read())
