@@ -36,7 +36,8 @@ class ChainFault(StrEnum):
     """A send executes, and its answer is lost."""
 
     NEVER_LANDS = "chain_never_lands"
-    """A send is accepted and never executes; when the fault is over, its blockhash expires."""
+    """A send is accepted and never executes. Its blockhash expires: at once where the fault is counted, and
+    else when it is disarmed."""
 
     SLOW = "chain_slow"
     """A transaction is not known for the first looks at it."""
@@ -63,8 +64,9 @@ class FaultyChain:
         self._expire = expire
         self._armed: dict[ChainFault, int | None] = {}
         self._hidden: dict[str, _Hidden] = {}
+        self._shown: set[str] = set()
         self._swallowed: set[str] = set()
-        # Whether any of the three above holds anything: one look at it is all that a call costs.
+        # Whether any of these holds anything: one look at it is all that a call costs.
         self._is_troubled = False
 
     def arm(self, fault: ChainFault, times: int | None) -> None:
@@ -119,6 +121,8 @@ class FaultyChain:
         hidden.looks_left -= 1
         if hidden.looks_left == 0:
             del self._hidden[signature]
+            # It is slow once, however often it is sent again.
+            self._shown.add(signature)
             self._note_trouble()
         return None
 
@@ -133,9 +137,11 @@ class FaultyChain:
             return
         if ChainFault.NEVER_LANDS in self._armed:
             self._swallowed.add(signature)
+            if self._armed[ChainFault.NEVER_LANDS] is not None:
+                self._let_expire()
             self._count(ChainFault.NEVER_LANDS)
             return
-        if ChainFault.SLOW in self._armed and signature not in self._hidden:
+        if ChainFault.SLOW in self._armed and signature not in self._hidden.keys() | self._shown:
             # Read before the send, so that the height shown meanwhile proves nothing about it.
             height = await self.inner.block_height()
             self._hidden[signature] = _Hidden(LOOKS_UNTIL_KNOWN, height)
@@ -178,7 +184,14 @@ class FaultyChain:
 
     def _end(self, fault: ChainFault) -> None:
         del self._armed[fault]
-        if fault is ChainFault.NEVER_LANDS and self._swallowed and self._expire is not None:
+        if fault is ChainFault.SLOW:
+            self._shown.clear()
+        if fault is ChainFault.NEVER_LANDS and self._swallowed:
+            self._let_expire()
+
+    def _let_expire(self) -> None:
+        """Make it certain that what was lost never lands; where that is up to time, go on losing it."""
+        if self._expire is not None:
             self._expire()
             self._swallowed.clear()
 
