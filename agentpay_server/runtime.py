@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
 
 import httpx
 from attrs import frozen
@@ -40,8 +39,6 @@ from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
 from agentpay_server.workers.settlement import SettlementWorker
-
-_STOP_SECONDS: Final = 5.0
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
@@ -90,9 +87,16 @@ class Runtime:
         """The first operator, for operations that are called in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
-    async def stop(self) -> None:
-        """Finish or hand over what is under way, and let go of the database."""
-        await self.context.tasks.stop(within_seconds=_STOP_SECONDS)
+    async def stop(self, *, within_seconds: float | None = None) -> None:
+        """Finish or hand over what is under way, and let go of the database.
+
+        Args:
+            within_seconds: how long work under way may go on; as the settings say if None. What is not done
+                by then is stored as it stands, and is taken up at the next start.
+        """
+        if within_seconds is None:
+            within_seconds = self.context.settings.shutdown_seconds
+        await self.context.tasks.stop(within_seconds=within_seconds)
         await self.poster.close()
         try:
             await self.keys.take_back(self.operator)

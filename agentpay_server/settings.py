@@ -39,6 +39,8 @@ class Settings:
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
         encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
             AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
+        shutdown_seconds: how long a server that is told to stop lets work under way go on.
+        ready_lag_seconds: how late a worker may be before the server says that it is not ready.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
@@ -46,3 +48,5 @@ class Settings:
     settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
     rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     encryption_key: bytes | None = field(default=None, repr=False)
+    shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
+    ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))

@@ -5,6 +5,8 @@ between leaves a lease that runs out; the same attempt is then made again, so th
 least once and always under the same identifier.
 """
 
+import logging
+
 from agentpay import webhooks as signatures
 from agentpay._version import __version__
 from agentpay.contract import codec, identifiers
@@ -24,6 +26,7 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.deliveries import LEASE_US, after_attempt
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import invalid, not_found
+from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
@@ -34,6 +37,8 @@ from agentpay_server.store import events as event_store
 from agentpay_server.store import webhooks as webhook_store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueDelivery
+
+logger = logging.getLogger(__name__)
 
 
 class Deliveries:
@@ -62,6 +67,18 @@ class Deliveries:
         )
         step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
         await self._context.database.run(store.finish_attempt, record, step)
+        log(
+            logger,
+            logging.INFO,
+            "delivery.attempted",
+            delivery_id=delivery.delivery_id,
+            event_id=delivery.event_id,
+            webhook_id=delivery.webhook_id,
+            attempt=attempt,
+            status=answer.status_code,
+            delivery_status=step.status.value,
+            duration_ms=answer.duration_ms,
+        )
 
     async def free_all(self) -> None:
         """Void all leases, at the start of the only process there is."""

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Settlement:
         self._drivers.pop(subject, None)
         if not driver.cancelled() and (error := driver.exception()) is not None:
             # What it drove is stored, and is taken up again.
-            logger.error("the driver of %s has failed", subject, exc_info=error)
+            log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject)
 
     async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool) -> T:
         operation = steps.operation

@@ -2,15 +2,22 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
+_LAST_WORD_SECONDS: Final = 0.5
+
 
 class Tasks:
-    """Starts tasks, keeps them alive, and waits for them or cancels them when the server stops."""
+    """Starts tasks, keeps them alive, and waits for them or cancels them when the server stops.
+
+    Attributes:
+        closing: done once the server is about to end, and nobody may wait for anything any more.
+    """
 
     def __init__(self) -> None:
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
 
@@ -29,6 +36,11 @@ class Tasks:
         """Run `work` to its end and return its result, whatever becomes of the caller meanwhile."""
         return await asyncio.shield(self.start(work))
 
+    def close(self) -> None:
+        """Have those who wait for an end say how things stand instead; calling it again does nothing."""
+        if not self.closing.done():
+            self.closing.set_result(None)
+
     async def stop(self, *, within_seconds: float) -> None:
         """Cancel loops, wait for what is under way, and cancel what is not done in time.
 
@@ -39,7 +51,10 @@ class Tasks:
         if self._loops:
             await asyncio.wait(self._loops)
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=within_seconds)
+            await asyncio.wait(self._tasks, timeout=within_seconds)
+        self.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_WORD_SECONDS)
             for task in late:
                 task.cancel()
             if late:

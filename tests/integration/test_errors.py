@@ -33,7 +33,7 @@ def transfer_body(**changes):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics"]
+    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics/"]
 )
 @pytest.mark.parametrize(
     "authorization",

@@ -36,6 +36,7 @@ from agentpay_server.services.transfers.acceptance import (
     key_holder_of,
     terms_of,
 )
+from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
@@ -134,6 +135,8 @@ class Transfers:
         try:
             transfer = await self._database.run(acceptance)
         except Contended:
+            if self._context.tasks.closing.done():
+                raise chain_unavailable() from None
             for other in await self._database.read(store.submitted, view.source.account_id):
                 await self._driven(other, deadline, is_new=False)
             return None
@@ -143,6 +146,8 @@ class Transfers:
                 return None
             raise
         self._context.wakeup.set()
+        if transfer is not None and transfer.status != TransferStatus.SUBMITTED:
+            report(self._context, transfer)
         return transfer
 
     async def _look(self, request: CreateTransfer, view: _View) -> Sight:
@@ -181,9 +186,11 @@ class Transfers:
         steps = TransferSteps(self._context, transfer)
         driver = self._settlement.drive(transfer.transfer_id, transfer.signed, steps, is_new=is_new)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
+        # A server that stops lets nobody wait: it is taken up at the next start.
+        waiting = (driver, self._context.tasks.closing)
+        await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
         # A driver that failed has decided nothing: what is stored is how it stands, and it is taken up again.
-        if done and driver.exception() is None:
+        if driver.done() and not driver.cancelled() and driver.exception() is None:
             return driver.result()
         record = await self._database.read(store.transfer, transfer.transfer_id)
         assert record is not None  # noqa: S101 - transfers are never deleted
