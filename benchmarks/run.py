@@ -5,7 +5,7 @@ import sys
 
 from harness import Result, print_table
 
-MODULES = ("imports", "sdk_call", "start", "transfer", "window")
+MODULES = ("imports", "sdk_call", "start", "transfer", "window", "stores", "memory")
 
 
 def main() -> None:
