@@ -42,7 +42,7 @@ SIGNATURE_CHARACTERS = range(80, 90)
 Pair = tuple[str, str]
 """Payer and payee."""
 
-_NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
+_NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
 # The newest lie at the end of the window, so that the check has to find where it begins among all of them.
 _FILL = (
     f"""
