@@ -4,6 +4,7 @@ import asyncio
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
@@ -15,15 +16,21 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    Fault,
     Fund,
     Funding,
+    ListFaults,
     Operator,
     OutsideTokenAccount,
+    SetFault,
 )
+from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
+from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
 from agentpay_server.store import accounts as account_store
@@ -49,6 +56,7 @@ class Sandbox:
         context = self._context
         account = await context.database.read(own_account, principal, account_id)
         chain, amount_micro = context.chain, to_micro(request.amount)
+        fault_point(Operation.FUND, Step.BEGUN)
         try:
             signed = transactions.mint(
                 context.signer,
@@ -76,10 +84,11 @@ class Sandbox:
     ) -> Funding:
         """Bring a minting to its end, however long that takes, and book it."""
         context = self._context
-        outcome = await self._runtime.settlement.outcome(signed, is_new=True)
+        outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
         if not isinstance(outcome, Landed):
             raise chain_unavailable()
         await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
+        fault_point(Operation.FUND, Step.BOOKED)
         try:
             (held,) = await context.chain.token_accounts([account.usdc_token_account])
         except ChainUnavailableError:
@@ -110,7 +119,7 @@ class Sandbox:
                 usdc_mint=context.chain.usdc_mint,
                 owner=owner,
             )
-            await self._land(signed)
+            await self._land(signed, Operation.TOKEN_ACCOUNT)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         address = associated_token_address(owner, context.chain.usdc_mint)
@@ -149,10 +158,60 @@ class Sandbox:
             )
         return await self.clock()
 
-    async def _land(self, signed: SignedTransaction) -> None:
+    async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
+        """Let something fail from now on, for every tenant of the server.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        faults = self._runtime.faults
+        faults.check(name, request.times)
+        await self._record(principal, "sandbox.faults.set", name, {"times": request.times})
+        return _fault(faults.set(name, request.times))
+
+    async def delete_fault(self, principal: Principal, name: str) -> None:
+        """Let one fault happen no more; one that is not armed stays so.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault.
+        """
+        faults = self._runtime.faults
+        faults.check(name)
+        if name in (fault.name for fault in faults.armed()):
+            await self._record(principal, "sandbox.faults.delete", name)
+            faults.delete(name)
+
+    async def clear_faults(self, principal: Principal) -> None:
+        """Let nothing fail any more."""
+        faults = self._runtime.faults
+        armed = faults.armed()
+        if armed:
+            await self._record(
+                principal, "sandbox.faults.clear", ", ".join(sorted(fault.name for fault in armed))
+            )
+            faults.clear()
+
+    async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+        """Return a page of the faults that will happen, the one that was armed last first."""
+        listing = List("faults", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+
+    async def _record(self, principal: Principal, action: str, subject: str, after: object = None) -> None:
+        now_us = self._context.clock.now_us()
+
+        def unit(connection: Connection) -> None:
+            audit.record(connection, principal, action=action, subject=subject, now_us=now_us, after=after)
+
+        await self._context.database.run(unit)
+
+    async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
         outcome = await self._runtime.settlement.outcome(
-            signed, is_new=True, patience_seconds=patience_seconds
+            signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):
             raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
@@ -192,3 +251,7 @@ class Sandbox:
             raise Problem(
                 ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
             )
+
+
+def _fault(armed: ArmedFault) -> Fault:
+    return Fault(name=armed.name, times=armed.times)

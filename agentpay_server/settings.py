@@ -37,7 +37,10 @@ class Settings:
         onchain_memo: what is published of a transfer's memo.
         settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
-        encryption_key: 32 bytes that seal secrets at rest; None makes a key for this run alone.
+        encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
+        shutdown_seconds: how long a server that is told to stop lets work under way go on.
+        ready_lag_seconds: how late a worker may be before the server says that it is not ready.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
@@ -49,3 +52,5 @@ class Settings:
         repr=False,
         validator=validators.optional(validators.and_(validators.min_len(32), validators.max_len(32))),
     )
+    shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
+    ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))

@@ -1,6 +1,7 @@
 """The sandbox: what only a test chain can do (decisions, "What stands beside /v1").
 
-Models and endpoints for what exists now: test money, a second tenant, outside recipients, the clock.
+Models and endpoints for what exists now: test money, a second tenant, outside recipients, the clock, and
+what can be made to fail.
 """
 
 from datetime import datetime
@@ -11,7 +12,8 @@ from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Rule, text
+from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
+from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -110,6 +112,39 @@ class AdvanceClock(Request):
     seconds: Annotated[Decimal, Rule(_parse_seconds)]
 
 
+@frozen(kw_only=True)
+class SetFault(Request):
+    """Body of `PUT /sandbox/faults/{name}`.
+
+    Attributes:
+        times: how often it is to happen, 1 to 1,000; None until it is deleted.
+    """
+
+    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = None
+
+
+@frozen(kw_only=True)
+class Fault:
+    """A fault that will happen.
+
+    Attributes:
+        name: which one: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`, or
+            `crash_at:<point>`.
+        times: how often it is still to happen; None until it is deleted.
+    """
+
+    name: str
+    times: int | None
+
+
+@frozen(kw_only=True)
+class ListFaults(Request):
+    """Query of `GET /sandbox/faults`."""
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
 FUND: Final = Endpoint(
     name="sandbox.accounts.fund",
     method="POST",
@@ -162,5 +197,55 @@ ADVANCE_CLOCK: Final = Endpoint(
     summary="Move a manual clock, and run what falls due.",
 )
 
-SANDBOX_ENDPOINTS: Final = (FUND, CREATE_OPERATOR, CREATE_TOKEN_ACCOUNT, GET_CLOCK, ADVANCE_CLOCK)
+SET_FAULT: Final = Endpoint(
+    name="sandbox.faults.set",
+    method="PUT",
+    path="/sandbox/faults/{name}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    request=SetFault,
+    is_body_optional=True,
+    responses={200: Fault},
+    summary="Let something fail from now on.",
+)
+DELETE_FAULT: Final = Endpoint(
+    name="sandbox.faults.delete",
+    method="DELETE",
+    path="/sandbox/faults/{name}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={204: None},
+    summary="Let one fault happen no more.",
+)
+LIST_FAULTS: Final = Endpoint(
+    name="sandbox.faults.list",
+    method="GET",
+    path="/sandbox/faults",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListFaults,
+    responses={200: PageBody[Fault]},
+    summary="List the faults that will happen.",
+)
+CLEAR_FAULTS: Final = Endpoint(
+    name="sandbox.faults.clear",
+    method="DELETE",
+    path="/sandbox/faults",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={204: None},
+    summary="Let nothing fail any more.",
+)
+
+SANDBOX_ENDPOINTS: Final = (
+    FUND,
+    CREATE_OPERATOR,
+    CREATE_TOKEN_ACCOUNT,
+    GET_CLOCK,
+    ADVANCE_CLOCK,
+    SET_FAULT,
+    DELETE_FAULT,
+    LIST_FAULTS,
+    CLEAR_FAULTS,
+)
 """Every operation of the sandbox."""

@@ -40,17 +40,23 @@ class Listener:
         self._socket.close()
 
 
-def server_config(app: Any) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
+def server_config(
+    app: Any,  # noqa: ANN401 - any ASGI application
+    *,
+    shutdown_seconds: int = SHUTDOWN_SECONDS,
+) -> uvicorn.Config:
     """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
     return uvicorn.Config(
         app,
+        # Told, since a bound method is not seen to be one.
+        interface="asgi3",
         # The one that bounds what it keeps of a head that is not complete.
         http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
     )
 
 

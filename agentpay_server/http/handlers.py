@@ -144,12 +144,31 @@ def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     async def advance_clock(call: Call) -> Reply:
         return Reply(status=200, model=await complete(sandbox.advance_clock(call.principal, call.body)))
 
+    async def set_fault(call: Call) -> Reply:
+        fault = await complete(sandbox.set_fault(call.principal, call.path["name"], call.body))
+        return Reply(status=200, model=fault)
+
+    async def delete_fault(call: Call) -> Reply:
+        await complete(sandbox.delete_fault(call.principal, call.path["name"]))
+        return Reply(status=204)
+
+    async def list_faults(call: Call) -> Reply:
+        return Reply(status=200, model=await sandbox.list_faults(call.principal, call.query))
+
+    async def clear_faults(call: Call) -> Reply:
+        await complete(sandbox.clear_faults(call.principal))
+        return Reply(status=204)
+
     return {
         "sandbox.accounts.fund": fund,
         "sandbox.operators.create": create_operator,
         "sandbox.token_accounts.create": create_token_account,
         "sandbox.clock.get": get_clock,
         "sandbox.clock.advance": advance_clock,
+        "sandbox.faults.set": set_fault,
+        "sandbox.faults.delete": delete_fault,
+        "sandbox.faults.list": list_faults,
+        "sandbox.faults.clear": clear_faults,
     }
 
 

@@ -13,6 +13,7 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.clock import SECOND_US
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as account_store
@@ -83,12 +84,17 @@ class PolicyRecords:
         if signed is None or version is None:
             if record.due_us is None or record.due_us > self._context.clock.now_us():
                 return False
+            fault_point(Operation.POLICY_RECORD, Step.BEGUN)
             signed, version, is_new = await self._sign(account, record), account.policy_version, True
             await database.run(store.set_signed, account_id, version, signed)
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._settlement.outcome(signed, is_new=is_new, patience_seconds=patience_seconds)
+        outcome = await self._settlement.outcome(
+            signed, operation=Operation.POLICY_RECORD, is_new=is_new, patience_seconds=patience_seconds
+        )
         if isinstance(outcome, Landed):
-            return await database.run(self._book, account_id, signed, version)
+            is_more = await database.run(self._book, account_id, signed, version)
+            fault_point(Operation.POLICY_RECORD, Step.BOOKED)
+            return is_more
         await database.run(store.clear_signed, account_id)
         if isinstance(outcome, Failure):
             raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import Boolean, Executable, Insert, Select
+from sqlalchemy import Boolean, Executable, Insert, MetaData, Select
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agentpay_server.store.connection import ConflictError, Parameters
 
@@ -160,3 +161,17 @@ def _converter(statement: Executable) -> Callable[[Row], Row] | None:
         return values
 
     return convert
+
+
+def create_missing(driver: sqlite3.Connection, tables: MetaData) -> None:
+    """Create those tables and indexes that the database does not have yet, in one transaction."""
+    driver.execute("BEGIN IMMEDIATE")
+    try:
+        for table in tables.sorted_tables:
+            driver.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=_DIALECT)))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                driver.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=_DIALECT)))
+        driver.execute("COMMIT")
+    except BaseException:
+        driver.execute("ROLLBACK")
+        raise

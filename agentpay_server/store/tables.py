@@ -26,6 +26,14 @@ def _seq() -> Column[int]:
     return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
 
 
+# What a server is, across its starts (services/identity.py).
+server_state: Final = Table(
+    "server_state",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
 operators: Final = Table(
     "operators",
     metadata,
@@ -120,6 +128,8 @@ transfers: Final = Table(
     Column("spent_us", BigInteger),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
+    # Until when, in real time, a submitted transfer belongs to the process that drives it.
+    Column("leased_until_us", BigInteger, nullable=False),
     UniqueConstraint("operator_id", "held_key"),
 )
 
@@ -320,4 +330,33 @@ audit: Final = Table(
     Column("request_id", Text),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_audit_operator", "operator_id", "seq"),
+)
+
+# The ledger of the embedded chain (chain/ledger.py): another system, that happens to be stored here.
+
+chain_state: Final = Table(
+    "chain_state",
+    metadata,
+    Column("genesis", Text, primary_key=True),
+    Column("slot", BigInteger, nullable=False),
+    Column("height", BigInteger, nullable=False),
+)
+
+chain_accounts: Final = Table(
+    "chain_accounts",
+    metadata,
+    Column("address", Text, primary_key=True),
+    # The account as Solana serialises it; one that is gone has no row.
+    Column("account", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+chain_signatures: Final = Table(
+    "chain_signatures",
+    metadata,
+    Column("signature", Text, primary_key=True),
+    # Why it moved nothing; NULL when it succeeded.
+    Column("failure_reason", Text),
+    Column("failure_detail", Text),
+    sqlite_with_rowid=False,
 )

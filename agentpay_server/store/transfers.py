@@ -1,5 +1,6 @@
 """Statements about transfers and the idempotency keys that they hold."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import field, frozen
@@ -39,6 +40,7 @@ class TransferRecord:
     spent_us: int | None
     settled_us: int | None
     created_us: int
+    leased_until_us: int
 
     @property
     def signed(self) -> SignedTransaction:
@@ -103,6 +105,7 @@ _FINISH: Final = (
         tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=0,
     )
 )
 _SUBMITTED: Final = (
@@ -110,6 +113,20 @@ _SUBMITTED: Final = (
     .where(transfers.c.account_id == bindparam("account_id"), _IS_SUBMITTED)
     .order_by(transfers.c.seq)
 )
+# In the order of the index, so that it is read and not all transfers.
+_ABANDONED: Final = (
+    select(transfers)
+    .where(_IS_SUBMITTED, transfers.c.leased_until_us <= bindparam("now_us"))
+    .order_by(transfers.c.account_id, transfers.c.seq)
+    .limit(bindparam("count"))
+)
+_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+_LEASE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
+    .values(leased_until_us=bindparam("until_us"))
+)
+_FREE_ALL: Final = update(transfers).where(_IS_SUBMITTED).values(leased_until_us=0)
 _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
 
 
@@ -193,3 +210,29 @@ def finish(connection: Connection, end: TransferRecord) -> bool:
 def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:
     """Return the transfers out of an account that are under way, oldest first."""
     return [TransferRecord(*row) for row in connection.execute(_SUBMITTED, {"account_id": account_id})]
+
+
+def abandoned(connection: Connection, now_us: int, count: int, *, lock: bool = False) -> list[TransferRecord]:
+    """Return up to `count` transfers of all accounts that are under way and leased by nobody.
+
+    Args:
+        connection: the connection.
+        now_us: the real time: leases that have run out by then are none.
+        count: the most to return.
+        lock: whether to leave out what another transaction has locked, and to lock what is returned.
+    """
+    values = {"now_us": now_us, "count": count}
+    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
+    return [TransferRecord(*row) for row in rows]
+
+
+def lease(connection: Connection, transfer_ids: Iterable[str], until_us: int) -> None:
+    """Lease transfers, those of them that are still under way, until `until_us` of real time."""
+    values = [{"of_transfer": transfer_id, "until_us": until_us} for transfer_id in transfer_ids]
+    if values:
+        connection.execute(_LEASE, values)
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: whoever held them is gone."""
+    connection.execute(_FREE_ALL)

@@ -69,6 +69,10 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "sandbox.token_accounts.create": lambda c: c.sandbox.create_token_account(),
     "sandbox.clock.get": lambda c: c.sandbox.clock.now(),
     "sandbox.clock.advance": lambda c: c.sandbox.clock.advance(1),
+    "sandbox.faults.set": lambda c: c.sandbox.set_fault("chain_down"),
+    "sandbox.faults.delete": lambda c: c.sandbox.delete_fault("chain_down"),
+    "sandbox.faults.list": lambda c: list(c.sandbox.faults()),
+    "sandbox.faults.clear": lambda c: c.sandbox.clear_faults(),
 }
 
 

@@ -16,6 +16,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain.base import TokenAccount
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.services.context import Context
@@ -97,8 +98,9 @@ def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
     """Return what `look` finds in the virtual machine under the chain."""
 
     async def work(context: Context) -> T:
-        assert isinstance(context.chain, EmbeddedChain)
-        return look(context.chain._svm)
+        assert isinstance(context.chain, FaultyChain)
+        assert isinstance(context.chain.inner, EmbeddedChain)
+        return look(context.chain.inner._svm)
 
     return on_owner(server, work)
 

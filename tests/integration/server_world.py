@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import stores
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint
@@ -103,6 +104,6 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:
-        return bytes(context.database._driver.serialize()), context.chain._slot
+        return await stores.contents(context.database), context.chain.inner._slot
 
     return server._running._owner.call(read())

@@ -33,7 +33,7 @@ def transfer_body(**changes):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics"]
+    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics/"]
 )
 @pytest.mark.parametrize(
     "authorization",
@@ -150,7 +150,8 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
 @pytest.mark.parametrize(
     "identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000]
 )
-@pytest.mark.parametrize("path", [path for path in PATHS if "{" in path])
+# The name of a fault identifies nothing: there are those that there are, and the 400 lists them.
+@pytest.mark.parametrize("path", [path for path in PATHS if "_id}" in path])
 def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
     before, _, after = path.partition("{")
     target = before + identifier + after.partition("}")[2]

@@ -7,18 +7,19 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
+import stores
 from attrs import frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from sqlalchemy import Select, Table, select
+from sqlalchemy import MetaData, Select, Table, select
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
@@ -29,9 +30,11 @@ from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.database import Database
+from agentpay_server.store.sqlite import SqliteConnection
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"
@@ -60,7 +63,7 @@ class InterruptedDatabase:
     It also checks that what is only read through it changes nothing.
     """
 
-    def __init__(self, inner: MemoryDatabase, chance: random.Random | None) -> None:
+    def __init__(self, inner: Database, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance
 
@@ -68,7 +71,8 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
-        result = await self._inner.run(unit, *args, **kwargs)
+        with _real_time():
+            result = await self._inner.run(unit, *args, **kwargs)
         await self._wander()
         return result
 
@@ -76,19 +80,48 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
-        changes = self._inner._driver.total_changes
-        result = await self._inner.read(unit, *args, **kwargs)
-        assert self._inner._driver.total_changes == changes
+        with _real_time():
+            result = await self._inner.read(_unchanging(unit), *args, **kwargs)
         await self._wander()
         return result
 
+    async def create_missing(self, tables: MetaData) -> None:
+        with _real_time():
+            await self._inner.create_missing(tables)
+
     async def close(self) -> None:
-        await self._inner.close()
+        with _real_time():
+            await self._inner.close()
 
     async def _wander(self) -> None:
         if self._chance is not None:
             for _ in range(self._chance.randrange(4)):
                 await asyncio.sleep(0)
+
+
+def _real_time() -> AbstractContextManager[None]:
+    """What the loop's own time does not pass over: work on other threads, and in other processes."""
+    loop = asyncio.get_running_loop()
+    return loop.held() if isinstance(loop, VirtualTimeLoop) else nullcontext()
+
+
+def is_at_work() -> bool:
+    """Whether another thread or process is at work for the server."""
+    loop = asyncio.get_running_loop()
+    return isinstance(loop, VirtualTimeLoop) and loop.is_held
+
+
+def _unchanging(unit: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
+    """Return the unit with a check that it changes nothing, where nobody else would tell."""
+
+    def checked(connection: Connection, *args: P.args, **kwargs: P.kwargs) -> T:
+        driver = connection._driver if isinstance(connection, SqliteConnection) else None
+        before = None if driver is None else driver.total_changes
+        result = unit(connection, *args, **kwargs)
+        assert driver is None or driver.total_changes == before
+        return result
+
+    return checked
 
 
 @cache
@@ -317,11 +350,16 @@ async def world(
         chains.append(FaultyChain(inner, chance=chance))
         return chains[0]
 
+    with _real_time():
+        database = await stores.new_database()
     runtime = await start_runtime(
-        settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
         clock=manual_clock(START),
         seed=seed,
-        database=InterruptedDatabase(MemoryDatabase(), chance),
+        storage=Storage(
+            database=InterruptedDatabase(database, chance),
+            ledger=None,
+            settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
+        ),
         wrap_chain=wrap,
     )
     made = World(runtime, chains[0])

@@ -13,10 +13,17 @@ from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.clock import real_now_us
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, KeyHolder, Terms, check_transition
+from agentpay_server.domain.transfers import (
+    KEY_LIFETIME_US,
+    LEASE_US,
+    KeyHolder,
+    Terms,
+    check_transition,
+)
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
@@ -239,6 +246,7 @@ class Acceptance:
             spent_us=spent_us,
             settled_us=None,
             created_us=created_us,
+            leased_until_us=0 if signed is None else real_now_us() + LEASE_US,
         )
         store.insert_transfer(connection, record)
         audit.record(

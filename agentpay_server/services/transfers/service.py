@@ -26,6 +26,7 @@ from agentpay_server.domain.problems import (
     shown,
 )
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import (
@@ -35,6 +36,7 @@ from agentpay_server.services.transfers.acceptance import (
     key_holder_of,
     terms_of,
 )
+from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
@@ -145,9 +147,12 @@ class Transfers:
         acceptance = Acceptance(
             self._context, principal, request, view.holder, sight, is_last_look=is_last_look
         )
+        fault_point(Operation.TRANSFER, Step.BEGUN)
         try:
             transfer = await self._database.run(acceptance)
         except Contended:
+            if self._context.tasks.closing.done():
+                raise chain_unavailable() from None
             for other in await self._database.read(store.submitted, view.source.account_id):
                 await self._driven(other, deadline, is_new=False)
             return None
@@ -157,6 +162,8 @@ class Transfers:
                 return None
             raise
         self._context.wakeup.set()
+        if transfer is not None and transfer.status != TransferStatus.SUBMITTED:
+            report(self._context, transfer)
         return transfer
 
     async def _look(self, request: CreateTransfer, view: _View) -> Sight:

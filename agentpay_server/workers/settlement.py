@@ -1,0 +1,54 @@
+"""When transfers are looked for that are under way and that nobody drives: at the start, then now and again.
+
+What this process accepts it drives at once; the worker is for what a process that died, or a driver that
+failed, has left behind. A look is due in real time, as leases are.
+"""
+
+import asyncio
+from typing import Final
+
+from agentpay_server.clock import SECOND_US, Clock, real_now_us
+from agentpay_server.services.transfers.resumption import Resumption
+from agentpay_server.store.transfers import TransferRecord
+
+LOOK_EVERY_US: Final = 10 * SECOND_US
+"""Often enough to renew a lease twice before it runs out."""
+
+_MANUAL_WAIT_SECONDS: Final = 5.0
+"""How long an advance of the clock waits for a chain that does not answer; the drivers go on all the same."""
+
+
+class SettlementWorker:
+    """Has transfers taken up that nobody drives."""
+
+    def __init__(self, resumption: Resumption, *, clock: Clock) -> None:
+        self._resumption = resumption
+        self._clock = clock
+        self._next_look_us = 0
+        # On a manual clock: drivers whose end an advance of the clock waits for.
+        self._awaited: set[asyncio.Task[TransferRecord]] = set()
+
+    async def resume(self) -> None:
+        """Take up all that an earlier process has left under way, without waiting for its end."""
+        while drivers := await self._resumption.take_up():
+            if self._clock.is_manual:
+                self._awaited.update(drivers)
+
+    async def next_due_us(self) -> int | None:
+        """Return when to look next; on a manual clock now, if there is anything to find, else never."""
+        if self._clock.is_manual:
+            is_due = self._awaited or await self._resumption.is_any_abandoned()
+            return self._clock.now_us() if is_due else None
+        return self._clock.now_us() + max(self._next_look_us - real_now_us(), 0)
+
+    async def run_due(self) -> bool:
+        """Take up what is left, as much of it as one batch holds; on a manual clock, wait for its end."""
+        drivers = await self._resumption.take_up()
+        if self._clock.is_manual:
+            drivers = [*drivers, *self._awaited]
+            self._awaited.clear()
+            if drivers:
+                await asyncio.wait(drivers, timeout=_MANUAL_WAIT_SECONDS)
+        elif not drivers:
+            self._next_look_us = real_now_us() + LOOK_EVERY_US
+        return bool(drivers)
