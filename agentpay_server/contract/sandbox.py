@@ -14,7 +14,7 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import Request
+from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 MAX_ADVANCE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -120,7 +120,7 @@ class SetFault(Request):
         times: how often it is to happen, 1 to 1,000; None until it is deleted.
     """
 
-    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = None
+    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(default=None, metadata=NULLABLE)
 
 
 @frozen(kw_only=True)

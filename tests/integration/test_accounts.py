@@ -244,7 +244,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
         return _without_identifiers(body, identifiers)
 
-    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "{" in endpoint.path]
+    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "_id}" in endpoint.path]
     assert len(with_identifier) >= 9
     for endpoint in with_identifier:
         names = re.findall(r"\{(\w+)\}", endpoint.path)

@@ -29,9 +29,10 @@ from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import tables
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.deliveries import DeliveryWorker
 
 pytestmark = pytest.mark.anyio
@@ -107,8 +108,7 @@ class Kept:
 async def runtime_on(database, receiver: Receiver, **options):
     runtime = await start_runtime(
         clock=options.pop("clock", None) or manual_clock(START),
-        database=database,
-        settings=Settings(encryption_key=KEY),
+        storage=Storage(database=database, ledger=database, settings=Settings(encryption_key=KEY)),
         mounts={URL: receiver},
         **options,
     )
@@ -152,7 +152,7 @@ def die(*_):
 def real_time(monkeypatch: pytest.MonkeyPatch):
     """Real time, as leases see it: a list whose only element is the microsecond."""
     now = [1_000_000_000]
-    monkeypatch.setattr(service, "_real_now_us", lambda: now[0])
+    monkeypatch.setattr(service, "real_now_us", lambda: now[0])
     return now
 
 
@@ -166,7 +166,7 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
             dying.setattr(store, "finish_attempt", die)
             await runtime.schedule.advance(0)
         assert len(receiver.posts) == 1
-        assert "could not be attempted" in caplog.text
+        assert "delivery.failed" in caplog.text
 
         real_time[0] += LEASE_US - 1
         await runtime.schedule.advance(0)

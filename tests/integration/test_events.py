@@ -13,7 +13,7 @@ from agentpay import AgentPay, AgentPayError
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
 from agentpay_server.store import tables
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 
 NOW = "2026-01-01T00:00:00.000Z"
 

@@ -75,7 +75,7 @@ def test_times_is_a_count(shared_http: httpx.Client, times: object) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 @pytest.mark.parametrize(
-    "name", ["x", "CHAIN_DOWN", "%0a", "%00", "%F0%9F%A4%96", "crash_at", "crash_at:", "crash_at:transfer"]
+    "name", ["x", "CHAIN_DOWN", "%F0%9F%A4%96", "crash_at", "crash_at:", "crash_at:transfer"]
 )
 def test_an_unknown_fault_is_400_and_says_which_there_are(
     shared_http: httpx.Client, method: str, name: str

@@ -302,7 +302,7 @@ def test_a_secret_that_was_moved_to_another_webhook_signs_nothing(
 
     assert len(first.events) == 2, "the others are delivered"
     assert second.receipts == []
-    assert "could not be attempted" in caplog.text
+    assert "delivery.failed" in caplog.text
 
 
 def test_secrets_do_not_repeat_from_server_to_server():

@@ -17,7 +17,10 @@ WHOLE = {table.name: select(table).order_by(*table.primary_key) for table in TAB
 
 
 def everything(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-    return {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+    found = {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+    # Sealed with a nonce that is never the same; what is derived from it shows everywhere else.
+    found["server_state"] = [row for row in found["server_state"] if row[0] != "custody_seed"]
+    return found
 
 
 def run(seed: int) -> tuple[object, ...]:

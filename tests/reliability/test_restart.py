@@ -308,7 +308,7 @@ async def test_more_than_a_batch_of_transfers_is_taken_up(lives: Lives) -> None:
 # --- Who drives
 
 
-async def test_a_transfer_whose_driver_failed_is_taken_up_again(
+async def test_a_transfer_whose_driver_failed_is_driven_again(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await lives.start()
@@ -323,7 +323,7 @@ async def test_a_transfer_whose_driver_failed_is_taken_up_again(
         answer = await world.transfer("key", source, to, "7")
     assert (answer.status, answer.body["status"]) == (503, "submitted")
     assert (await one_transfer(world))["transfer_id"] == answer.transfer_id
-    await world.advance(0)
+    await world.rest()
     await assert_settled_once(world, source, to, before)
 
 

@@ -297,18 +297,19 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     assert held.transfer_id == f"txn_{results.index(None)}"
 
 
-async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database, other):
+@pytest.mark.parametrize("is_fair", [False, True])
+async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database, other, is_fair):
     await database.run(put_deliveries, 40)
 
     def claim(connection):
-        found = deliveries.due(connection, 10, 10, 3)
+        found = deliveries.due(connection, 10, 10, 3, is_fair=is_fair)
         for delivery in found:
             deliveries.lease(connection, delivery.delivery_id, 10 + LEASE_US)
         return [delivery.delivery_id for delivery in found]
 
     claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
     everything = [delivery_id for some in claimed for delivery_id in some]
-    assert len(everything) == len(set(everything)) == 40
+    assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
 
 
 def put_account(connection):

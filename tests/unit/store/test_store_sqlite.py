@@ -195,6 +195,14 @@ def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name
 MAY_SCAN = {
     "deliveries._FREE_ALL": "runs once, at the start, before anything is served",
     "deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
+    "keys._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
+    "ledger._ACCOUNTS": "runs once, at the start: the chain is made from it",
+    "ledger._STATE": "is a table of one row",
+    "operations._ANYTHING": "reads no table",
+    "operations._SUBMITTED": "counts what is under way, along an index that has nothing else",
+    "transfers._ABANDONED": "goes along an index of what is under way, and nothing else",
+    "transfers._ABANDONED_LOCKED": "goes along an index of what is under way, and nothing else",
+    "transfers._FREE_ALL": "goes along an index of what is under way, once, at the start",
     "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
 
