@@ -37,7 +37,7 @@ def example(kind):
         return kind(idempotency_key="key-1", transfer_id="txn_a")
     if kind is errors.WaitTimeoutError:
         transfer = codec.structure(codec.parse_json(json.dumps(TRANSFER).encode()), Transfer)
-        return kind(transfer=transfer, timeout=60)
+        return kind(transfer_id="txn_a", transfer=transfer, timeout=60)
     return kind() if kind is errors.ClosedClientError else kind("no")
 
 
