@@ -14,7 +14,7 @@ from sdk_world import KEY, PENDING, TRANSFER, URL, Clock, answer, refusal
 from agentpay import AgentPay, AsyncAgentPay, Transfer, errors
 from agentpay._retries import Sleep
 from agentpay._waiting import LOOK_TIMEOUT_MIN, PAUSE_CAP, Look, looks
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 
 SUBMITTED = {**PENDING, "status": "submitted"}
 REFUSED = {**PENDING, "status": "rejected", "error": "escalation_rejected", "message": "No."}
@@ -220,7 +220,7 @@ async def test_it_reads_what_the_contract_says_in_async():
 
 def transfer(status):
     body = {**PENDING, "status": status}
-    return codec.structure(codec.parse_json(json.dumps(body).encode()), Transfer)
+    return codec.structure(json_text.parse_json(json.dumps(body).encode()), Transfer)
 
 
 def busy(retry_after=None):
