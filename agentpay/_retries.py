@@ -126,18 +126,26 @@ def _effect_of(error: AgentPayError) -> _Effect:
     return _Effect.POSSIBLE
 
 
+def is_transient(error: AgentPayError) -> bool:
+    """Whether the same request may fare better later: no answer came, or one that asks for patience."""
+    return isinstance(error, APIConnectionError) or (isinstance(error, APIError) and error.status in _RETRIED)
+
+
+def retry_after(error: AgentPayError | None) -> float:
+    """Seconds for which the service asks not to be called again; 0 when it does not ask."""
+    asked = error.retry_after if isinstance(error, APIError) else None
+    return asked or 0.0
+
+
 def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect) -> bool:
-    transient = isinstance(error, APIConnectionError) or (
-        isinstance(error, APIError) and error.status in _RETRIED
-    )
-    return transient and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
+    return is_transient(error) and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
 
 
 def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:
     """Seconds to wait before the next attempt, or None when the service asks for too many."""
-    asked = error.retry_after if isinstance(error, APIError) else None
-    if asked is not None and asked > RETRY_AFTER_CAP:
+    asked = retry_after(error)
+    if asked > RETRY_AFTER_CAP:
         return None
     # The exponent is bounded: 2**1024 is no float, and any number of retries may be asked for.
     limit = min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(retries, 16))
-    return max(asked or 0.0, random() * limit)
+    return max(asked, random() * limit)

@@ -155,19 +155,22 @@ class TransferOutcomeUnknownError(AgentPayError):
 
 
 class WaitTimeoutError(AgentPayError):
-    """The transfer was not final in time. It still may be settled: call `transfers.wait` again.
+    """The transfer was not seen final in time. It may still be settled: call `transfers.wait` again.
+
+    When the last request of the wait failed, its error is the `__cause__`.
 
     Attributes:
         transfer_id: the transfer.
-        transfer: the transfer as it was last read.
+        transfer: the transfer as it was last read; None when no request was answered.
     """
 
-    def __init__(self, *, transfer: "Transfer", timeout: float) -> None:
-        super().__init__(
-            f"transfer {transfer.transfer_id} is {transfer.status} after {timeout:g} s. It may still be "
-            "settled: call transfers.wait again, or transfers.get; do not pay again"
-        )
-        self.transfer_id = transfer.transfer_id
+    def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
+        state = "was not once read within" if transfer is None else f"is {transfer.status} after"
+        advice = "call transfers.wait again, or transfers.get; do not pay again"
+        if transfer is not None and transfer.status == "pending_approval":
+            advice = f"an operator has to approve or reject it; {advice}"
+        super().__init__(f"transfer {transfer_id} {state} {timeout:g} s. It may still be settled: {advice}")
+        self.transfer_id = transfer_id
         self.transfer = transfer
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 
-from agentpay.contract import codec
+from agentpay.contract import json_text
 from agentpay.contract.accounts import Account
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
@@ -106,4 +106,4 @@ def _audit_entry(row: AuditRecord) -> AuditEntry:
 
 
 def _json(text: str | None) -> Any:  # noqa: ANN401 - a JSON value
-    return None if text is None else codec.parse_json(text.encode())
+    return None if text is None else json_text.parse_json(text.encode())

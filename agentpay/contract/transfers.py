@@ -59,7 +59,11 @@ class Transfer:
 
     @property
     def is_final(self) -> bool:
-        """Whether the transfer has come to its end: settled, rejected or failed."""
+        """Whether the transfer has come to its end: settled, rejected or failed.
+
+        A status that this version does not know is not final: what is not known to have ended is not taken
+        for an end, and waiting for it times out rather than reporting an outcome.
+        """
         return self.status in _FINAL
 
 

@@ -9,13 +9,9 @@ from attrs import field, frozen
 from agentpay.contract.event_types import EventType
 from agentpay.contract.fields import NotEmpty, Rule, text
 from agentpay.contract.requests import Request
+from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER as NEXT_SIGNATURE_HEADER
+from agentpay.contract.signature_headers import SIGNATURE_HEADER as SIGNATURE_HEADER
 from agentpay.contract.usdc import UsdcNumber
-
-SIGNATURE_HEADER = "X-Service-Signature"
-"""Hex HMAC-SHA256 of the raw body under the webhook's secret (contract, "Authentication", 5)."""
-
-NEXT_SIGNATURE_HEADER = "X-Service-Signature-Next"
-"""The same under the secret that is to come, while a rotation overlaps (D45)."""
 
 
 @frozen(kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.event_types import EventType
 from agentpay.contract.fields import Cursor, query_integer, text, whole_number
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -106,7 +107,7 @@ class ListEvents(Request):
         cursor: `cursor` of the previous page; empty for the first.
     """
 
-    type: Annotated[str, text(maximum=64)] | None = None
+    type: EventType | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""

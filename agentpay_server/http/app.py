@@ -15,7 +15,7 @@ from typing import Final
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import ENDPOINTS, Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
@@ -254,12 +254,12 @@ async def _respond(
 
 
 def _printed(reply: Reply) -> bytes:
-    return b"" if reply.model is None else codec.print_json(codec.unstructure(reply.model))
+    return b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
 
 
 def _internal_error(request_id: str) -> bytes:
     message = f"The server failed; quote request {request_id} to whoever runs it."
-    return codec.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
 _NO_ROUTE: Final = Problem(

@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
+from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
@@ -319,7 +320,9 @@ async def replayed_to(runtime, count: int, principal=None) -> str:
     """Register another webhook, replay the newest `count` events to it, and return its identifier."""
     principal = principal or runtime.principal
     webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.rejected",)))
-    page = await runtime.deliveries.list_events(principal, ListEvents(type="transfer.settled", limit=count))
+    page = await runtime.deliveries.list_events(
+        principal, ListEvents(type=EventType.TRANSFER_SETTLED, limit=count)
+    )
     for event in page.data:
         await runtime.deliveries.replay(principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id))
     return webhook.webhook_id

@@ -162,6 +162,9 @@ class AsyncConsole(AsyncResource):
             account_id: only events about this account.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+
+        Raises:
+            InvalidRequestError: there is no such type.
         """
 
         async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:

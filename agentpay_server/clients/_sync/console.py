@@ -163,6 +163,9 @@ class Console(Resource):
             account_id: only events about this account.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+
+        Raises:
+            InvalidRequestError: there is no such type.
         """
 
         def fetch(cursor: str | None) -> PageBody[RecordedEvent]:

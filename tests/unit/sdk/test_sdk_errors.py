@@ -10,7 +10,7 @@ import pytest
 from sdk_world import TRANSFER
 
 from agentpay import FieldFault, Transfer, errors
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 
 API_FIELDS = {
     "status": 402,
@@ -36,8 +36,8 @@ def example(kind):
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
     if kind is errors.WaitTimeoutError:
-        transfer = codec.structure(codec.parse_json(json.dumps(TRANSFER).encode()), Transfer)
-        return kind(transfer=transfer, timeout=60)
+        transfer = codec.structure(json_text.parse_json(json.dumps(TRANSFER).encode()), Transfer)
+        return kind(transfer_id="txn_a", transfer=transfer, timeout=60)
     return kind() if kind is errors.ClosedClientError else kind("no")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -43,36 +44,27 @@ def gives_rows(statement: Any) -> bool:
 
 
 def by_us(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
-    driver = sqlite3.connect(":memory:", isolation_level=None)
-    driver.deserialize(content)
-    try:
-        result = SqliteConnection(driver).execute(statement, parameters)
-        outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
-    except ConflictError:
-        outcome = "conflict"
-    state = "\n".join(driver.iterdump()).encode()
-    driver.close()
-    return outcome, state
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as driver:
+        driver.deserialize(content)
+        try:
+            result = SqliteConnection(driver).execute(statement, parameters)
+            outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
+        except ConflictError:
+            outcome = "conflict"
+        return outcome, "\n".join(driver.iterdump()).encode()
 
 
 def by_sqlalchemy(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
-    def connect() -> sqlite3.Connection:
-        driver = sqlite3.connect(":memory:", check_same_thread=False)
+    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as driver:
         driver.deserialize(content)
-        return driver
-
-    engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
-    try:
-        with engine.begin() as connection:
-            result = connection.execute(statement, parameters)
-            outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
-    except IntegrityError:
-        outcome = "conflict"
-    raw: Any = engine.raw_connection()
-    state = "\n".join(raw.iterdump()).encode()
-    raw.close()
-    engine.dispose()
-    return outcome, state
+        engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
+        try:
+            with engine.begin() as connection:
+                result = connection.execute(statement, parameters)
+                outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
+        except IntegrityError:
+            outcome = "conflict"
+        return outcome, "\n".join(driver.iterdump()).encode()
 
 
 @pytest.fixture(scope="module")

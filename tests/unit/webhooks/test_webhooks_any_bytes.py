@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from webhook_world import PAYLOAD, SECRET
 
-from agentpay.contract.codec import parse_request_json
+from agentpay.contract.json_text import parse_request_json
 from agentpay.errors import WebhookPayloadError, WebhookSignatureError
 from agentpay.webhooks import EVENT_CLASSES, Event, UnknownEvent, sign, unwrap
 
