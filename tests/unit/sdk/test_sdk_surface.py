@@ -18,9 +18,9 @@ PUBLIC = """
     ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
     FieldFault IdempotencyConflictError InsufficientBalanceError InvalidRecipientError
     InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
-    PreconditionFailedError RateLimitedError ServerError Transaction TransactionStatus
-    TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
-    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
+    PreconditionFailedError RateLimitedError ServerError SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
     WebhookSignatureError __version__
 """
 
