@@ -18,7 +18,7 @@ Nothing here stores, sends or reads a clock. All amounts are micro-USDC, all tim
 
 from typing import Final
 
-from attrs import field, frozen
+from attrs import field, frozen, validators
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
@@ -287,8 +287,8 @@ class Limits:
         lifetime_us: microseconds since it was opened, at least 1.
     """
 
-    idle_us: int = field(default=HOUR_US)
-    lifetime_us: int = field(default=DAY_US)
+    idle_us: int = field(default=HOUR_US, validator=validators.ge(1))
+    lifetime_us: int = field(default=DAY_US, validator=validators.ge(1))
 
 
 def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int:

@@ -163,9 +163,7 @@ def test_equal_sessions_under_one_blockhash_are_two_transactions(world: EscrowWo
 
 def test_lamports_that_a_stranger_sent_ahead_do_not_keep_a_session_from_opening(world: EscrowWorld) -> None:
     rent = run(world.chain.rent_exemption(0))
-    ahead = instructions.transfer_lamports(
-        world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent
-    )
+    ahead = instructions.transfer_lamports(world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent)
     world.land_instruction(ahead)
     world.land(world.opening())
     assert world.balances() == (FUNDS - CAP, 0, CAP)

@@ -85,7 +85,8 @@ def test_every_exception_is_public():
 def test_every_error_of_the_service_says_what_to_do_next(kind):
     assert kind.advice
     assert str(example(kind)) == (
-        f"402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). {kind.advice}"
+        "402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). "
+        f"{kind.advice}"
     )
 
 

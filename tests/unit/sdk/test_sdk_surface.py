@@ -20,8 +20,8 @@ PUBLIC = """
     InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
     PreconditionFailedError RateLimitedError ServerError SessionCapExceededError SessionClosedError
     SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
-    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
-    WebhookSignatureError __version__
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET
+    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
 """
 
 METHODS = {
