@@ -121,7 +121,7 @@ def needs_approval(policy: Policy, amount_micro: int) -> bool:
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 
-def usdc(micro: int) -> str:
+def usdc_text(micro: int) -> str:
     """Return an amount for a sentence."""
     return format_string(from_micro(micro))
 
@@ -162,7 +162,7 @@ def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str |
         return None
     return (
         f"max_single_transfer is {format_string(limit)} USDC and this {noun} asks for "
-        f"{usdc(amount_micro)} USDC."
+        f"{usdc_text(amount_micro)} USDC."
     )
 
 
@@ -172,8 +172,8 @@ def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
         return None
     return (
         f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
-        f"{usdc(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} asks for "
-        f"{usdc(spend.amount_micro)} USDC."
+        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} asks for "
+        f"{usdc_text(spend.amount_micro)} USDC."
     )
 
 
@@ -189,10 +189,11 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
 def _balance(spend: Spend, means: Means) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
+    available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
-        message=f"balance_usdc, less amounts in flight, is {usdc(max(means.available_micro, 0))} USDC and "
-        f"this {spend.purpose} asks for {usdc(spend.amount_micro)} USDC: fund the account, then send the "
+        message=f"balance_usdc, less amounts in flight, is {usdc_text(available)} USDC and this "
+        f"{spend.purpose} asks for {usdc_text(spend.amount_micro)} USDC: fund the account, then send the "
         "same key again.",
     )
 

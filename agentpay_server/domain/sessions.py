@@ -36,7 +36,7 @@ from agentpay_server.domain.policy import (
     paused_refusal,
     single_charge_refusal,
     spending_refusal,
-    usdc,
+    usdc_text,
 )
 from agentpay_server.domain.transfers import Verdict
 
@@ -138,7 +138,7 @@ def opening_refusal(
     return Refusal(
         code=ErrorCode.POLICY_VIOLATION,
         message=f"escalation_threshold is {format_string(threshold)} USDC and this session asks for "
-        f"{usdc(terms.cap_micro)} USDC: open it with an operator key.",
+        f"{usdc_text(terms.cap_micro)} USDC: open it with an operator key.",
     )
 
 
@@ -179,8 +179,8 @@ def charge_refusal(
         return refusal
     return Refusal(
         code=ErrorCode.SESSION_CAP_EXCEEDED,
-        message=f"cap_usdc is {usdc(cap_micro)} USDC, of which {usdc(running_total_micro)} USDC is charged, "
-        f"and this charge asks for {usdc(amount_micro)} USDC.",
+        message=f"cap_usdc is {usdc_text(cap_micro)} USDC, of which {usdc_text(running_total_micro)} USDC is "
+        f"charged, and this charge asks for {usdc_text(amount_micro)} USDC.",
     )
 
 

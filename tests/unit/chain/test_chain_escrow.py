@@ -2,13 +2,17 @@
 
 import pytest
 from chain_world import World, decoded, program_data, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
+from agentpay.contract.policies import Policy
 from agentpay_server.chain import escrow, instructions
 from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_key
 from agentpay_server.chain.instructions import MEMO_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
+from agentpay_server.domain.sessions import charge_refusal, settlement
 
 SESSION_ID = "sess_01jgfjjz000123456789abcdef"
 OTHER_ID = "sess_01jgfjjz000123456789abcdeg"
@@ -275,6 +279,34 @@ def test_a_frozen_party_leaves_the_money_in_escrow(world: EscrowWorld, frozen: s
     world.freeze(getattr(world, frozen))
     assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_FROZEN
     assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+@settings(max_examples=40)
+@given(
+    cap=st.integers(min_value=1, max_value=FUNDS),
+    asked=st.lists(st.integers(min_value=1, max_value=FUNDS), max_size=10),
+    dust=st.lists(st.integers(min_value=1, max_value=1_000), max_size=3),
+)
+def test_whatever_is_charged_and_sent_the_books_say_what_the_chain_does(
+    cap: int, asked: list[int], dust: list[int]
+) -> None:
+    world = EscrowWorld()
+    world.land(world.opening(cap_micro=cap))
+    total = 0
+    for amount in asked:
+        refusal = charge_refusal(
+            Policy(), status="open", cap_micro=cap, running_total_micro=total, amount_micro=amount
+        )
+        total += amount if refusal is None else 0
+    for number, amount in enumerate(dust):
+        world.land(world.transfer(STRANGER, world.escrow(), amount, memo=f"dust {number}"))
+    held = world.balance(world.escrow())
+
+    split = settlement(cap_micro=cap, running_total_micro=total, escrow_micro=held)
+    world.land(world.settling(split.settled_micro, split.account_leg_micro))
+
+    assert (split.settled_micro + split.returned_micro, split.deposited_micro) == (cap, sum(dust))
+    assert world.balances() == (FUNDS - total + sum(dust), total, None)
 
 
 # --- What is sent
