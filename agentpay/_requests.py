@@ -152,7 +152,9 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.ACCOUNT_PAUSED: errors.AccountPausedError,
     ErrorCode.INSUFFICIENT_BALANCE: errors.InsufficientBalanceError,
     ErrorCode.TRANSFER_FAILED: errors.TransferFailedError,
+    ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
+    ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
 }
 """The codes with an exception of their own among those of one status."""
@@ -185,13 +187,17 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
     # A code counts only with its own status, so that a contradictory answer is not taken for a known one.
     if body.error in _BY_CODE and HTTP_STATUS[ErrorCode(body.error)] == status:
         kind = _BY_CODE[body.error]
+    session_id = None if body.session_id is UNSET else body.session_id
+    is_of_session = body.session_id is not UNSET
     return kind(
         body.message[:MESSAGE_MAX_CHARACTERS],
         status=status,
         code=body.error,
         request_id=request_id,
         transfer_id=body.transfer_id,
-        transfer_status=body.status,
+        transfer_status=None if is_of_session else body.status,
+        session_id=session_id,
+        session_status=body.status if is_of_session else None,
         details=body.details or (),
         retry_after=retry_after,
     )

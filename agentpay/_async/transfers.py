@@ -84,17 +84,7 @@ class AsyncTransfers(AsyncResource):
             category=category,
         )
         request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
-        try:
-            transfer: Transfer = await self._call(request, timeout, max_retries)
-        except AgentPayError:
-            raise
-        except BaseException as error:
-            # Cancelled or interrupted while the transfer may be under way: the key is all that is left of it.
-            error.add_note(
-                "The transfer may have been made. Do not pay again under a new key: call transfers.create "
-                f"with the same parameters and idempotency_key={key!r} to resume it."
-            )
-            raise
+        transfer: Transfer = await self._call(request, timeout, max_retries)
         return transfer
 
     async def get(

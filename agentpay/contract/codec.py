@@ -284,9 +284,9 @@ def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - an
     return hook
 
 
-_OMIT_WHEN_NONE = {
+_OMIT_WHEN_DEFAULT = {
     Transfer: ("error", "message"),
-    ErrorBody: ("request_id", "details", "transfer_id", "status"),
+    ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
 
 
@@ -295,7 +295,7 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_NONE.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_DEFAULT.get(kind, ()),
         )
         for attribute in attrs.fields(kind)
     }

@@ -1,12 +1,15 @@
 """The errors of the service: their codes, their HTTP statuses and the bodies that carry them.
 
-The contract names the six codes of transfers ("Errors"); the others are D1 to D8 of the reference behaviour.
+The contract names the six codes of transfers ("Errors"); the others are D1 to D8 of the reference behaviour,
+and those of sessions (D39).
 """
 
 from enum import StrEnum
 from typing import Final
 
 from attrs import frozen
+
+from agentpay.contract.requests import UNSET, UnsetType
 
 
 class ErrorCode(StrEnum):
@@ -19,6 +22,8 @@ class ErrorCode(StrEnum):
     INVALID_RECIPIENT = "invalid_recipient"
     CHAIN_UNAVAILABLE = "chain_unavailable"
     TRANSFER_FAILED = "transfer_failed"
+    SESSION_CAP_EXCEEDED = "session_cap_exceeded"
+    SESSION_CLOSED = "session_closed"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
@@ -38,6 +43,8 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ACCOUNT_PAUSED: 402,
     ErrorCode.INSUFFICIENT_BALANCE: 402,
     ErrorCode.TRANSFER_FAILED: 402,
+    ErrorCode.SESSION_CAP_EXCEEDED: 402,
+    ErrorCode.SESSION_CLOSED: 409,
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
@@ -77,10 +84,11 @@ class ErrorBody:
     Attributes:
         error: the code.
         message: sentence that says what happened and what to do.
-        request_id: identifies the request in the service's logs; not in the 402 of a transfer.
+        request_id: identifies the request in the service's logs; not in the 402 of a transfer or a session.
         details: every fault of an invalid request.
         transfer_id: the transfer that the answer is about.
-        status: status of that transfer.
+        session_id: the session that the answer is about; None when none was opened.
+        status: status of that transfer or session.
     """
 
     error: str
@@ -88,4 +96,5 @@ class ErrorBody:
     request_id: str | None = None
     details: tuple[FieldFault, ...] | None = None
     transfer_id: str | None = None
+    session_id: str | None | UnsetType = UNSET
     status: str | None = None

@@ -79,22 +79,22 @@ class KeyHolder:
 
 
 class Verdict(Enum):
-    """What a request under an idempotency key amounts to."""
+    """What a request under an idempotency key amounts to, for transfers as for sessions."""
 
     NEW = "new"
-    """Nothing holds the key: make a transfer."""
+    """Nothing holds the key: do what is asked."""
 
     CONFLICT = "conflict"
     """The key is held under other parameters."""
 
     REPLAY = "replay"
-    """Answer as the stored transfer stands; move nothing."""
+    """Answer as what is stored stands; move nothing."""
 
     RESUME = "resume"
-    """The stored transfer is under way: finish that one, start no other."""
+    """What is stored is under way: finish that one, start no other."""
 
     RETRY = "retry"
-    """The stored transfer failed for a reason that is not policy: make a new one in its place."""
+    """What is stored failed for a reason that is not policy: make a new one in its place."""
 
 
 def verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:

@@ -15,6 +15,7 @@ from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.http.app import BOUND_ENDPOINTS
 
@@ -36,9 +37,22 @@ OF_AGENTS = {
     "accounts.transactions",
     "transfers.create",
     "transfers.get",
+    "sessions.open",
+    "sessions.charge",
+    "sessions.close",
+    "sessions.get",
+    "sessions.list",
 }
-BESIDE = (*CONSOLE_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
+SERVED = (*CONSOLE_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
+BESIDE = (*SERVED, *SESSION_ENDPOINTS)
 EVERYWHERE = (*ENDPOINTS, *BESIDE)
+OF_SESSIONS = {
+    ("POST", "/sessions"),
+    ("GET", "/sessions"),
+    ("GET", "/sessions/{session_id}"),
+    ("POST", "/sessions/{session_id}/charges"),
+    ("POST", "/sessions/{session_id}/close"),
+}
 
 V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "accounts.create": lambda c: c.accounts.create(name="a"),
@@ -53,6 +67,11 @@ V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "webhooks.create": lambda c: c.webhooks.create(url="https://example.com", events=["transfer.settled"]),
 }
 BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
+    "sessions.open": lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="5"),
+    "sessions.charge": lambda c: c.sessions.charge("sess_a", amount="0.01"),
+    "sessions.close": lambda c: c.sessions.close("sess_a"),
+    "sessions.get": lambda c: c.sessions.get("sess_a"),
+    "sessions.list": lambda c: list(c.sessions.list()),
     "console.agent_keys.create": lambda c: c.console.create_agent_key("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
@@ -123,7 +142,12 @@ def test_every_endpoint_beside_v1_is_called_by_the_server_client():
 
 
 def test_the_server_binds_every_endpoint():
-    assert BOUND_ENDPOINTS == EVERYWHERE
+    # Sessions are declared ahead of the server that will serve them.
+    assert (*ENDPOINTS, *SERVED) == BOUND_ENDPOINTS
+
+
+def test_the_endpoints_of_sessions_are_those_of_the_decisions():
+    assert {(endpoint.method, endpoint.path) for endpoint in SESSION_ENDPOINTS} == OF_SESSIONS
 
 
 def test_success_statuses_are_those_of_the_contract():

@@ -91,7 +91,12 @@ def test_imports_run_down_only(path):
         ("agentpay_server.contract", ["agentpay_server.contract", "agentpay.contract"]),
         (
             "agentpay_server.domain",
-            ["agentpay_server.domain", "agentpay_server.clock", "agentpay.contract"],
+            [
+                "agentpay_server.domain",
+                "agentpay_server.clock",
+                "agentpay_server.contract",
+                "agentpay.contract",
+            ],
         ),
         (
             "agentpay_server.store",

@@ -79,7 +79,8 @@ class TransferSteps:
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
         """Book a transfer that the chain refused (D36)."""
-        code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
+        reason = failure.reason if failure.reason in _FAILURE_CODES else FailureReason.OTHER
+        code, message = _FAILURE_CODES[reason], _FAILURE_MESSAGES[reason]
         failed, is_ours = await self._database.run(self._fail, signed, code, message)
         self._context.wakeup.set()
         if is_ours:
