@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -148,6 +149,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
+    errors=(ErrorCode.NOT_FOUND,),
     summary="Make an agent-scoped key, bound to one account.",
 )
 LIST_AGENT_KEYS: Final = Endpoint(
@@ -176,6 +178,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
+    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with metadata, policy record and what is spent of its limits.",
 )
 LIST_AUDIT: Final = Endpoint(

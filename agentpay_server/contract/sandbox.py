@@ -66,9 +66,11 @@ class CreateOperator(Request):
 class Operator:
     """A tenant and its operator key, which is shown here and never again.
 
+    Its `repr` does not show the key.
+
     Attributes:
         operator_id: identifier, `op_…`.
-        key: the operator key; kept out of `repr`.
+        key: the operator key.
     """
 
     operator_id: str
@@ -107,7 +109,7 @@ class AdvanceClock(Request):
         seconds: how far to move, from 0; 0 runs what is due now.
     """
 
-    seconds: Annotated[Decimal, Rule(_parse_seconds)]
+    seconds: Annotated[Decimal, Rule(_parse_seconds, {"minimum": 0, "maximum": MAX_ADVANCE_SECONDS})]
 
 
 FUND: Final = Endpoint(

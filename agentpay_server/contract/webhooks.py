@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text, whole_number
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -210,6 +211,7 @@ ROTATE_SECRET: Final = Endpoint(
     request=RotateSecret,
     is_body_optional=True,
     responses={200: NewSecret},
+    errors=(ErrorCode.ROTATION_IN_PROGRESS,),
     summary="Give a webhook a new secret, with an overlap.",
 )
 LIST_EVENTS: Final = Endpoint(
