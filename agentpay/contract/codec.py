@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
 from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
@@ -435,10 +435,11 @@ def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - an
     return hook
 
 
-_OMIT_WHEN_NONE = {
+OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Transfer: ("error", "message"),
     ErrorBody: ("request_id", "details", "transfer_id", "status"),
 }
+"""The fields of answers that are left out where they do not apply, instead of being null."""
 
 
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
@@ -446,7 +447,7 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_NONE.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in OMITTED_WHEN_NONE.get(kind, ()),
         )
         for attribute in attrs.fields(kind)
     }

@@ -51,11 +51,13 @@ class AgentKey:
 class NewAgentKey:
     """An agent-scoped key as it is made: the one time that the key is shown.
 
+    Its `repr` does not show the key.
+
     Attributes:
         key_id: identifier, `key_…`.
         account_id: the account that it is bound to.
         name: display label, or None.
-        key: the key; kept out of `repr`.
+        key: the key.
         created_at: when it was made, UTC.
     """
 
@@ -68,7 +70,12 @@ class NewAgentKey:
 
 @frozen(kw_only=True)
 class ListAgentKeys(Request):
-    """Query of `GET /console/agent-keys`."""
+    """Query of `GET /console/agent-keys`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -135,7 +142,12 @@ class AuditEntry:
 
 @frozen(kw_only=True)
 class ListAudit(Request):
-    """Query of `GET /console/audit`."""
+    """Query of `GET /console/audit`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""

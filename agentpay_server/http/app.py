@@ -8,6 +8,7 @@ way is a `Problem`; anything else is a fault of the server, answered with a bare
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from starlette.routing import Route, Router
@@ -22,6 +23,7 @@ from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
+from agentpay_server.http import openapi
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import (
     DisconnectedError,
@@ -45,6 +47,9 @@ BOUND_ENDPOINTS: Final = (
     *SANDBOX_ENDPOINTS,
 )
 """Every endpoint that this server serves."""
+
+DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
+"""Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +75,10 @@ class Application:
             return
         request_id = self._identifiers.new(REQUEST_ID)
         try:
+            if scope["path"] in DOCUMENTS and scope["method"] == "GET":
+                body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
+                await _respond(_stamped(send, request_id), 200, body, [])
+                return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
@@ -85,6 +94,12 @@ class Application:
         except Exception:
             logger.exception("request %s failed", request_id)
             await _respond(_stamped(send, request_id), 500, _internal_error(request_id), [])
+
+
+@cache
+def document_text(*, beside: bool) -> str:
+    """Return an OpenAPI document: of `/v1`, or of what stands beside it."""
+    return openapi.printed(BOUND_ENDPOINTS, beside=beside)
 
 
 class _Path:
