@@ -7,6 +7,7 @@ first that its schema allows. What differs by model is listed below.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from agentpay.contract import codec
 from agentpay.contract.errors import MEANINGS, ErrorCode
 from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema
 
@@ -31,7 +32,6 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "created_at": "2026-01-31T12:00:00.000Z",
     "cursor": "",
     "duration_ms": 42,
-    "error": None,
     "escalation_threshold": 50,
     "event_type": "transfer.settled",
     "events": ["transfer.settled", "transfer.rejected"],
@@ -98,8 +98,11 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """What a model's example has instead."""
 
-ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend", "paused")}
+_ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend", "paused")}
 """The fields that an example shows of a model that is rarely sent whole."""
+
+_LEFT_OUT: Final = {model.__name__: fields for model, fields in codec.OMITTED_WHEN_NONE.items()}
+"""The fields that apply to failures alone, which examples are not of."""
 
 
 class NoExampleError(Exception):
@@ -130,15 +133,11 @@ class Examples:
         return self._plain(schema, name)
 
     def _object(self, component: str, schema: Schema) -> dict[str, Any]:
-        special = _MODELS.get(component, {})
-        optional = set(schema["properties"]) - set(schema.get("required", ()))
+        special, left_out = _MODELS.get(component, {}), _LEFT_OUT.get(component, ())
         return {
             name: special[name] if name in special else self.of(member, name)
             for name, member in schema["properties"].items()
-            if name in ONLY.get(component, schema["properties"])
-            # An answer leaves these out where they do not apply; a request has them all.
-            and not (name in optional and _FIELDS.get(name, "") is None and not _is_nullable(member))
-            and not (component == "Transfer" and name in optional)
+            if name in _ONLY.get(component, schema["properties"]) and name not in left_out
         }
 
     def _plain(self, schema: Schema, name: str) -> Any:  # noqa: ANN401 - a JSON value
