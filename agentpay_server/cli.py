@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from agentpay._version import __version__
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.listener import bound_socket, server_config, url_of
-from agentpay_server.http.app import Application
+from agentpay_server.http.app import Application, document_text
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
@@ -298,6 +298,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@main.command("openapi")
+@click.option("--beside", is_flag=True, help="Print that of what stands beside /v1: console and sandbox.")
+def print_openapi(*, beside: bool) -> None:
+    """Print the OpenAPI document of /v1."""
+    click.echo(document_text(beside=beside), nl=False)
 
 
 if __name__ == "__main__":

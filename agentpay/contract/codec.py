@@ -5,13 +5,13 @@ Two jobs: models from values, values from models. Responses are read leniently w
 are reported together.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
@@ -284,10 +284,11 @@ def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - an
     return hook
 
 
-_OMIT_WHEN_DEFAULT = {
+OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Transfer: ("error", "message"),
     ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
+"""The fields of answers that are left out where they do not apply, instead of being null."""
 
 
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
@@ -295,7 +296,7 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_DEFAULT.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in OMITTED_WHEN_NONE.get(kind, ()),
         )
         for attribute in attrs.fields(kind)
     }

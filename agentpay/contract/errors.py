@@ -64,6 +64,32 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
 """The one HTTP status of each code."""
 
 
+MEANINGS: Final[dict[ErrorCode, str]] = {
+    ErrorCode.POLICY_VIOLATION: "Rejected by spending policy.",
+    ErrorCode.ACCOUNT_PAUSED: "Account policy has `paused: true`.",
+    ErrorCode.INSUFFICIENT_BALANCE: "Source balance too low.",
+    ErrorCode.TRANSFER_FAILED: "The chain refused the transaction; nothing moved.",
+    ErrorCode.IDEMPOTENCY_CONFLICT: "Idempotency key reused with different parameters.",
+    ErrorCode.SESSION_CAP_EXCEEDED: "The charge does not fit under what is left of the session's cap.",
+    ErrorCode.SESSION_CLOSED: "The session takes no charges any more.",
+    ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
+    ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
+    ErrorCode.UNAUTHORIZED: "Missing, malformed, unknown or revoked key.",
+    ErrorCode.FORBIDDEN: "The key may not do this; the message names the one that may.",
+    ErrorCode.NOT_FOUND: "No such identifier among those that the key may see.",
+    ErrorCode.METHOD_NOT_ALLOWED: "The path does not take this method.",
+    ErrorCode.INVALID_REQUEST: "Body or parameters are not valid; `details` names every fault.",
+    ErrorCode.PAYLOAD_TOO_LARGE: "The body is larger than 64 KiB.",
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: "The body is not JSON.",
+    ErrorCode.PRECONDITION_FAILED: "The policy is not the version that `If-Match` names.",
+    ErrorCode.REQUEST_TIMEOUT: "The body did not arrive within 30 seconds.",
+    ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
+    ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
+    ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
+}
+"""What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""
+
+
 @frozen(kw_only=True)
 class FieldFault:
     """One thing that is wrong with a request (D1).

@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -50,11 +51,13 @@ class AgentKey:
 class NewAgentKey:
     """An agent-scoped key as it is made: the one time that the key is shown.
 
+    Its `repr` does not show the key.
+
     Attributes:
         key_id: identifier, `key_…`.
         account_id: the account that it is bound to.
         name: display label, or None.
-        key: the key; kept out of `repr`.
+        key: the key.
         created_at: when it was made, UTC.
     """
 
@@ -67,7 +70,12 @@ class NewAgentKey:
 
 @frozen(kw_only=True)
 class ListAgentKeys(Request):
-    """Query of `GET /console/agent-keys`."""
+    """Query of `GET /console/agent-keys`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -134,7 +142,12 @@ class AuditEntry:
 
 @frozen(kw_only=True)
 class ListAudit(Request):
-    """Query of `GET /console/audit`."""
+    """Query of `GET /console/audit`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -148,6 +161,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
+    errors=(ErrorCode.NOT_FOUND,),
     summary="Make an agent-scoped key, bound to one account.",
 )
 LIST_AGENT_KEYS: Final = Endpoint(
@@ -176,6 +190,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
+    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with metadata, policy record and what is spent of its limits.",
 )
 LIST_AUDIT: Final = Endpoint(

@@ -68,9 +68,11 @@ class CreateOperator(Request):
 class Operator:
     """A tenant and its operator key, which is shown here and never again.
 
+    Its `repr` does not show the key.
+
     Attributes:
         operator_id: identifier, `op_…`.
-        key: the operator key; kept out of `repr`.
+        key: the operator key.
     """
 
     operator_id: str
@@ -109,7 +111,7 @@ class AdvanceClock(Request):
         seconds: how far to move, from 0; 0 runs what is due now.
     """
 
-    seconds: Annotated[Decimal, Rule(_parse_seconds)]
+    seconds: Annotated[Decimal, Rule(_parse_seconds, {"minimum": 0, "maximum": MAX_ADVANCE_SECONDS})]
 
 
 @frozen(kw_only=True)
@@ -141,7 +143,12 @@ class Fault:
 
 @frozen(kw_only=True)
 class ListFaults(Request):
-    """Query of `GET /sandbox/faults`."""
+    """Query of `GET /sandbox/faults`.
+
+    Attributes:
+        limit: largest number of items, 1 to 100.
+        cursor: from the page before; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""

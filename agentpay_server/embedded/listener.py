@@ -71,7 +71,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         OSError: the address is not to be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which else holds each answer
+    # on a kept connection back until the caller's delayed acknowledgement, some 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from starlette.routing import Route, Router
@@ -24,6 +25,7 @@ from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
+from agentpay_server.http import openapi
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import (
     DisconnectedError,
@@ -53,6 +55,9 @@ BOUND_ENDPOINTS: Final = (
     *SANDBOX_ENDPOINTS,
 )
 """Every endpoint that this server serves."""
+
+DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
+"""Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +110,11 @@ class Application:
         send = _noted(send, trace)
         token = REQUEST_ID.set(request_id)
         try:
+            if scope["path"] in DOCUMENTS and scope["method"] == "GET":
+                trace.route = scope["path"]
+                body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
+                await _respond(send, 200, body, [])
+                return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
@@ -143,6 +153,12 @@ class Application:
                 key_id=None if principal is None else principal.key_id,
                 duration_ms=round((time.perf_counter() - start) * 1000, 3),
             )
+
+
+@cache
+def document_text(*, beside: bool) -> str:
+    """Return an OpenAPI document: of `/v1`, or of what stands beside it."""
+    return openapi.printed(BOUND_ENDPOINTS, beside=beside)
 
 
 class _Path:

@@ -123,7 +123,7 @@ def test_a_key_in_the_query_or_the_body_is_no_key(shared_server):
             "/v1//accounts",
             "/v1/accounts/x/policy/",
             "/v1/transfers/",
-            "/openapi.json",
+            "/openapi.yaml",
             "/console",
             "/sandbox",
         ],

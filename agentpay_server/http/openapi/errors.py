@@ -1,0 +1,96 @@
+"""The error answers of operations: one for each HTTP status, its codes as an enum, its body exactly (D1)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.headers import STATUS_HEADERS
+from agentpay_server.http.openapi.examples import error_example
+from agentpay_server.http.openapi.parts import Headers, json_content
+from agentpay_server.http.openapi.schemas import Schema, Schemas, field_words
+
+_UNKNOWN_OUTCOME = "TransferOutcomeUnknown"
+
+
+class Errors:
+    """The error answers of one document; equal ones are one component."""
+
+    def __init__(self, schemas: Schemas, headers: Headers) -> None:
+        self._schemas = schemas
+        self._headers = headers
+        self.components: dict[str, dict[str, Any]] = {}
+
+    def of(self, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+        """Return the error answers of an endpoint, by status."""
+        by_status: dict[int, list[ErrorCode]] = defaultdict(list)
+        for code in endpoint.every_error:
+            by_status[HTTP_STATUS[code]].append(code)
+        answers = {}
+        for status, codes in by_status.items():
+            is_unknown_too = status == 503 and endpoint.names_unknown_outcome
+            name = _name(status, codes) + (f"Or{_UNKNOWN_OUTCOME}" if is_unknown_too else "")
+            if name not in self.components:
+                self.components[name] = self._answer(status, codes, is_unknown_too=is_unknown_too)
+            answers[str(status)] = {"$ref": f"#/components/responses/{name}"}
+        return answers
+
+    def _answer(self, status: int, codes: Sequence[ErrorCode], *, is_unknown_too: bool) -> dict[str, Any]:
+        schema = self._body(status, codes)
+        examples = {code.value: error_example(code, schema) for code in codes}
+        content: Schema = self._schemas.add(_name(status, codes), schema)
+        words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
+        if is_unknown_too:
+            unknown = self._unknown_outcome(codes)
+            # A client that takes the first choice with all its required fields must not lose the transfer.
+            content = {"anyOf": [self._schemas.add(_UNKNOWN_OUTCOME, unknown), content]}
+            examples["outcome_unknown"] = error_example(codes[0], unknown)
+            words.append(
+                "With `transfer_id`: the outcome is not known yet; send the same `idempotency_key` again."
+            )
+        return {
+            "description": "\n\n".join(words),
+            "headers": self._headers.of(STATUS_HEADERS.get(status, ())),
+            "content": json_content(content, examples),
+        }
+
+    def _body(self, status: int, codes: Sequence[ErrorCode]) -> Schema:
+        fields: dict[str, Schema] = {
+            "error": {"type": "string", "enum": [code.value for code in codes]},
+            "message": {"type": "string"},
+        }
+        if status == 402:
+            fields |= self._transfer("rejected", "failed")
+        else:
+            fields["request_id"] = {"type": "string", "pattern": "^req_"}
+        if status == 400:
+            fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
+        return _exactly(f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields)
+
+    def _unknown_outcome(self, codes: Sequence[ErrorCode]) -> Schema:
+        fields = self._body(503, codes)["properties"] | self._transfer("submitted")
+        return _exactly("503 of a transfer whose outcome is not known yet.", fields)
+
+    def _transfer(self, *statuses: str) -> dict[str, Schema]:
+        return {
+            "transfer_id": {"type": "string", "pattern": "^txn_"},
+            "status": {"type": "string", "enum": list(statuses)},
+        }
+
+
+def _exactly(description: str, fields: dict[str, Schema]) -> Schema:
+    words = field_words(ErrorBody)
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {name: {**field, "description": words[name]} for name, field in fields.items()},
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _name(status: int, codes: Sequence[ErrorCode]) -> str:
+    words = codes[0].value if len(codes) == 1 else HTTPStatus(status).phrase
+    return "".join(word.capitalize() for word in words.replace("_", " ").split())
