@@ -210,7 +210,7 @@ async def _started(
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
-        transfers=Transfers(context, settlement),
+        transfers=Transfers(context, settlement, deposits),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

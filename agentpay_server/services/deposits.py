@@ -87,6 +87,15 @@ class Deposits:
             self._is_all_due = True
             raise
 
+    async def look_if_told(self, token_account: str) -> None:
+        """Book what has come in at a token account that the chain has named since the last look.
+
+        Raises:
+            ChainUnavailableError: it cannot be told now.
+        """
+        if token_account in self._arrived:
+            await self.look(token_account)
+
     async def look(self, token_account: str) -> None:
         """Book what has come in at a token account; one that is no account's does not matter.
 
