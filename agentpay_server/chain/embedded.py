@@ -197,10 +197,11 @@ class EmbeddedChain:
         """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
         await self._settled()
         slot = 0 if after is None else int(after)
+        self._recent_credits.forget(token_account, slot)
         while page := await self._credits(token_account, slot):
             slot = page[-1].slot
             yield DepositBatch(deposits=tuple(credit.deposit for credit in page), cursor=str(slot))
-            if self._ledger is not None and len(page) < _CREDITS_PER_BATCH:
+            if self._ledger is None or len(page) < _CREDITS_PER_BATCH:
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.ledger import Credit
 
-_REMEMBERED_CREDITS: Final = 4_096
+_REMEMBERED_CREDITS: Final = 16_384
 
 
 class DepositListener(Protocol):
@@ -47,22 +47,30 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
 class RecentCredits:
     """The journal of a chain that keeps nothing beyond the process: what nobody has passed yet.
 
-    What comes to token accounts that nobody looks at makes way for newer credits.
+    Much of it is about token accounts that nobody looks at: beyond some thousands, whoever has waited longest
+    makes way.
     """
 
     def __init__(self) -> None:
-        self._credits: dict[tuple[int, str], Credit] = {}
+        self._credits: dict[str, list[Credit]] = {}
+        self._count = 0
 
     def add(self, credit: Credit) -> None:
-        """Remember a credit; beyond a few thousand, the oldest is forgotten."""
-        self._credits[credit.slot, credit.deposit.token_account] = credit
-        if len(self._credits) > _REMEMBERED_CREDITS:
-            del self._credits[next(iter(self._credits))]
+        """Remember a credit."""
+        self._credits.setdefault(credit.deposit.token_account, []).append(credit)
+        self._count += 1
+        if self._count > _REMEMBERED_CREDITS:
+            longest = next(iter(self._credits))
+            self.forget(longest, self._credits[longest][0].slot)
 
     def after(self, token_account: str, slot: int) -> list[Credit]:
-        """Return the credits of a token account after a slot, oldest first, and forget those before."""
-        own = [credit for credit in self._credits.values() if credit.deposit.token_account == token_account]
-        for credit in own:
-            if credit.slot <= slot:
-                del self._credits[credit.slot, token_account]
-        return [credit for credit in own if credit.slot > slot]
+        """Return the credits of a token account after a slot, oldest first."""
+        return [credit for credit in self._credits.get(token_account, ()) if credit.slot > slot]
+
+    def forget(self, token_account: str, slot: int) -> None:
+        """Forget the credits of a token account up to a slot."""
+        known = self._credits.pop(token_account, [])
+        left = [credit for credit in known if credit.slot > slot]
+        if left:
+            self._credits[token_account] = left
+        self._count -= len(known) - len(left)

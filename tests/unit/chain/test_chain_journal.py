@@ -76,10 +76,23 @@ def test_the_oldest_of_what_nobody_passes_makes_way(monkeypatch: pytest.MonkeyPa
     for slot in range(1, 6):
         deposit = Deposit(signature=str(slot), token_account="ab"[slot % 2], amount_micro=1, sender=None)
         recent.add(Credit(slot=slot, deposit=deposit))
+    # Slot 1 made way for slot 4, and slot 2 for slot 5.
     assert [credit.slot for credit in recent.after("b", 0)] == [3, 5]
     assert [credit.slot for credit in recent.after("b", 3)] == [5]
-    assert [credit.slot for credit in recent.after("b", 0)] == [5]
     assert [credit.slot for credit in recent.after("a", 0)] == [4]
+
+
+def test_what_was_passed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 2)
+    recent = RecentCredits()
+    for slot in range(1, 6):
+        deposit = Deposit(signature=str(slot), token_account="a", amount_micro=1, sender=None)
+        recent.add(Credit(slot=slot, deposit=deposit))
+        recent.forget("a", slot - 1)
+    recent.forget("b", 9)
+    assert [credit.slot for credit in recent.after("a", 0)] == [5]
+    recent.forget("a", 5)
+    assert (recent.after("a", 0), recent._credits, recent._count) == ([], {}, 0)
 
 
 # --- On the chain
