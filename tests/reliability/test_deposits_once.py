@@ -4,10 +4,12 @@ The watcher is led through every order in which it and a settling transfer can c
 """
 
 import asyncio
+import random
 from typing import Any
 
 import chains
 import pytest
+import stores
 import worlds
 from attrs import evolve
 from chains import FaultyChain, Proceed
@@ -20,6 +22,7 @@ from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.services.deposits import Deposits
 from agentpay_server.store import tables
+from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.workers import deposits as worker_module
 from agentpay_server.workers.deposits import RETRY_US, DepositWorker
 
@@ -125,6 +128,25 @@ async def test_watchers_and_transfers_that_race_book_everything_once(seed: int) 
         assert row["balance"] == world.balance(to) == 3 * 10**6 + 15
         (row,) = await world.rows(tables.accounts, account_id=source.account_id)
         assert row["balance"] == world.balance(source) == 7 * 10**6 + 21
+
+
+async def test_watchers_of_two_servers_over_one_database_book_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stores.run, "kind", "postgres")
+    async with worlds.world(interrupted=1) as world:
+        context: Any = world.runtime.context
+        database = PostgresDatabase(context.database._inner._url)
+        beside = worlds.InterruptedDatabase(database, random.Random(2))
+        other = Deposits(evolve(context, database=beside), world.runtime.settlement)
+        wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
+        for micro in range(1, 6):
+            await wallet.pay(*((account.token_account, micro) for account in accounts))
+            looks = (watch.look_everywhere() for watch in (world.runtime.deposits, other))
+            await asyncio.gather(*looks)
+        for account in accounts:
+            await assert_booked(world, account, 1, 2, 3, 4, 5)
+        await database.close()
 
 
 async def test_a_watcher_that_was_overtaken_goes_on_from_where_the_other_is(world: World) -> None:
