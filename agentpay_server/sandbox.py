@@ -65,16 +65,7 @@ class Sandbox:
             )
         except ChainUnavailableError:
             raise chain_unavailable() from None
-        # Before it is sent: it is booked even if nobody lives to say who asked for it.
-        await context.database.run(
-            audit.record,
-            principal,
-            action="sandbox.fund",
-            subject=account.account_id,
-            now_us=context.clock.now_us(),
-            after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
-        )
-        funding = context.tasks.start(self._funded(account, signed))
+        funding = context.tasks.start(self._funded(principal, account, amount_micro, signed))
         done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
         if done:
             return funding.result()
@@ -85,18 +76,32 @@ class Sandbox:
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
-    async def _funded(self, account: AccountRecord, signed: SignedTransaction) -> Funding:
-        """Bring a minting to its end, however long that takes, and have it booked as any deposit."""
-        context = self._context
-        outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
-        if not isinstance(outcome, Landed):
-            raise chain_unavailable()
-        try:
-            await self._runtime.deposits.look(account.usdc_token_account)
-            fault_point(Operation.FUND, Step.BOOKED)
-            (held,) = await context.chain.token_accounts([account.usdc_token_account])
-        except ChainUnavailableError:
-            raise chain_unavailable() from None
+    async def _funded(
+        self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
+    ) -> Funding:
+        """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
+        context, deposits = self._context, self._runtime.deposits
+
+        def audited(connection: Connection) -> None:
+            audit.record(
+                connection,
+                principal,
+                action="sandbox.fund",
+                subject=account.account_id,
+                now_us=context.clock.now_us(),
+                after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
+            )
+
+        with deposits.expecting(signed.signature):
+            outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            if not isinstance(outcome, Landed):
+                raise chain_unavailable()
+            try:
+                await deposits.look(account.usdc_token_account, beside=audited)
+                fault_point(Operation.FUND, Step.BOOKED)
+                (held,) = await context.chain.token_accounts([account.usdc_token_account])
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 

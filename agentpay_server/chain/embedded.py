@@ -40,7 +40,7 @@ from agentpay_server.chain.base import (
     SignatureStatus,
     TokenAccount,
 )
-from agentpay_server.chain.deposits import DepositBatch
+from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.failures import failure_reason
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, USDC_DECIMALS, USDC_MINTS
@@ -272,7 +272,7 @@ class EmbeddedChain:
                 self._new_credits.append(credit)
                 continue
             self._recent_credits.add(credit)
-            self._tell(deposit.token_account)
+            self._tell(deposit)
 
     async def _credits(self, token_account: str, slot: int) -> Sequence[Credit]:
         if self._ledger is None:
@@ -282,9 +282,9 @@ class EmbeddedChain:
         except Exception as error:
             raise ChainUnavailableError("the ledger of the chain cannot be read") from error
 
-    def _tell(self, token_account: str | None) -> None:
+    def _tell(self, deposit: Deposit | None) -> None:
         if self._listener is not None:
-            self._listener.arrived(token_account)
+            self._listener.arrived(deposit)
 
     def _note(self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus) -> None:
         """Put what a transaction has changed on the page that is written next."""
@@ -347,7 +347,7 @@ class EmbeddedChain:
         self._written, self._changed_accounts, self._changed_statuses = page.after, {}, {}
         self._new_credits = []
         for credit in page.credits:
-            self._tell(credit.deposit.token_account)
+            self._tell(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""

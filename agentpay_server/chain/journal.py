@@ -20,8 +20,8 @@ class DepositListener(Protocol):
         """Return whether whoever sent a transaction books all of it, so that it is not to be journalled."""
         ...
 
-    def arrived(self, token_account: str | None) -> None:
-        """Hear that the history of a token account goes on; None: of any, something was not told."""
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Hear of a deposit that is in the journal; None: there may be some that were not told."""
         ...
 
 

@@ -10,6 +10,8 @@ When to look is up to `workers/deposits.py`.
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from agentpay.contract import identifiers
@@ -39,6 +41,7 @@ class Deposits:
         self._chain = context.chain
         self._settlement = settlement
         self._arrived: set[str] = set()
+        self._expected: set[str] = set()
         # While no server ran, anything can have come anywhere.
         self._is_all_due = True
 
@@ -51,13 +54,28 @@ class Deposits:
         """Return whether a transaction is one of the service's, which is booked when it settles."""
         return self._settlement.is_under_way(signature)
 
-    def arrived(self, token_account: str | None) -> None:
-        """Hear from the chain that something has come to a token account; None: to any of them."""
-        if token_account is None:
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Hear from the chain of something that came; None: there may be more than it has told."""
+        if deposit is None:
             self._is_all_due = True
+        elif deposit.signature in self._expected:
+            return
         else:
-            self._arrived.add(token_account)
+            self._arrived.add(deposit.token_account)
         self._context.wakeup.set()
+
+    @contextmanager
+    def expecting(self, signature: str) -> Iterator[None]:
+        """Leave what a transaction brings to the caller, who looks as soon as it has landed."""
+        self._expected.add(signature)
+        try:
+            yield
+        except BaseException:
+            # The caller may not have looked.
+            self.arrived(None)
+            raise
+        finally:
+            self._expected.discard(signature)
 
     async def look_where_due(self) -> None:
         """Book what has come in wherever something may have.
@@ -96,8 +114,12 @@ class Deposits:
         if token_account in self._arrived:
             await self.look(token_account)
 
-    async def look(self, token_account: str) -> None:
+    async def look(self, token_account: str, *, beside: Callable[[Connection], None] | None = None) -> None:
         """Book what has come in at a token account; one that is no account's does not matter.
+
+        Args:
+            token_account: its address.
+            beside: what else to write, once: in the commit that books, or in its own if nothing has come.
 
         Raises:
             ChainUnavailableError: the rest is to be looked at again later.
@@ -105,10 +127,14 @@ class Deposits:
         # Before the look: what arrives during it is looked at once more.
         self._arrived.discard(token_account)
         try:
-            while not await self._caught_up(token_account):
-                pass
+            is_caught_up = False
+            while not is_caught_up:
+                is_caught_up, beside = await self._catch_up(token_account, beside)
+            if beside is not None:
+                await self._database.run(beside)
         except BaseException:
             self._arrived.add(token_account)
+            self._context.wakeup.set()
             raise
 
     async def _differing(self, page: list[AccountRecord]) -> list[AccountRecord]:
@@ -120,17 +146,24 @@ class Deposits:
             if found is not None and (account.in_flight or found.amount_micro != account.balance)
         ]
 
-    async def _caught_up(self, token_account: str) -> bool:
-        """Book what has come in since the account's cursor; False when another watcher was faster."""
+    async def _catch_up(
+        self, token_account: str, beside: Callable[[Connection], None] | None
+    ) -> tuple[bool, Callable[[Connection], None] | None]:
+        """Book what has come in since the account's cursor.
+
+        Returns:
+            Whether that was all, and not another watcher faster; and what is still to be written beside it.
+        """
         account = await self._database.read(account_store.account_at, token_account)
         if account is None:
-            return True
+            return True, beside
         after = account.deposit_cursor
         async for batch in self._chain.deposits(token_account, after=after):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
-            booked = await self._database.run(self._book, account.account_id, after, batch)
+            booked = await self._database.run(self._book, account.account_id, after, batch, beside)
             if booked is None:
-                return False
+                return False, beside
+            beside = None
             fault_point(Operation.DEPOSIT, Step.BOOKED)
             for deposit in booked:
                 log(
@@ -141,10 +174,15 @@ class Deposits:
                     tx_signature=deposit.signature,
                 )
             after = batch.cursor
-        return True
+        return True, beside
 
     def _book(
-        self, connection: Connection, account_id: str, after: str | None, batch: DepositBatch
+        self,
+        connection: Connection,
+        account_id: str,
+        after: str | None,
+        batch: DepositBatch,
+        beside: Callable[[Connection], None] | None,
     ) -> list[Deposit] | None:
         """Book a stretch of an account's history and move its cursor, and return what was booked.
 
@@ -171,6 +209,8 @@ class Deposits:
             )
         ]
         account_store.set_deposit_cursor(connection, account_id, batch.cursor)
+        if beside is not None:
+            beside(connection)
         return booked
 
 

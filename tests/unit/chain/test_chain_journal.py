@@ -29,8 +29,8 @@ class Listener:
         self.heard: list[str | None] = []
         self.is_own = is_own
 
-    def arrived(self, token_account: str | None) -> None:
-        self.heard.append(token_account)
+    def arrived(self, deposit: Deposit | None) -> None:
+        self.heard.append(None if deposit is None else deposit.token_account)
 
 
 def told(world: World, token_account: str, after: str | None = None) -> list[tuple[list[Deposit], str]]:
