@@ -21,6 +21,7 @@ class Operation(StrEnum):
     TRANSFER = "transfer"
     ACCOUNT = "account"
     FUND = "fund"
+    DEPOSIT = "deposit"
     TOKEN_ACCOUNT = "token_account"  # noqa: S105 - no password
     POLICY_RECORD = "policy_record"
 

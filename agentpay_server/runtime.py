@@ -8,8 +8,8 @@ from functools import partial
 import httpx
 from attrs import frozen
 
-from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
+from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
@@ -20,6 +20,7 @@ from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.context import Context
 from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.services.deposits import Deposits
 from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
 from agentpay_server.services.keys import FirstOperator, Keys
@@ -37,7 +38,8 @@ from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.workers.deliveries import DeliveryWorker
-from agentpay_server.workers.schedule import Schedule
+from agentpay_server.workers.deposits import DepositWorker
+from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.settlement import SettlementWorker
 
 
@@ -60,6 +62,7 @@ class Runtime:
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
         poster: posts them.
+        deposits: money that came in.
         settlement: drivers of signed transactions.
         schedule: due work.
         faults: what the sandbox lets fail.
@@ -76,6 +79,7 @@ class Runtime:
     webhooks: Webhooks
     deliveries: Deliveries
     poster: HttpPoster
+    deposits: Deposits
     settlement: Settlement
     schedule: Schedule
     faults: Faults
@@ -112,7 +116,7 @@ async def start_runtime(
     operator_key: str | None = None,
     lend_key: bool = False,
     storage: Storage | None = None,
-    wrap_chain: Callable[[EmbeddedChain], Chain] | None = None,
+    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
     may_crash: bool = False,
 ) -> Runtime:
@@ -158,7 +162,7 @@ async def _started(
     seed: int | None,
     operator_key: str | None,
     lend_key: bool,
-    wrap_chain: Callable[[EmbeddedChain], Chain] | None,
+    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
     may_crash: bool,
 ) -> Runtime:
@@ -195,18 +199,23 @@ async def _started(
     resumption = Resumption(context, settlement)
     await resumption.free_all()
     settlement_worker = SettlementWorker(resumption, clock=clock)
+    deposits = Deposits(context, settlement)
+    embedded.listen(deposits)
+    deposit_worker = DepositWorker(deposits, clock=clock)
     note_time = partial(identity.note_clock, database)
-    schedule = Schedule(clock, [settlement_worker, records, delivery_worker], wakeup, note_time)
+    workers: list[Worker] = [settlement_worker, deposit_worker, records, delivery_worker]
+    schedule = Schedule(clock, workers, wakeup, note_time)
     runtime = Runtime(
         context=context,
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
-        transfers=Transfers(context, settlement),
+        transfers=Transfers(context, settlement, deposits),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,
         poster=poster,
+        deposits=deposits,
         settlement=settlement,
         schedule=schedule,
         faults=Faults(chain, may_crash=may_crash),
@@ -215,7 +224,10 @@ async def _started(
     )
     # What an earlier process left under way goes on at once, whatever the clock.
     await settlement_worker.resume()
-    if not clock.is_manual:
+    if clock.is_manual:
+        # Nothing else looks for what came while no server ran, before the clock is moved.
+        await deposit_worker.run_due()
+    else:
         context.tasks.start_loop(schedule.run())
     return runtime
 

@@ -5,7 +5,6 @@ import asyncio
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
-from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
@@ -33,8 +32,6 @@ from agentpay_server.services import audit
 from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
-from agentpay_server.store import accounts as account_store
-from agentpay_server.store import entries
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -82,17 +79,29 @@ class Sandbox:
     async def _funded(
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
-        """Bring a minting to its end, however long that takes, and book it."""
-        context = self._context
-        outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
-        if not isinstance(outcome, Landed):
-            raise chain_unavailable()
-        await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
-        fault_point(Operation.FUND, Step.BOOKED)
-        try:
-            (held,) = await context.chain.token_accounts([account.usdc_token_account])
-        except ChainUnavailableError:
-            raise chain_unavailable() from None
+        """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
+        context, deposits = self._context, self._runtime.deposits
+
+        def audited(connection: Connection) -> None:
+            audit.record(
+                connection,
+                principal,
+                action="sandbox.fund",
+                subject=account.account_id,
+                now_us=context.clock.now_us(),
+                after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
+            )
+
+        with deposits.expecting(signed.signature):
+            outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            if not isinstance(outcome, Landed):
+                raise chain_unavailable()
+            try:
+                await deposits.look(account.usdc_token_account, beside=audited)
+                fault_point(Operation.FUND, Step.BOOKED)
+                (held,) = await context.chain.token_accounts([account.usdc_token_account])
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
@@ -215,36 +224,6 @@ class Sandbox:
         )
         if not isinstance(outcome, Landed):
             raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
-
-    def _book_funding(
-        self,
-        connection: Connection,
-        principal: Principal,
-        account: AccountRecord,
-        amount_micro: int,
-        tx_signature: str,
-    ) -> None:
-        now_us = self._context.clock.now_us()
-        deposit: dict[str, object] = {
-            "transaction_id": self._context.identifiers.new(identifiers.ENTRY),
-            "account_id": account.account_id,
-            "type": TransactionType.DEPOSIT.value,
-            "status": TransactionStatus.SETTLED.value,
-            "direction": Direction.IN.value,
-            "amount": amount_micro,
-            "tx_signature": tx_signature,
-            "created_us": now_us,
-        }
-        entries.insert_entries(connection, deposit)
-        account_store.credit(connection, account.account_id, amount_micro)
-        audit.record(
-            connection,
-            principal,
-            action="sandbox.fund",
-            subject=account.account_id,
-            now_us=now_us,
-            after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": tx_signature},
-        )
 
     def _require_test_chain(self) -> None:
         if not self._context.chain.is_test_chain:

@@ -13,7 +13,7 @@ machine is ahead of what will be remembered: it is thrown away, and made again f
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Final
 
@@ -40,10 +40,12 @@ from agentpay_server.chain.base import (
     SignatureStatus,
     TokenAccount,
 )
+from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.failures import failure_reason
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, USDC_DECIMALS, USDC_MINTS
-from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, Ledger, Page
+from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
+from agentpay_server.chain.ledger import ChainState, Credit, ForeignLedgerError, Ledger, Page
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.token_accounts import read_token_account
 from agentpay_server.faults import ChainPoint, chain_fault_point
@@ -51,6 +53,7 @@ from agentpay_server.faults import ChainPoint, chain_fault_point
 _HISTORY_TRANSACTIONS: Final = 4_096
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
 _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
+_CREDITS_PER_BATCH: Final = 100
 _TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
@@ -103,6 +106,10 @@ class EmbeddedChain:
         self._written: ChainState | None = None
         self._changed_accounts: dict[str, bytes | None] = {}
         self._changed_statuses: dict[str, SignatureStatus] = {}
+        self._new_credits: list[Credit] = []
+        # Without a ledger: what came in and nobody has passed yet.
+        self._recent_credits = RecentCredits()
+        self._listener: DepositListener | None = None
         if ledger is None:
             self._set_accounts(self._first_accounts())
 
@@ -116,6 +123,13 @@ class EmbeddedChain:
         if self._ledger is not None:
             async with self._turns:
                 await self._restore(self._ledger)
+
+    def listen(self, listener: DepositListener) -> None:
+        """Tell `listener` of what comes in from now on, once it is certain to be remembered.
+
+        What came before is told by `deposits`.
+        """
+        self._listener = listener
 
     @property
     def usdc_mint(self) -> str:
@@ -179,6 +193,17 @@ class EmbeddedChain:
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
+    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+        """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
+        await self._settled()
+        slot = 0 if after is None else int(after)
+        self._recent_credits.forget(token_account, slot)
+        while page := await self._credits(token_account, slot):
+            slot = page[-1].slot
+            yield DepositBatch(deposits=tuple(credit.deposit for credit in page), cursor=str(slot))
+            if self._ledger is None or len(page) < _CREDITS_PER_BATCH:
+                return
+
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return lamports and bytes of data of any account; None where there is none."""
         await self._settled()
@@ -204,8 +229,13 @@ class EmbeddedChain:
         if str(signature) in self._statuses:
             return
         self._set_clock(self._slot + 1)
+        is_own = self._listener is not None and self._listener.is_own(str(signature))
+        held = {} if is_own else self._held(transaction)
         result = self._svm.send_transaction(transaction)
         if not isinstance(result, FailedTransactionMetadata):
+            # Before the blockhash may expire: they belong to the slot of their transaction.
+            if not is_own:
+                self._journal(transaction, str(signature), held)
             self._record(transaction, signature, _SUCCEEDED)
         elif result.err() in _NOT_EXECUTED:
             return
@@ -228,6 +258,33 @@ class EmbeddedChain:
             self._note(transaction, signature, status)
         if self._landed_under_blockhash == _TRANSACTIONS_PER_BLOCKHASH:
             self.expire_blockhash()
+
+    def _held(self, transaction: VersionedTransaction) -> dict[str, int]:
+        """Return the micro-USDC in each token account that a transaction may change."""
+        found = (self._token_account(str(address)) for address in _writable(transaction))
+        return {account.address: account.amount_micro for account in found if account is not None}
+
+    def _journal(self, transaction: VersionedTransaction, signature: str, before: Mapping[str, int]) -> None:
+        """Keep what a transaction has brought, for whoever asks for deposits."""
+        for deposit in deposits_of(signature, before, self._held(transaction)):
+            credit = Credit(slot=self._slot + 1, deposit=deposit)
+            if self._ledger is not None:
+                self._new_credits.append(credit)
+                continue
+            self._recent_credits.add(credit)
+            self._tell(deposit)
+
+    async def _credits(self, token_account: str, slot: int) -> Sequence[Credit]:
+        if self._ledger is None:
+            return self._recent_credits.after(token_account, slot)
+        try:
+            return await self._ledger.credits(token_account, after_slot=slot, count=_CREDITS_PER_BATCH)
+        except Exception as error:
+            raise ChainUnavailableError("the ledger of the chain cannot be read") from error
+
+    def _tell(self, deposit: Deposit | None) -> None:
+        if self._listener is not None:
+            self._listener.arrived(deposit)
 
     def _note(self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus) -> None:
         """Put what a transaction has changed on the page that is written next."""
@@ -282,17 +339,22 @@ class EmbeddedChain:
             after=self._state(),
             accounts=self._changed_accounts,
             statuses=self._changed_statuses,
+            credits=self._new_credits,
         )
         chain_fault_point(ChainPoint.EXECUTED)
         await ledger.write(page)
         chain_fault_point(ChainPoint.WRITTEN)
         self._written, self._changed_accounts, self._changed_statuses = page.after, {}, {}
+        self._new_credits = []
+        for credit in page.credits:
+            self._tell(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
         found = await ledger.read()
         self._svm = _machine()
         self._statuses, self._changed_accounts, self._changed_statuses = {}, {}, {}
+        self._new_credits = []
         if found is None:
             self._written, self._slot, self._height = None, self._svm.get_clock().slot, 0
             self._changed_accounts |= self._first_accounts()
@@ -313,6 +375,8 @@ class EmbeddedChain:
         self._set_clock(self._slot)
         await self._write_page(ledger)
         self._is_astray = False
+        # The page that nobody knows of may have been written after all.
+        self._tell(None)
 
     def _state(self) -> ChainState:
         return ChainState(genesis=self._genesis, slot=self._slot, height=self._height)

@@ -7,7 +7,7 @@ No fault tells a lie that a real chain could not tell: a transaction that has la
 above its last valid block height, since that would be proof that it never will.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -16,11 +16,11 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import (
     Blockhash,
-    Chain,
     ChainUnavailableError,
     SignatureStatus,
     TokenAccount,
 )
+from agentpay_server.chain.deposits import DepositBatch, WatchedChain
 
 LOOKS_UNTIL_KNOWN: Final = 5
 """How often a slow chain is asked for a transaction before it knows of it: 0.6 s of a driver's pauses."""
@@ -52,14 +52,14 @@ class _Hidden:
 
 
 class FaultyChain:
-    """`Chain`, with the faults that are armed.
+    """`WatchedChain`, with the faults that are armed.
 
     Args:
         inner: the chain that executes.
         expire: lets the valid blockhash of `inner` expire; None where time alone does.
     """
 
-    def __init__(self, inner: Chain, expire: Callable[[], None] | None = None) -> None:
+    def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
         self.inner = inner
         self._expire = expire
         self._armed: dict[ChainFault, int | None] = {}
@@ -155,6 +155,12 @@ class FaultyChain:
         """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
         self._take_call()
         return await self.inner.token_accounts(addresses)
+
+    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+        """Yield what came into a token account since a cursor."""
+        self._take_call()
+        async for batch in self.inner.deposits(token_account, after=after):
+            yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return lamports and bytes of data of any account; None where there is none."""

@@ -5,12 +5,13 @@ and only then does anybody hear of it. A process that dies before the page is wr
 it: the transaction has not happened. Where pages are kept is not known here (`store/ledger.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from attrs import field, frozen
 
 from agentpay_server.chain.base import SignatureStatus
+from agentpay_server.chain.deposits import Deposit
 
 
 class LedgerMovedError(Exception):
@@ -37,6 +38,19 @@ class ChainState:
 
 
 @frozen(kw_only=True)
+class Credit:
+    """Money that came into a token account, and when.
+
+    Attributes:
+        slot: of the transaction that brought it; there is one in each.
+        deposit: what came.
+    """
+
+    slot: int
+    deposit: Deposit
+
+
+@frozen(kw_only=True)
 class Page:
     """What is written at once, all or nothing.
 
@@ -46,12 +60,14 @@ class Page:
         accounts: the accounts that have changed, by address, as Solana serialises them; None for one that is
             gone.
         statuses: what became of transactions, by signature.
+        credits: what came into token accounts, in order.
     """
 
     before: ChainState | None
     after: ChainState
     accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
     statuses: Mapping[str, SignatureStatus] = field(factory=dict)
+    credits: Sequence[Credit] = ()
 
 
 class Ledger(Protocol):
@@ -63,6 +79,10 @@ class Ledger(Protocol):
 
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when no page tells of it."""
+        ...
+
+    async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        """Return up to `count` credits of a token account after a slot, oldest first."""
         ...
 
     async def write(self, page: Page) -> None:

@@ -2,8 +2,8 @@
 
 from attrs import field, frozen
 
-from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import Signer
+from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.clock import Clock
 from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, Randomness
@@ -33,7 +33,7 @@ class Context:
     """
 
     database: Database
-    chain: Chain
+    chain: WatchedChain
     signer: Signer
     clock: Clock
     randomness: Randomness

@@ -91,11 +91,19 @@ class Settlement:
         self._chain = context.chain
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
+        self._under_way: set[str] = set()
 
     @property
     def driven(self) -> Collection[str]:
         """The subjects that are driven here."""
         return self._drivers.keys()
+
+    def is_under_way(self, signature: str) -> bool:
+        """Return whether a transaction is that of a subject that is brought to its end here.
+
+        All that it moves, on both sides, is then booked by the subject's steps.
+        """
+        return signature in self._under_way
 
     async def settle(
         self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool, deadline: float
@@ -110,12 +118,15 @@ class Settlement:
                 without asking first whether it is there already.
             deadline: until when to wait, in the event loop's time.
         """
+        self._under_way.add(signed.signature)
         if is_new and subject not in self._drivers:
             # Most often one look is enough, and nobody has to be started for the rest.
             try:
                 is_sent, end = await self._first_look(signed, steps.operation, deadline)
                 if isinstance(end, Landed | Failure):
-                    return await self._booked(signed, steps, end)
+                    result = await self._booked(signed, steps, end)
+                    self._under_way.discard(signed.signature)
+                    return result
                 if is_sent:
                     await steps.sent()
             except Exception as error:  # noqa: BLE001 - it is stored and may be on its way: it is driven on
@@ -153,11 +164,13 @@ class Settlement:
         """Drive a stored transaction, and those that are signed in its place, until there is an end."""
         pause, is_new = 0.0, False
         while True:
+            self._under_way.add(signed.signature)
             try:
                 following = await self._once(signed, steps, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - whatever it is, it decides nothing about the money
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
             else:
+                self._under_way.discard(signed.signature)
                 if isinstance(following, Ended):
                     return following.result
                 signed, is_new = following, True

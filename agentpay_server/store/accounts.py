@@ -31,6 +31,7 @@ class AccountRecord:
     last_spend_us: int
     balance: int
     in_flight: int
+    deposit_cursor: str | None
     created_us: int
 
 
@@ -60,6 +61,13 @@ _PAGE: Final = (
     .limit(bindparam("count"))
 )
 _PAGE_BY_PAUSED: Final = _PAGE.where(accounts.c.paused == bindparam("paused"))
+_BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
+_AFTER: Final = (
+    select(accounts)
+    .where(accounts.c.seq > bindparam("after"))
+    .order_by(accounts.c.seq)
+    .limit(bindparam("count"))
+)
 _SET_POLICY: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
@@ -93,6 +101,11 @@ _DEBIT: Final = (
     )
     .returning(accounts.c.balance)
 )
+_SET_DEPOSIT_CURSOR: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(deposit_cursor=bindparam("cursor"))
+)
 _CREDIT: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
@@ -119,6 +132,17 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
     """Return an account; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
+
+
+def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
+    """Return the account whose USDC token account is at an address."""
+    row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()
+    return None if row is None else AccountRecord(*row)
+
+
+def accounts_after(connection: Connection, seq: int, count: int) -> list[AccountRecord]:
+    """Return accounts of all operators, oldest first, above a sequence number."""
+    return [AccountRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
 
 
 def parties(
@@ -184,3 +208,8 @@ def debit(connection: Connection, account_id: str, amount: int) -> int:
 def credit(connection: Connection, account_id: str, amount: int) -> str:
     """Count an amount as received, and return whose account it is."""
     return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
+
+
+def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:
+    """Store up to where the history of an account on chain has been looked through for deposits."""
+    connection.execute(_SET_DEPOSIT_CURSOR, {"of_account": account_id, "cursor": cursor})

@@ -1,15 +1,16 @@
-"""The embedded chain's ledger in the database: its accounts, its signatures, and where it stands."""
+"""The embedded chain's ledger in the database: accounts, signatures, credits, and where it stands."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from agentpay_server.chain.base import Failure, FailureReason, SignatureStatus
-from agentpay_server.chain.ledger import ChainState, LedgerMovedError, Page
+from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.ledger import ChainState, Credit, LedgerMovedError, Page
 from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.database import Database
-from agentpay_server.store.tables import chain_accounts, chain_signatures, chain_state
+from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 
 _STATE: Final = select(chain_state.c.genesis, chain_state.c.slot, chain_state.c.height)
 _BEGIN: Final = insert(chain_state)
@@ -29,6 +30,16 @@ _INSERT_ACCOUNT: Final = insert(chain_accounts)
 _INSERT_SIGNATURE: Final = insert(chain_signatures)
 _SIGNATURE: Final = select(chain_signatures.c.failure_reason, chain_signatures.c.failure_detail).where(
     chain_signatures.c.signature == bindparam("signature")
+)
+_INSERT_CREDIT: Final = insert(chain_credits)
+_CREDITS: Final = (
+    select(chain_credits.c.slot, chain_credits.c.signature, chain_credits.c.amount, chain_credits.c.sender)
+    .where(
+        chain_credits.c.token_account == bindparam("token_account"),
+        chain_credits.c.slot > bindparam("after_slot"),
+    )
+    .order_by(chain_credits.c.slot)
+    .limit(bindparam("count"))
 )
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 
@@ -50,6 +61,10 @@ class DatabaseLedger:
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when no page tells of it."""
         return await self._database.read(_status, signature)
+
+    async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        """Return up to `count` credits of a token account after a slot, oldest first."""
+        return await self._database.read(_credits, token_account, after_slot, count)
 
     async def write(self, page: Page) -> None:
         """Write a page; on return it is committed.
@@ -80,6 +95,19 @@ def _status(connection: Connection, signature: str) -> SignatureStatus | None:
     if reason is None:
         return _SUCCEEDED
     return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
+
+
+def _credits(connection: Connection, token_account: str, after_slot: int, count: int) -> list[Credit]:
+    values = {"token_account": token_account, "after_slot": after_slot, "count": count}
+    return [
+        Credit(
+            slot=slot,
+            deposit=Deposit(
+                signature=signature, token_account=token_account, amount_micro=amount, sender=sender
+            ),
+        )
+        for slot, signature, amount, sender in connection.execute(_CREDITS, values)
+    ]
 
 
 def _write(connection: Connection, page: Page) -> None:
@@ -115,5 +143,19 @@ def _write(connection: Connection, page: Page) -> None:
                     "failure_detail": None if status.failure is None else status.failure.detail,
                 }
                 for signature, status in page.statuses.items()
+            ],
+        )
+    if page.credits:
+        connection.execute(
+            _INSERT_CREDIT,
+            [
+                {
+                    "token_account": credit.deposit.token_account,
+                    "slot": credit.slot,
+                    "signature": credit.deposit.signature,
+                    "amount": credit.deposit.amount_micro,
+                    "sender": credit.deposit.sender,
+                }
+                for credit in page.credits
             ],
         )

@@ -91,6 +91,8 @@ accounts: Final = Table(
     Column("balance", BigInteger, nullable=False),
     # What signed transfers that are not final may yet take from the balance.
     Column("in_flight", BigInteger, nullable=False),
+    # Up to where the token account's history on chain was looked through for deposits; NULL: never.
+    Column("deposit_cursor", Text),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
@@ -358,5 +360,17 @@ chain_signatures: Final = Table(
     # Why it moved nothing; NULL when it succeeded.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
+    sqlite_with_rowid=False,
+)
+
+chain_credits: Final = Table(
+    "chain_credits",
+    metadata,
+    # What came into a token account, and the slot of the transaction that brought it.
+    Column("token_account", Text, primary_key=True),
+    Column("slot", BigInteger, primary_key=True),
+    Column("signature", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("sender", Text),
     sqlite_with_rowid=False,
 )

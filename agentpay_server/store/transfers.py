@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, insert, literal_column, null, select, true, up
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import expired_transactions, transfers
+from agentpay_server.store.tables import accounts, expired_transactions, transfers
 
 
 @frozen
@@ -113,6 +113,15 @@ _SUBMITTED: Final = (
     .where(transfers.c.account_id == bindparam("account_id"), _IS_SUBMITTED)
     .order_by(transfers.c.seq)
 )
+_OWN: Final = (
+    select(transfers.c.seq)
+    .join(accounts, accounts.c.account_id == transfers.c.account_id)
+    .where(
+        accounts.c.usdc_token_account == bindparam("source"),
+        transfers.c.tx_signature == bindparam("tx_signature"),
+        _IS_SUBMITTED,
+    )
+)
 # In the order of the index, so that it is read and not all transfers.
 _ABANDONED: Final = (
     select(transfers)
@@ -139,6 +148,12 @@ def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) ->
     """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
+
+
+def is_under_way(connection: Connection, tx_signature: str, source: str) -> bool:
+    """Return whether a transaction is that of a submitted transfer from the token account `source`."""
+    values = {"tx_signature": tx_signature, "source": source}
+    return connection.execute(_OWN, values).scalar_one_or_none() is not None
 
 
 def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:

@@ -13,12 +13,13 @@ import asyncio
 import random
 import re
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
+from agentpay_server.chain.deposits import DepositBatch
 from agentpay_server.chain.embedded import EmbeddedChain
 
 Proceed = Callable[[], Awaitable[Any]]
@@ -216,6 +217,13 @@ class FaultyChain:
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
+
+    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+        async def proceed() -> list[DepositBatch]:
+            return [batch async for batch in self.inner.deposits(token_account, after=after)]
+
+        for batch in await self._call("deposits", proceed):
+            yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         return await self._call("account_size", lambda: self.inner.account_size(address))

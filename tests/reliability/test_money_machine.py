@@ -14,10 +14,14 @@ from attrs import define, field
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from outsiders import Wallet
 from virtual_time import VirtualTimeLoop
 from worlds import Answer, Party
 
+from agentpay_server.store import tables
+
 DAY_US = 24 * 3600 * 10**6
+WEALTH = 10**9
 HOUR_US = DAY_US // 24
 
 
@@ -31,6 +35,8 @@ class Account:
 
     party: Party
     balance: int = 0
+    unseen: int = 0
+    """What of it strangers have sent, and perhaps nobody has looked at yet."""
     reserved: int = 0
     policy: dict[str, Any] = field(factory=dict)
     spends: list[tuple[int, int]] = field(factory=list)
@@ -168,12 +174,34 @@ class Money(RuleBasedStateMachine):
             if micro:
                 self.fund(len(self.accounts) - 1, micro)
         self.outsider: Party = self.do(self.world.outside())
+        self.strangers = [
+            Wallet(self.world.chain.inner, self.world.runtime.context.signer, number) for number in (1, 2)
+        ]
+        for wallet in self.strangers:
+            self.do(wallet.open(WEALTH))
 
     @rule(account=sources, micro=st.integers(1, 100))
     def fund(self, account: int, micro: int) -> None:
         self.do(self.world.fund(self.accounts[account].party.account_id, usdc(micro)))
         self.accounts[account].balance += micro
+        self.accounts[account].unseen = 0
         self.minted += micro
+
+    @rule(payments=st.lists(st.tuples(targets, amounts), min_size=1, max_size=4), shared=st.booleans())
+    def a_stranger_pays(self, payments: list[tuple[int, int]], shared: bool) -> None:
+        """One transaction, to any accounts and the outside, from one stranger or from two who pay alike."""
+        parties = [*(account.party for account in self.accounts), self.outsider]
+        first, second = self.strangers
+        to = [(parties[target].token_account, micro) for target, micro in payments]
+        self.do(first.pay(*to, also_from=second if shared else None))
+        for target, micro in payments:
+            paid = micro * (1 + shared)
+            self.minted += paid
+            if target == 3:
+                self.outside += paid
+            else:
+                self.accounts[target].balance += paid
+                self.accounts[target].unseen += paid
 
     @rule(
         account=sources,
@@ -299,6 +327,8 @@ class Money(RuleBasedStateMachine):
     def advance(self, jump_us: int) -> None:
         self.do(self.world.advance(jump_us / 10**6))
         self.now_us += jump_us
+        for account in self.accounts:
+            account.unseen = 0
 
     # --- What holds after every step ----------------------------------------------------------------------
 
@@ -324,7 +354,12 @@ class Money(RuleBasedStateMachine):
             ledger = sum(
                 entry["amount"] if entry["direction"] == "in" else -entry["amount"] for entry in settled
             )
-            assert ledger == account.balance
+            (row,) = await self.world.rows(tables.accounts, account_id=account.party.account_id)
+            assert ledger == row["balance"]
+            # Whoever looks books all of it; transfers from the account look too.
+            assert ledger in (account.balance, account.balance - account.unseen)
+            if ledger == account.balance:
+                account.unseen = 0
             detail = await self.world.detail(account.party)
             assert detail["spent_usdc"] == usdc(self.spent(account))
             assert detail["reserved_usdc"] == usdc(account.reserved)

@@ -28,6 +28,7 @@ from agentpay_server.domain.problems import (
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
+from agentpay_server.services.deposits import Deposits
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import (
     Acceptance,
@@ -57,12 +58,13 @@ class _View:
 class Transfers:
     """Creates, finishes and reads transfers."""
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    def __init__(self, context: Context, settlement: Settlement, deposits: Deposits) -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
         self._clock = context.clock
         self._settlement = settlement
+        self._deposits = deposits
         # Requests under way in this process, by operator and key. What is stored decides; this spares
         # duplicates that arrive together from deciding again.
         self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Task[Transfer]]] = {}
@@ -141,6 +143,8 @@ class Transfers:
         if not view.source.paused:
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
+                # Nothing is spent that is not booked: the alarm of a low balance goes by the books.
+                await self._deposits.look_if_told(view.source.usdc_token_account)
                 sight = await self._look(request, view)
             except ChainUnavailableError:
                 raise chain_unavailable() from None

@@ -30,6 +30,7 @@ def upgrade() -> None:
         sa.Column("last_spend_us", sa.BigInteger(), nullable=False),
         sa.Column("balance", sa.BigInteger(), nullable=False),
         sa.Column("in_flight", sa.BigInteger(), nullable=False),
+        sa.Column("deposit_cursor", sa.Text(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("account_id"),
@@ -76,6 +77,16 @@ def upgrade() -> None:
         sa.Column("address", sa.Text(), nullable=False),
         sa.Column("account", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("address"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "chain_credits",
+        sa.Column("token_account", sa.Text(), nullable=False),
+        sa.Column("slot", sa.BigInteger(), nullable=False),
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("sender", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("token_account", "slot"),
         sqlite_with_rowid=False,
     )
     op.create_table(
