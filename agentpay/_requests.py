@@ -154,6 +154,7 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.TRANSFER_FAILED: errors.TransferFailedError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }
 """The codes with an exception of their own among those of one status."""
 

@@ -190,13 +190,17 @@ async def _started(
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
-    await deliveries.free_all()
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
     resumption = Resumption(context, settlement)
-    await resumption.free_all()
+    if storage.is_alone:
+        # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
+        await deliveries.free_all()
+        await resumption.free_all()
     settlement_worker = SettlementWorker(resumption, clock=clock)
     note_time = partial(identity.note_clock, database)
-    schedule = Schedule(clock, [settlement_worker, records, delivery_worker], wakeup, note_time)
+    schedule = Schedule(
+        clock, [settlement_worker, records, delivery_worker], wakeup, note_time, poster.is_posting
+    )
     runtime = Runtime(
         context=context,
         keys=keys,

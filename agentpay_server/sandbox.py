@@ -140,7 +140,7 @@ class Sandbox:
         """Move a manual clock, and return when all that fell due on the way has run.
 
         Raises:
-            Problem: `clock_not_manual`, or `invalid_request` beyond the last time that can be shown.
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last time that can be shown.
         """
         self._require_test_chain()
         duration_us = int(request.seconds * SECOND_US)

@@ -35,11 +35,14 @@ class Storage:
         database: the server's.
         ledger: where an embedded chain is kept; None when it ends with the process.
         settings: with the key that secrets are sealed under.
+        is_alone: whether no other process can be at work on the database. A server with an embedded chain is
+            alone, and is kept so by a lock; several that share a database are not.
     """
 
     database: Database
     ledger: Database | None
     settings: Settings
+    is_alone: bool = True
 
     async def close(self) -> None:
         """Let go of everything."""

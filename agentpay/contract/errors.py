@@ -18,6 +18,7 @@ class ErrorCode(StrEnum):
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INVALID_RECIPIENT = "invalid_recipient"
     CHAIN_UNAVAILABLE = "chain_unavailable"
+    SERVICE_UNAVAILABLE = "service_unavailable"
     TRANSFER_FAILED = "transfer_failed"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
@@ -31,6 +32,7 @@ class ErrorCode(StrEnum):
     ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
+    CLOCK_MOVING = "clock_moving"
 
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -41,6 +43,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
+    ErrorCode.SERVICE_UNAVAILABLE: 503,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.NOT_FOUND: 404,
@@ -53,6 +56,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
+    ErrorCode.CLOCK_MOVING: 409,
 }
 """The one HTTP status of each code."""
 

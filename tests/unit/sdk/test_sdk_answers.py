@@ -27,6 +27,7 @@ KINDS = {
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.INVALID_RECIPIENT: errors.InvalidRecipientError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
     ErrorCode.UNAUTHORIZED: errors.AuthenticationError,
     ErrorCode.FORBIDDEN: errors.PermissionDeniedError,
     ErrorCode.NOT_FOUND: errors.NotFoundError,
@@ -37,6 +38,7 @@ KINDS = {
     ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
     ErrorCode.RATE_LIMITED: errors.RateLimitedError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
+    ErrorCode.CLOCK_MOVING: errors.ConflictError,
     ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
     ErrorCode.REQUEST_TIMEOUT: errors.APIError,
 }

@@ -18,7 +18,7 @@ PUBLIC = """
     ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
     FieldFault IdempotencyConflictError InsufficientBalanceError InvalidRecipientError
     InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
-    PreconditionFailedError RateLimitedError ServerError Transaction TransactionStatus
+    PreconditionFailedError RateLimitedError ServerError ServiceUnavailableError Transaction TransactionStatus
     TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
     TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
     WebhookSignatureError __version__
