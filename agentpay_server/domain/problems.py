@@ -87,7 +87,7 @@ def service_unavailable() -> Problem:
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         "The service's own database did not answer: what was asked for may or may not have been done. Read "
-        "what became of it; a transfer is resumed, and never made twice, by sending its idempotency_key again.",
+        "what became of it; a transfer is resumed, never made twice, by sending its idempotency_key again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

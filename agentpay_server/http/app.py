@@ -2,8 +2,9 @@
 
 A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
 size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
-way is a `Problem`, or a database that does not answer, which is a 503; anything else is a fault of the server,
-answered with a bare 500 and logged. Every answer is counted and logged, by the template of its path: what a caller wrote into a path is nobody's business.
+way is a `Problem`, or a database that does not answer, which is a 503; anything else is a fault of the
+server, answered with a bare 500 and logged. Every answer is counted and logged, by the template of its path:
+what a caller wrote into a path is nobody's business.
 """
 
 import logging
