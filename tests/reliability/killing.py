@@ -27,6 +27,7 @@ from attrs import evolve, frozen
 from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
+
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
