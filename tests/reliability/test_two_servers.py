@@ -48,7 +48,8 @@ async def started(url: str, chain: FaultyChain | None, key: str | None) -> World
         storage=Storage(
             database=database,
             ledger=database,
-            settings=Settings(encryption_key=stores.KEY),
+            # As long as it takes: a busy machine is no outage.
+            settings=Settings(encryption_key=stores.KEY, settlement_wait_seconds=100),
             is_alone=False,
         ),
         wrap_chain=wrap,
