@@ -156,6 +156,7 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }
 """The codes with an exception of their own among those of one status."""
 

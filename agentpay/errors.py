@@ -31,6 +31,7 @@
           - RateLimitedError                429
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
+              . ServiceUnavailableError         service_unavailable
 
 All can be pickled and copied with everything they carry. This module decides nothing: which answer becomes
 which exception is the business of `agentpay._requests`.
@@ -66,6 +67,7 @@ __all__ = [
     "PreconditionFailedError",
     "RateLimitedError",
     "ServerError",
+    "ServiceUnavailableError",
     "SessionCapExceededError",
     "SessionClosedError",
     "SessionOutcomeUnknownError",
@@ -397,3 +399,13 @@ class ChainUnavailableError(ServerError):
     """The service cannot reach the blockchain (`chain_unavailable`)."""
 
     advice = "Call again with backoff, after retry_after seconds where it is given"
+
+
+class ServiceUnavailableError(ServerError):
+    """The service cannot reach its own database (`service_unavailable`).
+
+    What was asked for may or may not have been done. `transfers.create` raises
+    `TransferOutcomeUnknownError` instead, which tells the key to go on with.
+    """
+
+    advice = "Read what became of it, or call again after retry_after seconds where twice does no harm"

@@ -176,7 +176,7 @@ def serve(
         raise click.BadParameter(str(error), param_hint="--operator-key") from None
     except _BadUrlError as error:
         raise click.BadParameter(str(error), param_hint="--database-url") from None
-    except (StartRefusedError, DatabaseUnavailableError) as error:
+    except (StartRefusedError, DatabaseUnavailableError, _LostDatabaseError) as error:
         raise click.ClickException(str(error)) from None
 
 
@@ -186,6 +186,10 @@ class _BadKeyError(Exception):
 
 class _BadUrlError(Exception):
     """The database URL that was given is none."""
+
+
+class _LostDatabaseError(Exception):
+    """The database is no longer the server's own."""
 
 
 async def _serve(
@@ -216,10 +220,18 @@ async def _serve_until_told(sock: socket.socket, runtime: Runtime) -> None:
     if runtime.operator.key is not None:
         announcement["operator_key"] = runtime.operator.key
     server = _Server(Application(runtime), runtime, announcement)
+    lost = runtime.storage.lost
+    watch = asyncio.create_task(server.stop_when(lost))
     try:
         await server.serve(sockets=[sock])
     finally:
+        watch.cancel()
         await runtime.stop(within_seconds=server.remaining_seconds())
+    if lost.is_set():
+        raise _LostDatabaseError(
+            "the connection that kept other servers away from the database was lost; start again, and what "
+            "is under way is taken up"
+        )
 
 
 class _Server(uvicorn.Server):
@@ -263,6 +275,15 @@ class _Server(uvicorn.Server):
         self._ends_at = self._loop.time() + self._wait_seconds
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._begin_to_stop, signal.Signals(sig).name)
+
+    async def stop_when(self, lost: asyncio.Event) -> None:
+        """Stop once the database is lost; there is nothing left to wait for."""
+        await lost.wait()
+        log(logger, logging.ERROR, "database.lost")
+        self._wait_seconds = 0.0
+        self._ends_at = self._loop.time()
+        self.should_exit = True
+        self._runtime.context.tasks.close()
 
     def remaining_seconds(self) -> float:
         """Return how long work under way may still go on."""

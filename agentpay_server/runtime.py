@@ -194,17 +194,19 @@ async def _started(
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
-    await deliveries.free_all()
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
     resumption = Resumption(context, settlement)
-    await resumption.free_all()
+    if storage.is_alone:
+        # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
+        await deliveries.free_all()
+        await resumption.free_all()
     settlement_worker = SettlementWorker(resumption, clock=clock)
     deposits = Deposits(context, settlement)
     embedded.listen(deposits)
     deposit_worker = DepositWorker(deposits, clock=clock)
     note_time = partial(identity.note_clock, database)
     workers: list[Worker] = [settlement_worker, deposit_worker, records, delivery_worker]
-    schedule = Schedule(clock, workers, wakeup, note_time)
+    schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     runtime = Runtime(
         context=context,
         keys=keys,

@@ -121,6 +121,7 @@ class Sandbox:
         self._require_test_chain()
         context = self._context
         owner = outside_address(context.randomness.randbytes(32))
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BEGUN)
         try:
             signed = transactions.create_token_account(
                 context.signer,
@@ -139,6 +140,7 @@ class Sandbox:
             subject=address,
             now_us=context.clock.now_us(),
         )
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
@@ -149,7 +151,8 @@ class Sandbox:
         """Move a manual clock, and return when all that fell due on the way has run.
 
         Raises:
-            Problem: `clock_not_manual`, or `invalid_request` beyond the last time that can be shown.
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last time that can
+                be shown.
         """
         self._require_test_chain()
         duration_us = int(request.seconds * SECOND_US)

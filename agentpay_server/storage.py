@@ -4,12 +4,13 @@ A directory holds `store.sqlite3`, `chain.sqlite3` for the embedded chain, and `
 the encryption key, readable by its owner alone. Without it the databases give no secret away.
 """
 
+import asyncio
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from agentpay_server.services.vault import KEY_BYTES
 from agentpay_server.settings import Settings
@@ -35,11 +36,17 @@ class Storage:
         database: the server's.
         ledger: where an embedded chain is kept; None when it ends with the process.
         settings: with the key that secrets are sealed under.
+        is_alone: whether no other process can be at work on the database. A server with an embedded chain is
+            alone, and is kept so by a lock; several that share a database are not.
+        lost: set once that lock is lost, with the connection to PostgreSQL: the server must end, since
+            another may be at work from then on.
     """
 
     database: Database
     ledger: Database | None
     settings: Settings
+    is_alone: bool = True
+    lost: asyncio.Event = field(factory=asyncio.Event)
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -103,14 +110,15 @@ async def _in_postgres(settings: Settings, url: str) -> Storage:
             f"a server on PostgreSQL needs an encryption key that outlives it: set {KEY_VARIABLE} to 64 "
             "hexadecimal digits, and keep them"
         )
+    lost = asyncio.Event()
     async with AsyncExitStack() as opened:
         database = PostgresDatabase(url)
         opened.push_async_callback(database.close)
         # Before anything is changed: the chain inside this server makes the database its own.
-        await database.hold_alone()
+        await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()
-    return Storage(database=database, ledger=database, settings=settings)
+    return Storage(database=database, ledger=database, settings=settings, is_alone=True, lost=lost)
 
 
 def _make_directory(path: Path) -> None:

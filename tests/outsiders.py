@@ -109,12 +109,16 @@ class Wallet:
         ]
 
     def _payment(self, to: str, micro: int) -> Instruction:
-        return instructions.transfer_checked(
-            source=Pubkey.from_string(self.token_account),
-            destination=Pubkey.from_string(to),
-            owner=self._keypair.pubkey(),
-            mint=Pubkey.from_string(self._chain.usdc_mint),
-            amount_micro=micro,
+        # By hand: a stranger may also pay nothing, which the service's own instructions refuse.
+        return Instruction(
+            TOKEN_PROGRAM,
+            struct.pack("<BQB", 12, micro, 6),
+            [
+                AccountMeta(Pubkey.from_string(self.token_account), is_signer=False, is_writable=True),
+                AccountMeta(Pubkey.from_string(self._chain.usdc_mint), is_signer=False, is_writable=False),
+                AccountMeta(Pubkey.from_string(to), is_signer=False, is_writable=True),
+                AccountMeta(self._keypair.pubkey(), is_signer=True, is_writable=False),
+            ],
         )
 
     def _mint_to(self, token_account: str, micro: int) -> Instruction:

@@ -85,6 +85,7 @@ class Endpoint:
             ErrorCode.RATE_LIMITED,
             ErrorCode.PAYLOAD_TOO_LARGE,
             ErrorCode.REQUEST_TIMEOUT,
+            ErrorCode.SERVICE_UNAVAILABLE,
             *self.errors,
         }
         if self.scope is Scope.OPERATOR or "{account_id}" in self.path:

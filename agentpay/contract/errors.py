@@ -21,6 +21,7 @@ class ErrorCode(StrEnum):
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INVALID_RECIPIENT = "invalid_recipient"
     CHAIN_UNAVAILABLE = "chain_unavailable"
+    SERVICE_UNAVAILABLE = "service_unavailable"
     TRANSFER_FAILED = "transfer_failed"
     SESSION_CAP_EXCEEDED = "session_cap_exceeded"
     SESSION_CLOSED = "session_closed"
@@ -36,6 +37,7 @@ class ErrorCode(StrEnum):
     ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
+    CLOCK_MOVING = "clock_moving"
 
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -48,6 +50,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
+    ErrorCode.SERVICE_UNAVAILABLE: 503,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.NOT_FOUND: 404,
@@ -60,6 +63,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
+    ErrorCode.CLOCK_MOVING: 409,
 }
 """The one HTTP status of each code."""
 
@@ -74,6 +78,8 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.SESSION_CLOSED: "The session takes no charges any more.",
     ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
     ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
+    ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not answer; what was asked for may or may not "
+    "have been done.",
     ErrorCode.UNAUTHORIZED: "Missing, malformed, unknown or revoked key.",
     ErrorCode.FORBIDDEN: "The key may not do this; the message names the one that may.",
     ErrorCode.NOT_FOUND: "No such identifier among those that the key may see.",
@@ -86,6 +92,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
     ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
+    ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
 }
 """What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""
 

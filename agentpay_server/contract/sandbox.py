@@ -202,7 +202,7 @@ ADVANCE_CLOCK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=AdvanceClock,
     responses={200: ClockReading},
-    errors=(ErrorCode.CLOCK_NOT_MANUAL,),
+    errors=(ErrorCode.CLOCK_NOT_MANUAL, ErrorCode.CLOCK_MOVING),
     summary="Move a manual clock, and run what falls due.",
 )
 

@@ -6,7 +6,7 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFau
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
-"""What a 503 advises: the chain is asked again that soon by the service itself."""
+"""What a 503 advises: chain and database are asked again that soon by the service itself."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
@@ -83,6 +83,16 @@ def chain_unavailable() -> Problem:
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not answer, and nothing was done; try again shortly.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def service_unavailable() -> Problem:
+    """A 503 of a database that did not answer: what was under way may be stored or not."""
+    return Problem(
+        ErrorCode.SERVICE_UNAVAILABLE,
+        "The service's own database did not answer: what was asked for may or may not have been done. Read "
+        "what became of it; a transfer is resumed, never made twice, by sending its idempotency_key again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -15,6 +15,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
+from agentpay.errors import ConflictError
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
@@ -244,7 +245,11 @@ class AgentPayServer:
         return self._running.listen(port)
 
     def _pump(self) -> None:
-        self.sandbox.clock.advance(0)
+        try:
+            self.sandbox.clock.advance(0)
+        except ConflictError:
+            # Another advance waits for a receiver: it runs what is due, and an inbox looks again.
+            return
 
     def __enter__(self) -> Self:
         return self.start()

@@ -2,8 +2,9 @@
 
 A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
 size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
-way is a `Problem`; anything else is a fault of the server, answered with a bare 500 and logged. Every answer
-is counted and logged, by the template of its path: what a caller wrote into a path is nobody's business.
+way is a `Problem`, or a database that does not answer, which is a 503; anything else is a fault of the
+server, answered with a bare 500 and logged. Every answer is counted and logged, by the template of its path:
+what a caller wrote into a path is nobody's business.
 """
 
 import logging
@@ -24,7 +25,7 @@ from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem
+from agentpay_server.domain.problems import Problem, service_unavailable
 from agentpay_server.http import openapi
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import (
@@ -41,6 +42,7 @@ from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.runtime import Runtime
+from agentpay_server.store.database import DatabaseUnavailableError
 
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
@@ -122,9 +124,10 @@ class Application:
             route = self._fixed.get(scope["path"], self._router)
             await route(scope, receive, send)
         except Problem as problem:
-            trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
-            status, extra, body = rendered(problem, request_id)
-            await _respond(send, status, body, extra)
+            await _refuse(send, trace, problem, request_id)
+        except DatabaseUnavailableError as error:
+            log(logger, logging.ERROR, "database.unavailable", exception=error)
+            await _refuse(send, trace, service_unavailable(), request_id)
         except DisconnectedError:
             # A server that sends nothing makes the connection end.
             return
@@ -256,6 +259,12 @@ def _noted(send: Send, trace: _Trace) -> Send:
         await send(message)
 
     return noted
+
+
+async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:
+    trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
+    status, extra, body = rendered(problem, request_id)
+    await _respond(send, status, body, extra)
 
 
 async def _respond(

@@ -6,6 +6,7 @@ least once and always under the same identifier.
 """
 
 import logging
+from typing import Final
 
 from agentpay import webhooks as signatures
 from agentpay._version import __version__
@@ -30,13 +31,17 @@ from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.posting import Answer, HttpPoster
+from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import sealed_secrets
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import events as event_store
 from agentpay_server.store import webhooks as webhook_store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueDelivery
+
+UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
+"""What is booked for an attempt that could not be signed."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +69,14 @@ class Deliveries:
         """Make one attempt at a claimed delivery, and book it with what follows."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         body = delivery.body.encode("utf-8")
-        headers = self._headers(delivery, body, attempt, at_us)
-        answer = await self._poster.post(delivery.url, headers, body)
+        try:
+            headers = self._headers(delivery, body, attempt, at_us)
+        except VaultError:
+            # Sealed under another key, or damaged. It counts as a failed attempt, so that it comes to an end
+            # that the operator sees, and can be replayed once the key is back.
+            answer = Answer(status_code=None, error=UNSIGNED, duration_ms=0)
+        else:
+            answer = await self._poster.post(delivery.url, headers, body)
         record = AttemptRecord(
             delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
         )
@@ -85,7 +96,7 @@ class Deliveries:
         )
 
     async def free_all(self) -> None:
-        """Void all leases, at the start of the only process there is."""
+        """Void all leases, where no other process can hold any: whoever held them is gone."""
         await self._context.database.run(store.free_all)
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:

@@ -130,6 +130,7 @@ class PostgresDatabase:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._alone: AsyncConnection | None = None
         self._is_hold_lost = False
+        self._lost: Callable[[], None] = lambda: None
         self._is_open = True
 
     async def run(
@@ -177,8 +178,11 @@ class PostgresDatabase:
 
         return await self._to_its_end(_repeated(self._engine, alone))
 
-    async def hold_alone(self) -> None:
+    async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
         """Keep every other server that asks for the same away from this database, until it is closed.
+
+        Args:
+            lost: called once others are kept away no longer; nothing runs on the database from then on.
 
         Raises:
             DatabaseInUseError: another server holds it.
@@ -200,7 +204,7 @@ class PostgresDatabase:
                 "another server holds this database; one with an embedded chain needs it for itself"
             )
         raw.driver_connection.add_termination_listener(self._lose_hold)
-        self._alone = connection
+        self._alone, self._lost = connection, lost
 
     async def close(self) -> None:
         """Finish what is under way and let go of all connections. Calling it again does nothing."""
@@ -233,7 +237,9 @@ class PostgresDatabase:
 
     def _lose_hold(self, _connection: object) -> None:
         # Another server may hold the database from now on: this one must not touch it again.
-        self._is_hold_lost = self._alone is not None
+        if self._alone is not None:
+            self._is_hold_lost = True
+            self._lost()
 
 
 async def _repeated(engine: AsyncEngine, work: Callable[[sqlalchemy.Connection], T]) -> T:

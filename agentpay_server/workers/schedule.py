@@ -46,6 +46,7 @@ class Schedule:
         workers: in the order in which they run when several are due at one moment.
         wakeup: tells that a due time has changed.
         note_time: stores where a manual clock is about to stand, so that it never goes back.
+        waits_outside: tells whether work waits for somebody outside, who may call the server meanwhile.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Schedule:
         workers: Sequence[Worker],
         wakeup: Wakeup,
         note_time: Callable[[int], Awaitable[None]],
+        waits_outside: Callable[[], bool] = lambda: False,
     ) -> None:
         self._clock = clock
         self._note_time = note_time
+        self._waits_outside = waits_outside
         self._workers = workers
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
@@ -81,13 +84,20 @@ class Schedule:
             duration_us: how far to move, in microseconds; 0 runs what is due now.
 
         Raises:
-            Problem: `clock_not_manual`.
+            Problem: `clock_not_manual`; `clock_moving` while another advance waits for a receiver of events,
+                who may be the caller, and would then wait for itself.
         """
         clock = self._clock
         if not isinstance(clock, ManualClock):
             raise Problem(
                 ErrorCode.CLOCK_NOT_MANUAL,
                 "The clock runs by itself; start the server with a manual clock to move it.",
+            )
+        if self._advancing.locked() and self._waits_outside():
+            raise Problem(
+                ErrorCode.CLOCK_MOVING,
+                "Another advance of the clock waits for a receiver of events to answer. If this is that "
+                "receiver, answer first; else ask again once that advance has returned.",
             )
         async with self._advancing:
             target_us = clock.now_us() + duration_us

@@ -19,7 +19,7 @@ from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, to_us
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.contract.webhooks import ListEvents, ReplayEvent
+from agentpay_server.contract.webhooks import ListDeliveries, ListEvents, ReplayEvent
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import manual_clock, start_runtime
@@ -28,6 +28,7 @@ from agentpay_server.services import deliveries as service
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.vault import Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -232,6 +233,29 @@ async def test_a_new_process_frees_what_the_old_one_had_claimed():
         by_id = {request.headers["x-service-event-id"]: request.content for request in receiver.posts}
         assert by_id[claimed[1].event_id] == receiver.posts[0].content
     await database.inner.close()
+
+
+async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_once_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    receiver = Receiver()
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        secret = await with_events(runtime, 1)
+        with monkeypatch.context() as other:
+            other.setattr(runtime.context.vault, "_cipher", Vault(bytes(range(32)))._cipher)
+            await runtime.schedule.advance(10**11)
+
+        assert receiver.posts == []
+        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
+        assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
+        assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
+        assert secret not in str(delivery)
+
+        await runtime.deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
+        await runtime.schedule.advance(0)
+        (post,) = receiver.posts
+        webhooks.verify(post.content, post.headers, secret)
 
 
 @pytest.mark.parametrize("seed", range(20))

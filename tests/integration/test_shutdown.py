@@ -1,6 +1,8 @@
 """SIGTERM and SIGINT: what is under way is finished or handed over, and nothing is lost."""
 
+import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,9 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+import stores
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.embedded.transports import EmbeddedTransport
+from agentpay_server.storage import KEY_VARIABLE
 
 WAIT_SECONDS = 30
 
@@ -58,9 +62,13 @@ class Process:
 
 
 @contextmanager
-def serving(*options: str, key: str | None = None) -> Iterator[Process]:
+def serving(
+    *options: str, key: str | None = None, environment: dict[str, str] | None = None
+) -> Iterator[Process]:
     command = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         server = None
         try:
             server = Process(process, key)
@@ -217,3 +225,21 @@ def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: P
     with AgentPayServer(clock="system", data_dir=tmp_path) as server:
         transfer_id = answer.json()["transfer_id"]
         assert server.client().transfers.wait(transfer_id).status == "settled"
+
+
+def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -> None:
+    url = asyncio.run(stores.fresh_url())
+    environment = {**os.environ, KEY_VARIABLE: stores.KEY.hex()}
+    with serving("--database-url", url, environment=environment) as server:
+        payer, payee = server.accounts()
+        key = server.key
+        ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        asyncio.run(stores.administer(url, f"{ends} AND pid <> pg_backend_pid()"))
+        assert server.wait_for("database.lost")["level"] == "error"
+        assert server.ended() == 1
+    with serving("--database-url", url, environment=environment, key=key) as server:
+        body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
+        assert server.post("/v1/transfers", **body).status_code == 200
+        server.process.terminate()
+        assert server.ended() == 0
+    stores.run.free.append(url)

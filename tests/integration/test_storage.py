@@ -1,9 +1,12 @@
 """A server on a data directory or on PostgreSQL: what it finds again, and when it refuses to start."""
 
 import asyncio
+import io
+import logging
 import re
 import sqlite3
 import stat
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +16,10 @@ import pytest
 import stores
 from attrs import frozen
 
-from agentpay.errors import AuthenticationError
+from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
 from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.logs import LogFormat, logging_to
 from agentpay_server.services.identity import ForeignChainError, WrongKeyError, custody_seed
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE, EncryptionKeyError
@@ -237,7 +242,8 @@ def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
         webhook = server.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
         agent = server.client().accounts.create(name="A")
         key = server.console.create_agent_key(agent.account_id).key
-        secrets = [webhook.secret, server.operator_key, key, (tmp_path / "key").read_text().strip()]
+        sealed_under = (tmp_path / "key").read_text().strip()
+        secrets = [webhook.secret, server.operator_key, key, sealed_under]
         world = server._running
         context = world.runtime.context
         seed = world._owner.call(custody_seed(context.database, context.vault, context.randomness))
@@ -245,10 +251,61 @@ def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
     at_rest = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
     for content in (while_running, at_rest):
         assert b"receiver.invalid" in content
+        assert bytes.fromhex(sealed_under) not in content
         assert seed not in content
         assert seed.hex().encode() not in content
         for secret in secrets:
             assert secret.encode() not in content
+
+
+def test_no_file_log_repr_or_traceback_of_a_server_in_trouble_holds_a_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory after a kill: write-ahead logs and all, with everything logged and failures on the way."""
+    caplog.set_level(logging.DEBUG)
+    told = io.StringIO()
+    planted = new_key(KeyKind.OPERATOR, bytes(range(32)))
+    with logging_to(told, LogFormat.JSON):
+        server = AgentPayServer(data_dir=tmp_path / "data", operator_key=planted).start()
+        world, client = server._running, server.client()
+        context = world.runtime.context
+        account = client.accounts.create(name="A")
+        outside = server.sandbox.create_token_account().usdc_token_account
+        secrets = [
+            planted,
+            client.webhooks.create(url="http://receiver.invalid", events=["transfer.rejected"]).secret,
+            server.console.create_agent_key(account.account_id).key,
+            (tmp_path / "data" / "key").read_text().strip(),
+            world._owner.call(custody_seed(context.database, context.vault, context.randomness)).hex(),
+        ]
+        client.policies.update(account.account_id, max_single_transfer=0)
+        with pytest.raises(PolicyViolationError) as refusal:
+            client.transfers.create(from_=account.account_id, to=outside, amount=1)
+        server.sandbox.clock.advance(60)
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(context.database, "read", fail)
+            with pytest.raises(ServerError) as failure:
+                client.accounts.list()
+        parts = (server, client, world, world.runtime, context, context.settings, context.vault)
+        shown = [repr(part) for part in parts]
+        shown += ["".join(traceback.format_exception(error.value)) for error in (refusal, failure)]
+        killed = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+        server.close()
+    assert {"store.sqlite3", "store.sqlite3-wal", "chain.sqlite3-wal"} <= killed.keys()
+    del killed["key"]
+    shown += [told.getvalue(), caplog.text]
+    assert "request.failed" in told.getvalue()
+    assert "delivery.attempted" in told.getvalue()
+    everything = b"".join([*killed.values(), *(text.encode() for text in shown)])
+    for secret in secrets:
+        assert secret.encode() not in everything
+        assert secret.encode()[-40:] not in everything
+    for secret in secrets[3:]:
+        assert bytes.fromhex(secret) not in everything
+
+
+async def fail(*_: object) -> None:
+    raise ZeroDivisionError
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ class FaultyChain:
         """Signature and bytes of what was handed over, each time that it was."""
         self.black_holes: set[str] = set()
         """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
+        self.landed_before: set[str] = set()
+        """Signatures of what succeeded in an earlier life of the chain."""
         self._chance = chance
         self._acts: dict[str, deque[Act]] = defaultdict(deque)
         self._acts_at: dict[int, Act] = {}
@@ -170,7 +172,8 @@ class FaultyChain:
 
     def landed(self) -> list[str]:
         """Return the signatures of all transactions that succeeded."""
-        return [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+        now = [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+        return [*self.landed_before, *now]
 
     @property
     def usdc_mint(self) -> str:

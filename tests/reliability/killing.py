@@ -5,6 +5,7 @@ again, in process, where a test can look at the chain and the tables themselves.
 """
 
 import asyncio
+import atexit
 import itertools
 import json
 import os
@@ -15,8 +16,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from select import select as readable
+from typing import IO, Any
 
 import httpx
 import stores
@@ -28,7 +31,6 @@ from sqlalchemy import select
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.faults import CRASH_VARIABLE
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE
 from agentpay_server.store import tables
@@ -36,7 +38,6 @@ from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import chain_signatures
 
 WAIT_SECONDS = 60
-SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
 
 
 @frozen
@@ -117,55 +118,90 @@ def prepared(place: Place) -> Prepared:
         return Prepared(place, server.operator_key, payer.account_id, payee.account_id)
 
 
+@cache
+def _fork_server() -> "subprocess.Popen[bytes]":
+    """Return the process of this one that servers are forked from."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Unbuffered: what is there to read is in the pipe, where it can be seen.
+        bufsize=0,
+    )
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with process:
+        process.kill()
+
+
 @contextmanager
 def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
     """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
-    environment = {name: value for name, value in os.environ.items() if name != CRASH_VARIABLE}
-    environment[KEY_VARIABLE] = stores.KEY.hex()
-    if isinstance(it.place, Directory):
-        del environment[KEY_VARIABLE]
-    if crash_at is not None:
-        environment[CRASH_VARIABLE] = crash_at
-    with subprocess.Popen(
-        [*SERVE, *it.place.options, "--settlement-wait", "10"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            yield Child(process)
-        finally:
-            process.kill()
+    environment = {} if isinstance(it.place, Directory) else {KEY_VARIABLE: stores.KEY.hex()}
+    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *it.place.options]
+    order = {"arguments": arguments, "environment": environment, "crash_at": crash_at}
+    process = _fork_server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    running = Child(process.stdout)
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 class Child:
-    """A server in a process of its own."""
+    """A server in a process of its own.
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        self.base_url: str | None = json.loads(line)["base_url"] if line else None
+    Args:
+        told: what it says, and what is said of it, line by line.
+    """
+
+    def __init__(self, told: IO[bytes]) -> None:
+        self._told = told
+        self._pid: int = self._heard()["pid"]
+        word = self._heard()
+        self._status: int | None = word.get("status")
+        self.base_url: str | None = word.get("base_url")
+        self._http = httpx.Client(base_url=self.base_url or "", trust_env=False, timeout=WAIT_SECONDS)
 
     def request(self, method: str, path: str, key: str, body: object = None) -> httpx.Response | None:
         """Return the answer to a request; None when the server died over it, or before."""
         if self.base_url is None:
             return None
-        headers = {"Authorization": f"Bearer {key}"}
         try:
-            with httpx.Client(base_url=self.base_url, trust_env=False, timeout=WAIT_SECONDS) as client:
-                return client.request(method, path, json=body, headers=headers)
+            return self._http.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
         except httpx.TransportError:
             return None
 
     def assert_killed(self) -> None:
         """Wait for the death that the child was armed for."""
-        assert self._process.wait(WAIT_SECONDS) == -signal.SIGKILL
+        assert self._ended() == -signal.SIGKILL
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(WAIT_SECONDS)
+        """Kill it, if it lives, and wait for its end."""
+        if self._status is None and not readable([self._told], [], [], 0)[0]:
+            os.kill(self._pid, signal.SIGKILL)
+        self._ended()
+
+    def close(self) -> None:
+        self.kill()
+        self._http.close()
+
+    def _ended(self) -> int:
+        if self._status is None:
+            self._status = self._heard()["status"]
+        return self._status
+
+    def _heard(self) -> dict[str, Any]:
+        assert readable([self._told], [], [], WAIT_SECONDS)[0], "the child says nothing"
+        heard: dict[str, Any] = json.loads(self._told.readline())
+        return heard
 
 
 class Survey:

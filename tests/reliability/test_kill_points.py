@@ -1,4 +1,4 @@
-"""SIGKILL at every step of every money operation, then another start: nothing lost, nothing twice (P1).
+"""SIGKILL at every step of every money operation, then another start: nothing lost, nothing twice (P1, P2).
 
 The caller knows nothing but that no answer came, and sends the same key again. Then the chain is the judge.
 """
@@ -9,20 +9,34 @@ from typing import Any
 import pytest
 from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
 
+from agentpay_server.faults import POINTS, Operation, Step
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
-STEPS = ["begun", "signed", "sent", "landed", "booked"]
-TRANSFER = [*(f"transfer.{step}" for step in STEPS), *CHAIN]
+
+
+def points_of(operation: Operation) -> list[str]:
+    return [*(f"{operation}.{step}" for step in Step), *CHAIN]
+
+
+TRANSFER = points_of(Operation.TRANSFER)
+ACCOUNT = points_of(Operation.ACCOUNT)
+FUND = points_of(Operation.FUND)
+TOKEN_ACCOUNT = points_of(Operation.TOKEN_ACCOUNT)
+POLICY_RECORD = points_of(Operation.POLICY_RECORD)
+
 DEPOSIT = ["deposit.begun", "deposit.booked"]
-RECOVERY = [
-    "transfer.sent",
-    "transfer.landed",
-    "transfer.expired",
-    "transfer.signed",
-    "transfer.booked",
-    "chain.written@2",
+
+# Where the first server dies, and then the one that takes over.
+PAIRS = [
+    ("transfer.signed", "transfer.expired"),
+    ("transfer.signed", "transfer.sent"),
+    ("transfer.expired", "transfer.signed"),
+    ("transfer.sent", "transfer.landed"),
+    ("transfer.landed", "transfer.booked"),
+    ("chain.executed@2", "chain.written@2"),
+    ("chain.written@2", "transfer.landed"),
 ]
 
 
@@ -45,8 +59,17 @@ def it(template: Prepared, before: set[str], tmp_path: Path) -> Prepared:
     return template.copied(tmp_path, "data")
 
 
+def expiring(it: Prepared, dying: Child, point: str) -> None:
+    """Lose a transaction until it has expired, where that is what the point is about."""
+    if point.endswith(".expired"):
+        lost = dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
+        assert lost is not None
+        assert lost.status_code == 200
+
+
 def killed_in_transfer(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         assert dying.request("POST", "/v1/transfers", it.key, it.transfer()) is None
         dying.assert_killed()
 
@@ -67,12 +90,8 @@ def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, before: set[s
     settled_after_restart(it, before)
 
 
-@pytest.mark.parametrize("second", RECOVERY)
-@pytest.mark.parametrize("first", ["transfer.signed", "chain.written@2", "transfer.landed"])
-def test_a_transfer_whose_recovery_is_killed_too_happens_once(
-    it: Prepared, before: set[str], first: str, second: str
-) -> None:
-    """Pairs of points (P2). Not every recovery passes every point; the child is killed all the same."""
+def killed_twice(it: Prepared, before: set[str], first: str, second: str) -> None:
+    """Not every recovery passes every point; the child is killed all the same."""
     killed_in_transfer(it, first)
     with child(it, second) as dying:
         dying.request("POST", "/v1/transfers", it.key, it.transfer())
@@ -80,7 +99,23 @@ def test_a_transfer_whose_recovery_is_killed_too_happens_once(
     settled_after_restart(it, before)
 
 
-@pytest.mark.parametrize("point", ["transfer.signed", "transfer.sent", "transfer.landed", *CHAIN])
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_transfer_whose_recovery_is_killed_too_happens_once(
+    it: Prepared, before: set[str], first: str, second: str
+) -> None:
+    killed_twice(it, before, first, second)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("second", TRANSFER)
+@pytest.mark.parametrize("first", TRANSFER)
+def test_a_transfer_killed_at_any_pair_of_points_happens_once(
+    it: Prepared, before: set[str], first: str, second: str
+) -> None:
+    killed_twice(it, before, first, second)
+
+
+@pytest.mark.parametrize("point", ["transfer.signed", "transfer.expired", "chain.executed@2"])
 def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
     it: Prepared, before: set[str], point: str
 ) -> None:
@@ -93,9 +128,10 @@ def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
         survey.assert_settled_once(it, answer, before)
 
 
-@pytest.mark.parametrize("point", [*(f"account.{step}" for step in STEPS), *CHAIN])
+@pytest.mark.parametrize("point", ACCOUNT)
 def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         assert dying.request("POST", "/v1/accounts", it.key, {"name": "Third"}) is None
         dying.assert_killed()
     with it.served() as server:
@@ -110,15 +146,16 @@ def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, poin
         survey.assert_conserved()
 
 
-@pytest.mark.parametrize("point", [*(f"fund.{step}" for step in STEPS), *DEPOSIT, *CHAIN])
+@pytest.mark.parametrize("point", [*FUND, *DEPOSIT])
 def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         path = f"/sandbox/accounts/{it.payee}/fund"
         assert dying.request("POST", path, it.key, {"amount": "5"}) is None
         dying.assert_killed()
     with it.served() as server:
         client, survey = server.client(), Survey(server)
-        has_come = point not in ("fund.begun", "fund.signed", "chain.executed@2")
+        has_come = point not in ("fund.begun", "fund.signed", "fund.expired", "chain.executed@2")
         assert client.accounts.balance(it.payee).balance_usdc == (5 if has_come else 0)
         # What landed and was not booked is a deposit, which the start has noticed.
         survey.assert_conserved()
@@ -146,11 +183,26 @@ def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
         assert (deposit["type"], deposit["amount"]) == ("deposit", 5_000_000)
 
 
-@pytest.mark.parametrize("point", [*(f"policy_record.{step}" for step in STEPS), *CHAIN])
+@pytest.mark.parametrize("point", TOKEN_ACCOUNT)
+def test_an_outside_recipient_killed_at_any_point_hinders_no_other(it: Prepared, point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        assert dying.request("POST", "/sandbox/token-accounts", it.key) is None
+        dying.assert_killed()
+    with it.served() as server:
+        client, survey = server.client(), Survey(server)
+        outside = server.sandbox.create_token_account().usdc_token_account
+        client.transfers.create(from_=it.payer, to=outside, amount=1)
+        assert survey.balances()[outside] == 1_000_000
+        assert sum(survey.balances().values()) == survey.minted() == 100_000_000
+
+
+@pytest.mark.parametrize("point", POLICY_RECORD)
 def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
     it: Prepared, point: str
 ) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         dying.request("PUT", f"/v1/accounts/{it.payer}/policy", it.key, {"max_single_transfer": 3})
         dying.assert_killed()
     with it.served() as server:
@@ -172,6 +224,11 @@ def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
             assert dying.base_url is None
             dying.assert_killed()
     settled_after_restart(it, before)
+
+
+def test_no_point_is_left_out() -> None:
+    tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD}
+    assert {point.partition("@")[0] for point in tried} == POINTS
 
 
 def test_a_child_that_is_not_armed_lives(it: Prepared, before: set[str]) -> None:

@@ -1,14 +1,21 @@
-"""Any sequence of operations and faults, against a model that fits on a page (P3, in the small).
+"""Any sequence of operations, faults and restarts, against a model that fits on a page (P3).
+
+AGENTPAY_DEEP_EXAMPLES=20000 nox -s deep -- tests/reliability/test_money_machine.py
 
 After every step: what the chain holds is what the model says, nothing was made or lost, every history adds up
 to its account's balance, and every window and reservation is what a list of spends gives.
 """
 
 import asyncio
+import os
+import tempfile
+import unittest
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import chains
+import pytest
 import worlds
 from attrs import define, field
 from hypothesis import HealthCheck, Phase, settings
@@ -16,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from outsiders import Wallet
 from virtual_time import VirtualTimeLoop
-from worlds import Answer, Party
+from worlds import Answer, Party, World
 
 from agentpay_server.store import tables
 
@@ -79,8 +86,7 @@ class Money(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
-        self.context = worlds.world(interrupted=self.interrupted)
-        self.world = self.runner.run(self.context.__aenter__())
+        self.world = self.do(self.started())
         self.now_us = 0
         self.minted = 0
         self.accounts: list[Account] = []
@@ -90,6 +96,9 @@ class Money(RuleBasedStateMachine):
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
+
+    def started(self) -> Coroutine[Any, Any, World]:
+        return worlds.started(interrupted=self.interrupted)
 
     # --- The model ----------------------------------------------------------------------------------------
 
@@ -370,7 +379,7 @@ class Money(RuleBasedStateMachine):
                 self.do(self.check_transfers())
         finally:
             self.world.chain.clear()
-            self.runner.run(self.context.__aexit__(None, None, None))
+            self.do(self.world.stop())
             self.runner.close()
 
     async def check_transfers(self) -> None:
@@ -419,14 +428,73 @@ class InterruptedMoney(Money):
     interrupted = 11
 
 
-SETTINGS = settings(
-    max_examples=30,
-    stateful_step_count=25,
-    deadline=None,
-    phases=[Phase.generate],  # Shrinking what is as long as this takes minutes.
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestMoney = Money.TestCase
-TestMoney.settings = SETTINGS
-TestInterruptedMoney = InterruptedMoney.TestCase
-TestInterruptedMoney.settings = SETTINGS
+class RestartedMoney(Money):
+    """The same in a directory, by one server after the other: each is killed, at rest or in the middle."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        super().__init__()
+
+    def started(self, after: World | None = None) -> Coroutine[Any, Any, World]:
+        return worlds.started(data_dir=Path(self.directory.name), after=after)
+
+    @rule()
+    def restart(self) -> None:
+        gone = self.world
+        self.do(gone.kill())
+        self.world = self.do(self.started(after=gone))
+        self.do(self.world.look_back())
+        # No blockhash outlives a chain that is made again.
+        self.expire_in_flight()
+
+    @rule(key=keys, source=sources, recipient=targets, amount=amounts, steps=st.integers(0, 60))
+    def restart_in_the_middle_of_a_transfer(
+        self, key: str, source: int, recipient: int, amount: int, steps: int
+    ) -> None:
+        terms = self.terms(source, recipient, amount)
+
+        async def begin() -> None:
+            asking = asyncio.ensure_future(self.sending(key, terms))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+        self.do(begin())
+        self.restart()
+        self.expect(key, terms, self.send(key, terms))
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.directory.cleanup()
+
+
+def tested(machine: type[Money], examples: int) -> type[unittest.TestCase]:
+    case: type[unittest.TestCase] = machine.TestCase
+    case.settings = settings(  # type: ignore[attr-defined]
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        phases=[Phase.generate],  # Shrinking what is as long as this takes minutes.
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    return case
+
+
+class DeepMoney(InterruptedMoney):
+    """As many as are asked for."""
+
+
+class DeepRestartedMoney(RestartedMoney):
+    """As many as are asked for."""
+
+
+DEEP_EXAMPLES = int(os.environ.get("AGENTPAY_DEEP_EXAMPLES", "1000"))
+
+TestMoney = tested(Money, 30)
+TestInterruptedMoney = tested(InterruptedMoney, 30)
+TestRestartedMoney = tested(RestartedMoney, 10)
+TestDeepMoney = pytest.mark.deep(tested(DeepMoney, DEEP_EXAMPLES))
+TestDeepRestartedMoney = pytest.mark.deep(tested(DeepRestartedMoney, DEEP_EXAMPLES))

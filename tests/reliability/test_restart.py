@@ -6,10 +6,12 @@ await; `test_kill_points.py` kills real processes.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import chains
 import pytest
+import worlds
 from attrs import evolve
 from chains import FaultyChain, Proceed
 from sqlalchemy.dialects import sqlite
@@ -416,3 +418,35 @@ async def test_a_ledger_that_fails_in_the_middle_costs_a_signature_and_no_money(
     world.chain.inner.expire_blockhash()
     with pytest.raises(ChainUnavailableError):
         await world.chain.inner.block_height()
+
+
+# --- The traps of the embedded machine, under a whole server in a directory
+
+
+async def test_what_was_sent_in_earlier_lives_executes_in_no_later_one(tmp_path: Path) -> None:
+    """The machine's blockhashes are the same at each start, and it forgets what it has executed."""
+    world = await worlds.started(data_dir=tmp_path)
+    source, to = await world.account("100"), await world.account()
+    blockhashes = []
+    for life in range(4):
+        assert (await world.transfer(f"key-{life}", source, to, "1")).status == 200
+        blockhashes.append(await world.chain.inner.latest_blockhash())
+        await (world.kill() if life % 2 else world.stop())
+        world = await worlds.started(data_dir=tmp_path, after=world)
+        for _, raw in list(world.chain.sent):
+            await world.chain.inner.send(raw)
+        assert world.balance(to) == (life + 1) * 1_000_000
+    assert len({blockhash.value for blockhash in blockhashes}) == 4
+    heights = [blockhash.last_valid_block_height for blockhash in blockhashes]
+    assert heights == sorted(set(heights))
+    await world.stop()
+
+
+async def test_the_machine_s_clock_stands_where_the_server_s_does_after_a_restart(tmp_path: Path) -> None:
+    world = await worlds.started(data_dir=tmp_path)
+    await world.advance(3600.5)
+    await world.stop()
+    world = await worlds.started(data_dir=tmp_path, after=world)
+    assert (await world.request("GET", "/sandbox/clock")).body == {"now": "2026-01-01T01:00:00.500Z"}
+    assert world.chain.inner._svm.get_clock().unix_timestamp == int(START.timestamp()) + 3600
+    await world.stop()

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
 import stores
-from attrs import frozen
+from attrs import evolve, frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
@@ -30,7 +31,7 @@ from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import Database
@@ -169,6 +170,31 @@ class World:
         )
         self._signed = 0
 
+    async def stop(self) -> None:
+        """End the server in good order."""
+        await self.http.aclose()
+        await self.runtime.stop()
+
+    async def kill(self) -> None:
+        """End the server where it is: nothing is finished, nothing more is stored."""
+        tasks = self.runtime.context.tasks
+        ending = [*tasks._tasks, *tasks._loops]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self.http.aclose()
+        await self.runtime.poster.close()
+        await self.runtime.storage.close()
+
+    async def look_back(self) -> None:
+        """Find out what has landed in earlier lives of the chain."""
+        ledger = self.runtime.storage.ledger
+        assert ledger is not None
+        succeeded = select(tables.chain_signatures.c.signature).where(
+            tables.chain_signatures.c.failure_reason.is_(None)
+        )
+        self.chain.landed_before = await ledger.read(lambda c: set(c.execute(succeeded).scalars()))
+
     def sdk(self, **options: Any) -> AsyncAgentPay:
         """Return an SDK client of the operator."""
         return AsyncAgentPay(
@@ -272,7 +298,7 @@ class World:
 
     def balance(self, party: Party) -> int:
         """Return the micro-USDC that the chain itself shows."""
-        (account,) = drive(self.chain.inner.token_accounts([party.token_account]))
+        account = self.chain.inner._token_account(party.token_account)
         assert account is not None
         return account.amount_micro
 
@@ -326,48 +352,60 @@ class World:
         assert status.failure is None
 
 
-@asynccontextmanager
-async def world(
+async def started(
     *,
     seed: int = 7,
     settlement_wait_seconds: float = 20.0,
     interrupted: int | None = None,
+    data_dir: Path | None = None,
+    after: World | None = None,
     **settings: Any,
-) -> AsyncIterator[World]:
-    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z.
+) -> World:
+    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z, or where it stood before.
 
     Args:
         seed: makes identifiers, keys and signatures repeat.
         settlement_wait_seconds: how long a transfer waits for finality, in the loop's own time.
         interrupted: the seed by which every call of the chain and the database lets others in; None lets
             nobody in, as the embedded server itself.
+        data_dir: a directory to keep everything in, chain included; else it ends with the world.
+        after: the world that was in the directory before; trouble that does not end with a server goes on.
         settings: other settings of the server.
     """
     chance = None if interrupted is None else random.Random(interrupted)
-    chains: list[FaultyChain] = []
+    made: list[FaultyChain] = []
 
     def wrap(inner: Any) -> FaultyChain:
-        chains.append(FaultyChain(inner, chance=chance))
-        return chains[0]
+        made.append(FaultyChain(inner, chance=chance))
+        if after is not None:
+            made[0].sent, made[0].black_holes = after.chain.sent, after.chain.black_holes
+        return made[0]
 
+    wanted = Settings(settlement_wait_seconds=settlement_wait_seconds, **settings)
     with _real_time():
-        database = await stores.new_database()
+        if data_dir is None:
+            storage = Storage(database=await stores.new_database(), ledger=None, settings=wanted)
+        else:
+            storage = await open_storage(wanted, data_dir=data_dir)
+    ledger = None if storage.ledger is None else InterruptedDatabase(storage.ledger, None)
     runtime = await start_runtime(
         clock=manual_clock(START),
         seed=seed,
-        storage=Storage(
-            database=InterruptedDatabase(database, chance),
-            ledger=None,
-            settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
-        ),
+        operator_key=None if after is None else after.runtime.operator.key,
+        storage=evolve(storage, database=InterruptedDatabase(storage.database, chance), ledger=ledger),
         wrap_chain=wrap,
     )
-    made = World(runtime, chains[0])
+    return World(runtime, made[0])
+
+
+@asynccontextmanager
+async def world(**options: Any) -> AsyncIterator[World]:
+    """Return a running world, as `started` does, for as long as a block runs."""
+    made = await started(**options)
     try:
         yield made
     finally:
-        await made.http.aclose()
-        await runtime.stop()
+        await made.stop()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -49,7 +49,8 @@ class SandboxClock(Resource):
             What the server takes for now, in UTC.
 
         Raises:
-            ConflictError: the clock runs by itself.
+            ConflictError: the clock runs by itself; or another advance waits for a receiver of events, which
+                may be the caller.
             InvalidRequestError: it would move back, or by more than ten years.
         """
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)

@@ -13,6 +13,8 @@ from agentpay_server.http.openapi.parts import Headers, json_content
 from agentpay_server.http.openapi.schemas import Schema, Schemas, field_words
 
 _UNKNOWN_OUTCOME = "TransferOutcomeUnknown"
+_NAMED_BY_CODES = 3
+"""Up to how many codes an answer is named by; those of a payment, which are more, are one set."""
 
 
 class Errors:
@@ -43,10 +45,10 @@ class Errors:
         content: Schema = self._schemas.add(_name(status, codes), schema)
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
         if is_unknown_too:
-            unknown = self._unknown_outcome(codes)
+            unknown = self._unknown_outcome()
             # A client that takes the first choice with all its required fields must not lose the transfer.
             content = {"anyOf": [self._schemas.add(_UNKNOWN_OUTCOME, unknown), content]}
-            examples["outcome_unknown"] = error_example(codes[0], unknown)
+            examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(
                 "With `transfer_id`: the outcome is not known yet; send the same `idempotency_key` again."
             )
@@ -69,8 +71,8 @@ class Errors:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
         return _exactly(f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields)
 
-    def _unknown_outcome(self, codes: Sequence[ErrorCode]) -> Schema:
-        fields = self._body(503, codes)["properties"] | self._transfer("submitted")
+    def _unknown_outcome(self) -> Schema:
+        fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"] | self._transfer("submitted")
         return _exactly("503 of a transfer whose outcome is not known yet.", fields)
 
     def _transfer(self, *statuses: str) -> dict[str, Schema]:
@@ -92,5 +94,5 @@ def _exactly(description: str, fields: dict[str, Schema]) -> Schema:
 
 
 def _name(status: int, codes: Sequence[ErrorCode]) -> str:
-    words = codes[0].value if len(codes) == 1 else HTTPStatus(status).phrase
+    words = "_or_".join(codes) if len(codes) <= _NAMED_BY_CODES else HTTPStatus(status).phrase
     return "".join(word.capitalize() for word in words.replace("_", " ").split())

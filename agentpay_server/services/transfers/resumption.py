@@ -28,7 +28,7 @@ class Resumption:
         self._settlement = settlement
 
     async def free_all(self) -> None:
-        """Void all leases, at the start of the only process there is."""
+        """Void all leases, where no other process can hold any: whoever held them is gone."""
         await self._context.database.run(store.free_all)
 
     async def is_any_abandoned(self) -> bool:

@@ -43,6 +43,7 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import ConflictError, Connection
+from agentpay_server.store.database import DatabaseUnavailableError
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -79,6 +80,7 @@ class Transfers:
             Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
                 `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
                 outcome is not known yet.
+            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
@@ -209,7 +211,11 @@ class Transfers:
         )
         if settled is not None:
             return settled
-        record = await self._database.read(store.transfer, transfer.transfer_id)
+        try:
+            record = await self._database.read(store.transfer, transfer.transfer_id)
+        except DatabaseUnavailableError:
+            # It is stored: it is said to be under way rather than not known at all.
+            return transfer
         assert record is not None  # noqa: S101 - transfers are never deleted
         return record
 

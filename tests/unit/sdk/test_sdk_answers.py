@@ -29,6 +29,7 @@ KINDS = {
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
     ErrorCode.INVALID_RECIPIENT: errors.InvalidRecipientError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
     ErrorCode.UNAUTHORIZED: errors.AuthenticationError,
     ErrorCode.FORBIDDEN: errors.PermissionDeniedError,
     ErrorCode.NOT_FOUND: errors.NotFoundError,
@@ -39,6 +40,7 @@ KINDS = {
     ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
     ErrorCode.RATE_LIMITED: errors.RateLimitedError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
+    ErrorCode.CLOCK_MOVING: errors.ConflictError,
     ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
     ErrorCode.REQUEST_TIMEOUT: errors.APIError,
 }
