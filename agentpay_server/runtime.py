@@ -28,6 +28,8 @@ from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.transfers.approvals import Approvals
+from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.services.vault import KEY_BYTES, Vault
@@ -36,6 +38,7 @@ from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
 from agentpay_server.workers.settlement import SettlementWorker
@@ -56,6 +59,7 @@ class Runtime:
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
+        approvals: transfers that wait for an operator.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
@@ -72,6 +76,7 @@ class Runtime:
     accounts: Accounts
     policies: Policies
     transfers: Transfers
+    approvals: Approvals
     history: History
     webhooks: Webhooks
     deliveries: Deliveries
@@ -186,6 +191,8 @@ async def _started(
         vault=vault,
     )
     settlement = Settlement(context)
+    execution = Execution(context, settlement)
+    approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
@@ -196,13 +203,17 @@ async def _started(
     await resumption.free_all()
     settlement_worker = SettlementWorker(resumption, clock=clock)
     note_time = partial(identity.note_clock, database)
-    schedule = Schedule(clock, [settlement_worker, records, delivery_worker], wakeup, note_time)
+    approval_worker = ApprovalWorker(approvals)
+    schedule = Schedule(
+        clock, [settlement_worker, records, approval_worker, delivery_worker], wakeup, note_time
+    )
     runtime = Runtime(
         context=context,
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
-        transfers=Transfers(context, settlement),
+        transfers=Transfers(context, execution),
+        approvals=approvals,
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

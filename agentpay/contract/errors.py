@@ -31,6 +31,18 @@ class ErrorCode(StrEnum):
     ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
+    NOT_PENDING = "not_pending"
+
+
+class RejectionReason(StrEnum):
+    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it (D27).
+
+    They stand as `error` in the transfer, and as `rejection_reason` in its event and its history entry. A
+    request under its key is answered with `policy_violation`.
+    """
+
+    ESCALATION_REJECTED = "escalation_rejected"
+    ESCALATION_EXPIRED = "escalation_expired"
 
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -53,6 +65,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
+    ErrorCode.NOT_PENDING: 409,
 }
 """The one HTTP status of each code."""
 

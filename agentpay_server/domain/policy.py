@@ -77,8 +77,17 @@ def paused_refusal(policy: Policy) -> Refusal | None:
     )
 
 
-def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
-    """Return why a transfer to a valid recipient is refused, or None; escalation is not judged here."""
+def spending_refusal(
+    policy: Policy, spend: Spend, means: Means, *, again: str = "send the same key again"
+) -> Refusal | None:
+    """Return why a transfer to a valid recipient is refused, or None; escalation is not judged here.
+
+    Args:
+        policy: the policy in force.
+        spend: what is asked.
+        means: what the account can still do.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+    """
     reason = (
         _memo(policy, spend)
         or _counterparty(policy, spend)
@@ -88,7 +97,7 @@ def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | No
     )
     if reason is not None:
         return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
-    return _balance(spend, means)
+    return _balance(spend, means, again)
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
@@ -143,14 +152,13 @@ def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
     )
 
 
-def _balance(spend: Spend, means: Means) -> Refusal | None:
+def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
         message=f"balance_usdc, less amounts in flight, is {_usdc(max(means.available_micro, 0))} USDC and "
-        f"this transfer asks for {_usdc(spend.amount_micro)} USDC: fund the account, then send the same key "
-        "again.",
+        f"this transfer asks for {_usdc(spend.amount_micro)} USDC: fund the account, then {again}.",
     )
 
 
