@@ -443,10 +443,11 @@ _OMIT_WHEN_NONE = {
 
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
+    omitted = {name for base in kind.__mro__ for name in _OMIT_WHEN_NONE.get(base, ())}
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_NONE.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in omitted,
         )
         for attribute in attrs.fields(kind)
     }

@@ -111,8 +111,7 @@ class Console(Resource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval (`not_pending`); `transfer_status` says what became
-                of it.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
             PolicyViolationError: the policy in force refuses it; it is rejected for good.
             AccountPausedError: the account is paused; it is rejected for good.
             InsufficientBalanceError: the account holds too little; it still waits.
@@ -137,8 +136,7 @@ class Console(Resource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval (`not_pending`); `transfer_status` says what became
-                of it.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
         """
         request = prepare(
             approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)

@@ -189,7 +189,7 @@ class Approvals:
         pending, now_us = own_transfer(connection, principal, transfer_id, lock=True), self._now_us()
         if not _is_approvable(pending, now_us):
             return pending, False
-        message = "An operator rejected this transfer" + (f": {reason}" if reason else ".")
+        message = "An operator rejected this transfer" + (f", because: “{reason}”." if reason else ".")
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_REJECTED, message, now_us)
         _audit(connection, principal, "approvals.reject", rejected, now_us)
         return rejected, True
@@ -279,6 +279,4 @@ def _not_pending(transfer: TransferRecord) -> Problem:
     return Problem(
         ErrorCode.NOT_PENDING,
         f"This transfer is {transfer.status} and waits for no approval; read it to see what became of it.",
-        transfer_id=transfer.transfer_id,
-        status=transfer.status,
     )
