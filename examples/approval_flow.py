@@ -5,7 +5,7 @@
 Three parties, as in production: a server on a port, an agent that holds a key of one account, and an operator
 with a key of its own in another process. The operator's part is `decide`; run by hand it would be
 
-    AGENTPAY_BASE_URL=http://127.0.0.1:… AGENTPAY_API_KEY=ap_operator_… python examples/approval_flow.py decide
+    AGENTPAY_BASE_URL=… AGENTPAY_API_KEY=ap_operator_… python examples/approval_flow.py decide
 """
 
 import os
@@ -61,7 +61,7 @@ def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer
 def operator(base_url: str, key: str) -> None:
     """Let an operator decide, in a process that knows nothing but an address and a key."""
     environment = {**os.environ, "AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key}
-    subprocess.run([sys.executable, __file__, "decide"], env=environment, check=True)
+    subprocess.run([sys.executable, __file__, "decide"], env=environment, check=True)  # noqa: S603 - itself
 
 
 def decide() -> None:

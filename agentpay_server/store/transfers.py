@@ -66,6 +66,7 @@ _IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.S
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
 _BY_KEY: Final = select(transfers).where(
     transfers.c.operator_id == bindparam("operator_id"),
     transfers.c.held_key == bindparam("held_key"),
@@ -175,6 +176,16 @@ def insert_transfer(connection: Connection, record: TransferRecord) -> None:
 def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
     """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
+    """Lock and return a transfer that waits for approval; None if it does not, or not any more.
+
+    One that has moved on is neither locked nor waited for: whoever settles it locks it before its account,
+    and whoever approves it has locked the account before.
+    """
+    row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 

@@ -62,8 +62,8 @@ class Approval(Acceptance):
         self._pending = pending
 
     def _claim(self, connection: Connection) -> bool:
-        current = store.transfer(connection, self._transfer_id, lock=True)
-        return current is not None and _is_approvable(current, self._context.clock.now_us())
+        waiting = store.waiting(connection, self._transfer_id)
+        return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
 
     def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> TransferRecord:
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
