@@ -337,7 +337,8 @@ class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
 
     advice = (
-        "No money moved; fund the account's usdc_token_account, then call again with the same idempotency key"
+        "No money moved; fund the account's usdc_token_account, then make the same call again: "
+        "transfers.create with the same idempotency key"
     )
 
 

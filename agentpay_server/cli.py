@@ -96,6 +96,14 @@ def main() -> None:
     help="How long POST /v1/transfers waits for finality.",
 )
 @click.option(
+    "--approval-ttl",
+    type=click.FloatRange(min=0, min_open=True, max=366 * 24 * 3600),
+    default=24 * 3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a transfer that needs approval waits for an operator.",
+)
+@click.option(
     "--rate-limit",
     type=click.IntRange(min=1),
     metavar="PER_MINUTE",
@@ -129,6 +137,7 @@ def serve(
     policy_update: str,
     onchain_memo: str,
     settlement_wait: float,
+    approval_ttl: float,
     rate_limit: int | None,
     shutdown_wait: float,
     log_format: str,
@@ -150,6 +159,7 @@ def serve(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
         settlement_wait_seconds=settlement_wait,
+        approval_ttl_seconds=approval_ttl,
         rate_limit_per_minute=rate_limit,
         shutdown_seconds=shutdown_wait,
     )

@@ -19,6 +19,9 @@ class Operation(StrEnum):
     """What is under way."""
 
     TRANSFER = "transfer"
+    APPROVE = "approve"
+    """A transfer that an operator has approved; what it was before is `transfer`."""
+
     ACCOUNT = "account"
     FUND = "fund"
     DEPOSIT = "deposit"

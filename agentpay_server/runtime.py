@@ -29,6 +29,8 @@ from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.transfers.approvals import Approvals
+from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.services.vault import KEY_BYTES, Vault
@@ -37,6 +39,7 @@ from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
@@ -58,6 +61,7 @@ class Runtime:
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
+        approvals: transfers that wait for an operator.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
@@ -75,6 +79,7 @@ class Runtime:
     accounts: Accounts
     policies: Policies
     transfers: Transfers
+    approvals: Approvals
     history: History
     webhooks: Webhooks
     deliveries: Deliveries
@@ -190,6 +195,10 @@ async def _started(
         vault=vault,
     )
     settlement = Settlement(context)
+    deposits = Deposits(context, settlement)
+    embedded.listen(deposits)
+    execution = Execution(context, settlement, deposits)
+    approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
@@ -201,18 +210,18 @@ async def _started(
         await deliveries.free_all()
         await resumption.free_all()
     settlement_worker = SettlementWorker(resumption, clock=clock)
-    deposits = Deposits(context, settlement)
-    embedded.listen(deposits)
     deposit_worker = DepositWorker(deposits, clock=clock)
     note_time = partial(identity.note_clock, database)
-    workers: list[Worker] = [settlement_worker, deposit_worker, records, delivery_worker]
+    approval_worker = ApprovalWorker(approvals)
+    workers: list[Worker] = [settlement_worker, deposit_worker, records, approval_worker, delivery_worker]
     schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     runtime = Runtime(
         context=context,
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
-        transfers=Transfers(context, settlement, deposits),
+        transfers=Transfers(context, execution),
+        approvals=approvals,
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

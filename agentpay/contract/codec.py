@@ -293,10 +293,11 @@ OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
 
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
+    omitted = {name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ())}
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in OMITTED_WHEN_NONE.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in omitted,
         )
         for attribute in attrs.fields(kind)
     }

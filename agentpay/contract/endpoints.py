@@ -55,6 +55,7 @@ class Endpoint:
         is_body_optional: whether no body at all stands for an empty object.
         errors: codes beside those that `every_error` finds by itself.
         names_unknown_outcome: whether a 503 may name a transfer whose outcome is not known (D29).
+        refusal_statuses: what the status of a transfer may be that a 402 names.
         request_headers: header fields that it heeds beside the usual ones.
         response_headers: header fields of a success beside the usual ones.
         summary: one line for documents.
@@ -73,6 +74,7 @@ class Endpoint:
     is_body_optional: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     names_unknown_outcome: bool = False
+    refusal_statuses: tuple[str, ...] = ("rejected", "failed")
     request_headers: tuple[Header, ...] = ()
     response_headers: tuple[Header, ...] = ()
     description: str = ""

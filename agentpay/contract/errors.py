@@ -38,6 +38,18 @@ class ErrorCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
     CLOCK_MOVING = "clock_moving"
+    NOT_PENDING = "not_pending"
+
+
+class RejectionReason(StrEnum):
+    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it (D27).
+
+    They stand as `error` in the transfer, and as `rejection_reason` in its event and its history entry. A
+    request under its key is answered with `policy_violation`.
+    """
+
+    ESCALATION_REJECTED = "escalation_rejected"
+    ESCALATION_EXPIRED = "escalation_expired"
 
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -64,6 +76,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
     ErrorCode.CLOCK_MOVING: 409,
+    ErrorCode.NOT_PENDING: 409,
 }
 """The one HTTP status of each code."""
 
@@ -92,6 +105,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
     ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
+    ErrorCode.NOT_PENDING: "The transfer waits for no approval, or not any more.",
     ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
 }
 """What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""

@@ -1,6 +1,7 @@
 """The console: what an operator does on the dashboard (decisions, "What stands beside /v1").
 
-Models and endpoints for what exists now: agent-scoped keys, accounts in full, the audit trail.
+Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals and webhooks have
+modules of their own.
 """
 
 from datetime import datetime
@@ -106,7 +107,11 @@ class AccountDetail(Account):
         policy_record: the on-chain record; None before the policy first changed.
         spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours.
         reserved_usdc: USDC of that which transfers in flight hold and may yet give back.
-        remaining_usdc: USDC that `max_daily_spend` still allows; None without that limit.
+        remaining_usdc: USDC that `max_daily_spend` still allows: a transfer of exactly that much is within
+            the limit, and one of a unit more is not. None without that limit.
+        next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the
+            millisecond at or after that moment; None while nothing is spent.
+        next_release_usdc: USDC that falls out then; None while nothing is spent.
     """
 
     metadata: dict[str, Any] | None
@@ -115,6 +120,8 @@ class AccountDetail(Account):
     spent_usdc: UsdcString
     reserved_usdc: UsdcString
     remaining_usdc: UsdcString | None
+    next_release_at: datetime | None
+    next_release_usdc: UsdcString | None
 
 
 @frozen(kw_only=True)

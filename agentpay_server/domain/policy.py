@@ -101,13 +101,22 @@ def paused_refusal(policy: Policy) -> Refusal | None:
     )
 
 
-def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
-    """Return why a spend for a valid recipient is refused, or None; escalation is not judged here."""
+def spending_refusal(
+    policy: Policy, spend: Spend, means: Means, *, again: str = "send the same key again"
+) -> Refusal | None:
+    """Return why a spend for a valid recipient is refused, or None; escalation is not judged here.
+
+    Args:
+        policy: the policy in force.
+        spend: what is asked.
+        means: what the account can still do.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+    """
     for rule in _RULES[spend.purpose]:
         reason = rule(policy, spend, means)
         if reason is not None:
             return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
-    return _balance(spend, means)
+    return _balance(spend, means, again)
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
@@ -186,15 +195,14 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
 """The rules that apply, in the order in which they are judged."""
 
 
-def _balance(spend: Spend, means: Means) -> Refusal | None:
+def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
     available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
         message=f"balance_usdc, less amounts in flight, is {usdc_text(available)} USDC and this "
-        f"{spend.purpose} asks for {usdc_text(spend.amount_micro)} USDC: fund the account, then send the "
-        "same key again.",
+        f"{spend.purpose} asks for {usdc_text(spend.amount_micro)} USDC: fund the account, then {again}.",
     )
 
 

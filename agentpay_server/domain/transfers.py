@@ -50,6 +50,15 @@ def check_transition(before: str | None, after: str) -> None:
         raise ValueError(f"a transfer does not go from {before} to {after}")
 
 
+def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> bool:
+    """Tell whether an operator may decide about a transfer: at the moment at which it expires, no more."""
+    return (
+        status == TransferStatus.PENDING_APPROVAL
+        and approval_expires_us is not None
+        and now_us < approval_expires_us
+    )
+
+
 @frozen(kw_only=True)
 class Terms:
     """The parameters that make two requests under one key the same request (D29)."""

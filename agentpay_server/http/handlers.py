@@ -123,6 +123,29 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     }
 
 
+def approval_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console that decide about transfers."""
+    approvals, complete = runtime.approvals, runtime.context.tasks.complete
+
+    async def list_approvals(call: Call) -> Reply:
+        return Reply(status=200, model=await approvals.list(call.principal, call.query))
+
+    async def approve_transfer(call: Call) -> Reply:
+        transfer_id = call.path["transfer_id"]
+        return Reply(status=200, model=await complete(approvals.approve(call.principal, transfer_id)))
+
+    async def reject_transfer(call: Call) -> Reply:
+        transfer_id = call.path["transfer_id"]
+        rejected = await complete(approvals.reject(call.principal, transfer_id, call.body))
+        return Reply(status=200, model=rejected)
+
+    return {
+        "console.approvals.list": list_approvals,
+        "console.approvals.approve": approve_transfer,
+        "console.approvals.reject": reject_transfer,
+    }
+
+
 def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     """Return the handlers of the sandbox."""
     sandbox = Sandbox(runtime)

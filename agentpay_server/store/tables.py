@@ -130,6 +130,8 @@ transfers: Final = Table(
     Column("spent_us", BigInteger),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
+    # Until when an operator may approve it; NULL for a transfer that never needed approval.
+    Column("approval_expires_us", BigInteger),
     # Until when, in real time, a submitted transfer belongs to the process that drives it.
     Column("leased_until_us", BigInteger, nullable=False),
     UniqueConstraint("operator_id", "held_key"),
@@ -141,6 +143,20 @@ Index(
     transfers.c.seq,
     sqlite_where=transfers.c.status == "submitted",
     postgresql_where=transfers.c.status == "submitted",
+)
+Index(
+    "ix_transfers_pending",
+    transfers.c.operator_id,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
+)
+Index(
+    "ix_transfers_pending_due",
+    transfers.c.approval_expires_us,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
 )
 
 expired_transactions: Final = Table(

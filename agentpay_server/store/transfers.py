@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from attrs import field, frozen
-from sqlalchemy import bindparam, insert, literal_column, null, select, true, update
+from sqlalchemy import bindparam, func, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
@@ -40,6 +40,7 @@ class TransferRecord:
     spent_us: int | None
     settled_us: int | None
     created_us: int
+    approval_expires_us: int | None
     leased_until_us: int
 
     @property
@@ -62,8 +63,10 @@ _INSERT: Final = insert(transfers)
 _INSERT_EXPIRED: Final = insert(expired_transactions)
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
 _IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
+_IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
 _BY_KEY: Final = select(transfers).where(
     transfers.c.operator_id == bindparam("operator_id"),
     transfers.c.held_key == bindparam("held_key"),
@@ -107,6 +110,41 @@ _FINISH: Final = (
         key_expires_us=bindparam("key_expires_us"),
         leased_until_us=0,
     )
+)
+_DECIDE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_PENDING)
+    .values(
+        status=bindparam("new_status"),
+        recipient_account_id=bindparam("recipient_account_id"),
+        recipient_token_account=bindparam("recipient_token_account"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_signature=bindparam("tx_signature"),
+        tx_raw=bindparam("tx_raw"),
+        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+        spent_us=bindparam("spent_us"),
+        key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=bindparam("leased_until_us"),
+    )
+)
+_PENDING_PAGE: Final = (
+    select(transfers)
+    .where(
+        transfers.c.operator_id == bindparam("operator_id"),
+        _IS_PENDING,
+        transfers.c.seq < bindparam("before"),
+    )
+    .order_by(transfers.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_NEXT_EXPIRY: Final = select(func.min(transfers.c.approval_expires_us)).where(_IS_PENDING)
+_EXPIRED: Final = (
+    select(transfers)
+    .where(_IS_PENDING, transfers.c.approval_expires_us <= bindparam("now_us"))
+    .order_by(transfers.c.approval_expires_us, transfers.c.seq)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True)
 )
 _SUBMITTED: Final = (
     select(transfers)
@@ -154,6 +192,16 @@ def is_under_way(connection: Connection, tx_signature: str, source: str) -> bool
     """Return whether a transaction is that of a submitted transfer from the token account `source`."""
     values = {"tx_signature": tx_signature, "source": source}
     return connection.execute(_OWN, values).scalar_one_or_none() is not None
+
+
+def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
+    """Lock and return a transfer that waits for approval; None if it does not, or not any more.
+
+    One that has moved on is neither locked nor waited for: whoever settles it locks it before its account,
+    and whoever approves it has locked the account before.
+    """
+    row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
 
 
 def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:
@@ -220,6 +268,50 @@ def finish(connection: Connection, end: TransferRecord) -> bool:
         "key_expires_us": end.key_expires_us,
     }
     return connection.execute(_FINISH, values).rowcount == 1
+
+
+def decide(connection: Connection, decided: TransferRecord) -> bool:
+    """Make of a transfer that waits for approval what `decided` describes, in all but its terms.
+
+    Returns:
+        Whether it did: False when the transfer no longer waits, and nothing was changed.
+    """
+    values = {
+        "of_transfer": decided.transfer_id,
+        "new_status": decided.status,
+        "recipient_account_id": decided.recipient_account_id,
+        "recipient_token_account": decided.recipient_token_account,
+        "error": decided.error,
+        "message": decided.message,
+        "tx_signature": decided.tx_signature,
+        "tx_raw": decided.tx_raw,
+        "tx_last_valid_block_height": decided.tx_last_valid_block_height,
+        "spent_us": decided.spent_us,
+        "key_expires_us": decided.key_expires_us,
+        "leased_until_us": decided.leased_until_us,
+    }
+    return connection.execute(_DECIDE, values).rowcount == 1
+
+
+def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
+    """Return an operator's transfers that wait for approval, newest first, below a sequence number."""
+    values = {"operator_id": operator_id, "before": before, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return when the next transfer that waits for approval has waited too long; None if none waits."""
+    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
+    return expires_us
+
+
+def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
+    """Lock and return up to `count` transfers that have waited too long for approval.
+
+    What another transaction has locked is being decided there, and is left out.
+    """
+    values = {"now_us": now_us, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_EXPIRED, values)]
 
 
 def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:

@@ -13,6 +13,7 @@ from agentpay.contract.endpoints import ENDPOINTS, Repeat, Scope
 from agentpay.contract.requests import Request
 from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
+from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.sessions import SESSION_ENDPOINTS
@@ -43,7 +44,7 @@ OF_AGENTS = {
     "sessions.get",
     "sessions.list",
 }
-SERVED = (*CONSOLE_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
+SERVED = (*CONSOLE_ENDPOINTS, *APPROVAL_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
 BESIDE = (*SERVED, *SESSION_ENDPOINTS)
 EVERYWHERE = (*ENDPOINTS, *BESIDE)
 OF_SESSIONS = {
@@ -77,6 +78,9 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
+    "console.approvals.list": lambda c: list(c.console.approvals()),
+    "console.approvals.approve": lambda c: c.console.approve("txn_a"),
+    "console.approvals.reject": lambda c: c.console.reject("txn_a"),
     "console.webhooks.list": lambda c: list(c.console.webhooks()),
     "console.webhooks.delete": lambda c: c.console.delete_webhook("wh_a"),
     "console.webhooks.rotate_secret": lambda c: c.console.rotate_webhook_secret("wh_a"),

@@ -273,7 +273,9 @@ class Survey:
         if not unbooked:
             assert all(row["balance"] == balances[row["usdc_token_account"]] for row in accounts)
 
-    def assert_settled_once(self, it: Prepared, answer: Any, landed_before: set[str]) -> None:
+    def assert_settled_once(
+        self, it: Prepared, answer: Any, landed_before: set[str], *, was_escalated: bool = False
+    ) -> None:
         """Assert that one transfer of 7 USDC happened, on chain and in every table: the one of `answer`."""
         (transfer,) = self.rows(tables.transfers)
         assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
@@ -289,5 +291,6 @@ class Survey:
         entries = Counter((row["account_id"], row["type"]) for row in self.rows(tables.entries))
         assert entries == {(it.payer, "deposit"): 1, (it.payer, "transfer"): 1, (it.payee, "deposit"): 1}
         types = [row["type"] for row in self.rows(tables.events)]
-        assert types == ["transfer.initiated", "transfer.settled"]
+        escalation = ["escalation.required"] if was_escalated else []
+        assert types == [*escalation, "transfer.initiated", "transfer.settled"]
         self.assert_conserved()

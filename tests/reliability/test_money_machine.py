@@ -58,6 +58,8 @@ class Transfer:
     status: str
     key_expires_us: int | None
     spent_us: int = 0
+    # Until when it may be approved; None if it never had to be.
+    waits_until_us: int | None = None
 
 
 ACTS = {
@@ -142,6 +144,8 @@ class Money(RuleBasedStateMachine):
         is_open = status in ("pending_approval", "submitted")
         expires_us = None if is_open else self.now_us + DAY_US
         transfer = Transfer(terms, answer, status, expires_us, self.now_us)
+        if status == "pending_approval":
+            transfer.waits_until_us = self.now_us + DAY_US
         assert answer.transfer_id not in {made.answer.transfer_id for made in self.made}
         self.keys[key] = transfer
         self.made.append(transfer)
@@ -332,12 +336,84 @@ class Money(RuleBasedStateMachine):
         shown: dict[str, Any] = self.do(self.world.get_transfer(transfer.answer.transfer_id or ""))
         return shown
 
+    # --- Approvals
+
+    @precondition(lambda self: self.waiting())
+    @rule(
+        data=st.data(),
+        verbs=st.lists(st.sampled_from(["approve", "approve", "reject"]), min_size=1, max_size=4),
+        trouble=st.sampled_from(sorted(ACTS)),
+    )
+    def decide(self, data: st.DataObject, verbs: list[str], trouble: str) -> None:
+        """Operators decide about one transfer, all at once."""
+        transfer = data.draw(st.sampled_from(self.waiting()))
+        transfer_id = transfer.answer.transfer_id or ""
+        height = self.world.chain.inner._height
+        self.world.chain.next("send", ACTS[trouble])
+
+        async def all_at_once() -> list[Answer]:
+            return await asyncio.gather(*(getattr(self.world, verb)(transfer_id) for verb in verbs))
+
+        answers = [self.do(self.resolved(answer)) for answer in self.do(all_at_once())]
+        self.world.chain.script_ends()
+        self.expect_decision(transfer, dict(zip(enumerate(verbs), answers, strict=True)))
+        if self.world.chain.inner._height > height:
+            self.expire_in_flight()
+
+    def expect_decision(self, transfer: Transfer, answers: dict[tuple[int, str], Answer]) -> None:
+        source, _, amount = transfer.terms
+        refusal = self.refusal(source, amount)
+        decided = [(verb, answer) for (_, verb), answer in answers.items() if answer.status != 409]
+        assert {answer.error for answer in answers.values() if answer.status == 409} <= {"not_pending"}
+        if refusal == "insufficient_balance":
+            for verb, answer in decided:
+                assert verb == "reject" or answer.error == "insufficient_balance"
+            decided = [(verb, answer) for verb, answer in decided if verb == "reject"]
+            if not decided:
+                return
+        ((verb, answer),) = decided
+        transfer.key_expires_us = self.now_us + DAY_US
+        if verb == "reject":
+            assert (answer.status, answer.body["error"]) == (200, "escalation_rejected")
+            self.reject(transfer, answer.body["message"])
+        elif refusal is not None:
+            assert (answer.status, answer.error) == (402, refusal)
+            transfer.status, transfer.answer = "rejected", answer
+        else:
+            assert (answer.status, answer.body["status"]) == (200, "settled"), answer
+            transfer.status, transfer.answer = "settled", answer
+            transfer.spent_us = self.now_us
+            self.accounts[source].spends.append((self.now_us, amount))
+            self.move(transfer.terms)
+
+    def reject(self, transfer: Transfer, message: str) -> None:
+        body = {
+            "error": "policy_violation",
+            "message": message,
+            "transfer_id": transfer.answer.transfer_id,
+            "status": "rejected",
+        }
+        transfer.status, transfer.answer = "rejected", Answer(402, body, transfer.answer.headers)
+
+    def waiting(self) -> list[Transfer]:
+        return [transfer for transfer in self.made if transfer.status == "pending_approval"]
+
+    def expire_what_waits(self) -> None:
+        for transfer in self.waiting():
+            assert transfer.waits_until_us is not None
+            if transfer.waits_until_us <= self.now_us:
+                shown = self.do(self.world.get_transfer(transfer.answer.transfer_id or ""))
+                assert shown["error"] == "escalation_expired"
+                self.reject(transfer, shown["message"])
+                transfer.key_expires_us = transfer.waits_until_us + DAY_US
+
     @rule(jump_us=st.sampled_from([1, 10**6, HOUR_US, 11 * HOUR_US, DAY_US - 1, DAY_US]))
     def advance(self, jump_us: int) -> None:
         self.do(self.world.advance(jump_us / 10**6))
         self.now_us += jump_us
         for account in self.accounts:
             account.unseen = 0
+        self.expire_what_waits()
 
     # --- What holds after every step ----------------------------------------------------------------------
 
@@ -372,6 +448,9 @@ class Money(RuleBasedStateMachine):
             detail = await self.world.detail(account.party)
             assert detail["spent_usdc"] == usdc(self.spent(account))
             assert detail["reserved_usdc"] == usdc(account.reserved)
+            limit = account.policy.get("max_daily_spend")
+            left = None if limit is None else usdc(max(limit - self.spent(account), 0))
+            assert detail["remaining_usdc"] == left
 
     def teardown(self) -> None:
         try:
@@ -387,14 +466,15 @@ class Money(RuleBasedStateMachine):
             "settled": ["transfer.initiated", "transfer.settled"],
             "failed": ["transfer.initiated", "transfer.rejected"],
             "rejected": ["transfer.rejected"],
-            "pending_approval": ["escalation.required"],
+            "pending_approval": [],
             "submitted": ["transfer.initiated"],
         }
         for transfer in self.made:
             transfer_id = transfer.answer.transfer_id
             assert transfer_id is not None
             assert (await self.world.get_transfer(transfer_id))["status"] == transfer.status
-            assert await self.world.event_types(transfer_id) == ends[transfer.status]
+            escalation = ["escalation.required"] if transfer.waits_until_us is not None else []
+            assert await self.world.event_types(transfer_id) == escalation + ends[transfer.status]
             landed = self.world.attempts(transfer_id).count("landed")
             assert landed == (transfer.status == "settled")
 

@@ -241,6 +241,12 @@ class World:
         assert answer.status == 200, answer
         return answer.body
 
+    async def approve(self, transfer_id: str) -> Answer:
+        return await self.request("POST", f"/console/approvals/{transfer_id}/approve")
+
+    async def reject(self, transfer_id: str, reason: str = "no") -> Answer:
+        return await self.request("POST", f"/console/approvals/{transfer_id}/reject", {"reason": reason})
+
     async def policy(self, account: Party, **fields: Any) -> Answer:
         answer = await self.request("PUT", f"/v1/accounts/{account.account_id}/policy", fields)
         assert answer.status == 200, answer

@@ -1,5 +1,6 @@
 """The error answers of operations: one for each HTTP status, its codes as an enum, its body exactly (D1)."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -33,16 +34,23 @@ class Errors:
         answers = {}
         for status, codes in by_status.items():
             is_unknown_too = status == 503 and endpoint.names_unknown_outcome
-            name = _name(status, codes) + (f"Or{_UNKNOWN_OUTCOME}" if is_unknown_too else "")
-            if name not in self.components:
-                self.components[name] = self._answer(status, codes, is_unknown_too=is_unknown_too)
+            schema = self._body(status, codes, endpoint.refusal_statuses)
+            name = _name(status, codes)
+            if self._schemas.components.get(name, schema) != schema:
+                # The same words for another set: the operation tells them apart.
+                name += f"Of{_camel(endpoint.name)}"
+            answer = self._answer(name, schema, codes, is_unknown_too=is_unknown_too)
+            name += f"Or{_UNKNOWN_OUTCOME}" if is_unknown_too else ""
+            self.components[name] = answer
             answers[str(status)] = {"$ref": f"#/components/responses/{name}"}
         return answers
 
-    def _answer(self, status: int, codes: Sequence[ErrorCode], *, is_unknown_too: bool) -> dict[str, Any]:
-        schema = self._body(status, codes)
+    def _answer(
+        self, name: str, schema: Schema, codes: Sequence[ErrorCode], *, is_unknown_too: bool
+    ) -> dict[str, Any]:
+        status = HTTP_STATUS[codes[0]]
         examples = {code.value: error_example(code, schema) for code in codes}
-        content: Schema = self._schemas.add(_name(status, codes), schema)
+        content: Schema = self._schemas.add(name, schema)
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
         if is_unknown_too:
             unknown = self._unknown_outcome()
@@ -58,13 +66,13 @@ class Errors:
             "content": json_content(content, examples),
         }
 
-    def _body(self, status: int, codes: Sequence[ErrorCode]) -> Schema:
+    def _body(self, status: int, codes: Sequence[ErrorCode], refusal_statuses: Sequence[str] = ()) -> Schema:
         fields: dict[str, Schema] = {
             "error": {"type": "string", "enum": [code.value for code in codes]},
             "message": {"type": "string"},
         }
         if status == 402:
-            fields |= self._transfer("rejected", "failed")
+            fields |= self._transfer(*refusal_statuses)
         else:
             fields["request_id"] = {"type": "string", "pattern": "^req_"}
         if status == 400:
@@ -95,4 +103,8 @@ def _exactly(description: str, fields: dict[str, Schema]) -> Schema:
 
 def _name(status: int, codes: Sequence[ErrorCode]) -> str:
     words = "_or_".join(codes) if len(codes) <= _NAMED_BY_CODES else HTTPStatus(status).phrase
-    return "".join(word.capitalize() for word in words.replace("_", " ").split())
+    return _camel(words)
+
+
+def _camel(words: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"[_. ]", words))

@@ -62,7 +62,8 @@ class TransferSteps:
     @property
     def operation(self) -> Operation:
         """What the transaction is for, for fault points."""
-        return Operation.TRANSFER
+        is_approved = self._transfer.approval_expires_us is not None
+        return Operation.APPROVE if is_approved else Operation.TRANSFER
 
     async def sent(self) -> None:
         """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""

@@ -291,10 +291,27 @@ def upgrade() -> None:
         sa.Column("spent_us", sa.BigInteger(), nullable=True),
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("approval_expires_us", sa.BigInteger(), nullable=True),
         sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("operator_id", "held_key"),
         sa.UniqueConstraint("transfer_id"),
+    )
+    op.create_index(
+        "ix_transfers_pending",
+        "transfers",
+        ["operator_id", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending_approval'"),
+        postgresql_where=sa.text("status = 'pending_approval'"),
+    )
+    op.create_index(
+        "ix_transfers_pending_due",
+        "transfers",
+        ["approval_expires_us", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending_approval'"),
+        postgresql_where=sa.text("status = 'pending_approval'"),
     )
     op.create_index(
         "ix_transfers_submitted",
