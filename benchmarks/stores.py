@@ -256,6 +256,16 @@ async def _no_reset(_connection: Any) -> None:
     return
 
 
+def _own(value: Any, number: int, recorded: Pair, pair: Pair) -> Any:
+    """Return what stands in the place of a recorded value in the transfer of this number and pair."""
+    if value in recorded:
+        return pair[recorded.index(value)]
+    if not isinstance(value, str):
+        return value
+    is_signature = len(value) in SIGNATURE_CHARACTERS
+    return f"{value}-{number}" if is_signature or value.startswith(OF_ONE_TRANSFER) else value
+
+
 async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], callers: int) -> float:
     """Return seconds per transfer when its statements are all there is."""
     # Nothing is set on a connection that would have to be reset when it is returned.
@@ -264,14 +274,6 @@ async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], caller
     )
     numbers = itertools.count(time.time_ns() // 1000)
 
-    def own(value: Any, number: int, pair: Pair) -> Any:
-        if value in pairs[0]:
-            return pair[pairs[0].index(value)]
-        if not isinstance(value, str):
-            return value
-        is_signature = len(value) in SIGNATURE_CHARACTERS
-        return f"{value}-{number}" if is_signature or value.startswith(OF_ONE_TRANSFER) else value
-
     async def transfer(pair: Pair) -> None:
         number = next(numbers)
         for transaction in recorded:
@@ -279,7 +281,7 @@ async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], caller
                 if transaction.begin:
                     await connection.execute(transaction.begin)
                 for statement, sets in transaction.statements:
-                    mine = [[own(value, number, pair) for value in values] for values in sets]
+                    mine = [[_own(value, number, pairs[0], pair) for value in values] for values in sets]
                     if statement.startswith("INSERT INTO spends"):
                         mine[0][-1] = number
                     if len(mine) > 1:

@@ -66,8 +66,9 @@ def directory() -> Iterator[Path]:
 async def _drop_databases(server: str, prefix: str) -> None:
     connection = await asyncpg.connect(server)
     try:
-        for row in await connection.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", prefix):
-            await connection.execute(f"DROP DATABASE {row[0]} WITH (FORCE)")
+        names = "SELECT datname FROM pg_database WHERE starts_with(datname, $1)"
+        for (name,) in await connection.fetch(names, prefix):
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await connection.close()
 

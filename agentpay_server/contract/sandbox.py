@@ -120,7 +120,9 @@ class SetFault(Request):
         times: how often it is to happen, 1 to 1,000; None until it is deleted.
     """
 
-    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(default=None, metadata=NULLABLE)
+    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(
+        default=None, metadata=NULLABLE
+    )
 
 
 @frozen(kw_only=True)

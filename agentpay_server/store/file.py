@@ -25,6 +25,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -197,7 +198,7 @@ class FileDatabase:
             _answer(answers)
         else:
             for job in writes:
-                self._run_one(job, lambda job=job: self._transaction(job.work))
+                self._run_one(job, partial(self._transaction, job.work))
         if jobs[-1].kind is _Kind.ALONE:
             self._run_one(jobs[-1], jobs[-1].work)
 

@@ -10,7 +10,6 @@ Any number of servers may share a database. One that must be alone takes `hold_a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -190,20 +189,27 @@ class PostgresDatabase:
         for tries_left in reversed(range(_TRIES)):
             await self._held()
             try:
-                session = await self._pool.take()
-                try:
-                    return await once(session)
-                finally:
-                    self._pool.give_back(session)
+                return await self._once(once)
             except Exception as error:
-                is_lost = _is_lost(error)
-                if tries_left and (_sqlstate(error) in _GIVEN_UP or (is_lost and not is_committing())):
+                is_undone = _sqlstate(error) in _GIVEN_UP or (_is_lost(error) and not is_committing())
+                if is_undone and tries_left:
                     continue
                 declared = _declared(error)
                 if declared is None:
                     raise
                 raise declared from error
         raise AssertionError("unreachable")
+
+    async def _once(self, once: Callable[[Session], Awaitable[T]]) -> T:
+        session = await self._pool.take()
+        try:
+            return await once(session)
+        except Exception as error:
+            if _is_lost(error):
+                session.driver.terminate()
+            raise
+        finally:
+            self._pool.give_back(session)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._is_open:
@@ -238,8 +244,15 @@ def _sqlstate(error: BaseException | None) -> str:
 def _is_lost(error: Exception) -> bool:
     """Whether an error says that the connection, or the server behind it, is gone."""
     state = _sqlstate(error)
-    is_drivers = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
-    return is_drivers or isinstance(error, OSError) or state in _SERVER_LEAVES or state.startswith("08")
+    # What asyncpg says of a connection that was ended while it was idle.
+    is_drivers = isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))
+    is_value = isinstance(error, ValueError)
+    return (
+        (is_drivers and not is_value)
+        or isinstance(error, OSError)
+        or state in _SERVER_LEAVES
+        or state.startswith("08")
+    )
 
 
 def _declared(error: Exception) -> DatabaseUnavailableError | None:

@@ -20,11 +20,11 @@ from agentpay_server.store.prepared import Preparer, Row
 
 T = TypeVar("T")
 
-_DIALECT: Final = PGDialect_asyncpg()
+_DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
 
 
-class MoreThanOneStatement(BaseException):  # noqa: N818 - a signal, which no unit may take for an error
+class MoreThanOneStatement(BaseException):
     """A unit needs a transaction: it has more than one statement, or one that is no plain SELECT."""
 
 
@@ -208,7 +208,7 @@ class Pool:
     """
 
     def __init__(self, url: URL, size: int) -> None:
-        _, self._options = _DIALECT.create_connect_args(url)
+        _, self._options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
 

@@ -86,4 +86,3 @@ class Preparer:
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         convert = self._converter(statement) if isinstance(statement, Select) else None
         return Prepared(str(compiled), names, constants, convert)
-

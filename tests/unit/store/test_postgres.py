@@ -7,13 +7,14 @@ import asyncpg
 import pytest
 import stores
 from sqlalchemy import bindparam, insert, select, text, update
+from sqlalchemy.util import await_only
 
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.store import accounts, deliveries, events, transfers, webhooks
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.store.postgres import PostgresDatabase
-from agentpay_server.store.postgres_connections import UndoneError
+from agentpay_server.store.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.store.tables import counters
 
 pytestmark = pytest.mark.anyio
@@ -205,6 +206,31 @@ async def test_a_connection_that_was_lost_before_the_commit_is_replaced(database
     assert await database.run(add, "one") == 1
 
 
+async def test_all_connections_that_were_lost_are_replaced(database, other):
+    await database.run(put, "one")
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    assert await database.read(values) == {"one": 80}
+
+
+async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
+    await database.run(put, "one")
+    tries = []
+    loop = asyncio.get_running_loop()
+
+    def unit(connection):
+        tries.append(1)
+        if len(tries) == 1:
+            killed = other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+            await_only(asyncio.ensure_future(killed, loop=loop))
+        return values(connection)
+
+    assert await database.read(unit) == {"one": 0}
+    assert tries == [1, 1]
+
+
 async def test_a_connection_that_is_lost_at_the_commit_is_declared_and_nothing_repeated(database, other):
     await database.run(put, "one")
     tries = []
@@ -301,8 +327,11 @@ async def test_a_server_that_loses_its_hold_to_another_touches_the_database_no_m
 
 
 async def until_it_is_noticed(database):
-    while not database._holder.driver.is_closed():
-        await asyncio.sleep(0)
+    noticed = asyncio.Event()
+    driver = database._holder.driver
+    driver.add_termination_listener(lambda _: noticed.set())
+    if not driver.is_closed():
+        await noticed.wait()
 
 
 async def test_after_the_close_nothing_runs(database):
@@ -372,6 +401,30 @@ async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database,
     claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
     everything = [delivery_id for some in claimed for delivery_id in some]
     assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+async def test_a_fair_claim_looks_deliveries_up_by_the_index_of_their_webhooks(database, holder, is_analyzed):
+    await holder.execute(
+        """
+        INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
+        SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
+        INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
+            due_us, leased_until_us, created_us)
+        SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
+            i, 0, 0 FROM generate_series(1, 20000) i
+        """
+    )
+    if is_analyzed:
+        await holder.execute("ANALYZE")
+    parameters = {"now_us": 10**6, "real_now_us": 10**6, "count": 32}
+    claim = _PREPARER.prepared(deliveries._FAIR, parameters)
+
+    rows = await holder.fetch(f"EXPLAIN {claim.text}", *claim.positional(parameters))
+
+    plan = "\n".join(row[0] for row in rows)
+    assert "ix_deliveries_webhook_due on deliveries waiting" in plan
+    assert "Index Cond: (seq = ANY (ARRAY(" in plan
 
 
 def put_account(connection):
