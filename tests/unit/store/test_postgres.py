@@ -8,6 +8,7 @@ import pytest
 import stores
 from sqlalchemy import bindparam, insert, select, text, update
 from sqlalchemy.util import await_only
+from statements import STATEMENTS, columns_of, parameters_of
 
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.store import accounts, deliveries, events, transfers, webhooks
@@ -401,6 +402,15 @@ async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database,
     claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
     everything = [delivery_id for some in claimed for delivery_id in some]
     assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
+
+
+async def test_every_statement_is_one_that_postgresql_takes(database, holder):
+    for name, statement in STATEMENTS.items():
+        columns = columns_of(statement)
+        parameters = dict.fromkeys(parameters_of(statement) if columns is None else columns)
+        prepared = _PREPARER.prepared(statement, parameters)
+        taken = await holder.prepare(prepared.text)
+        assert len(taken.get_parameters()) == len(prepared.positional(parameters)), name
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True])
