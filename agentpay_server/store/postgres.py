@@ -139,12 +139,17 @@ class PostgresDatabase:
 
     async def _hold(self) -> Session:
         session = await self._pool.connect()
-        if await session.driver.fetchval(_ALONE, _ALONE_KEY):
-            return session
-        await session.close()
-        raise DatabaseInUseError(
-            "another server holds this database; one with an embedded chain needs it for itself"
-        )
+        is_held = False
+        try:
+            is_held = await session.driver.fetchval(_ALONE, _ALONE_KEY)
+        finally:
+            if not is_held:
+                await session.close()
+        if not is_held:
+            raise DatabaseInUseError(
+                "another server holds this database; one with an embedded chain needs it for itself"
+            )
+        return session
 
     async def _held(self) -> None:
         """See to it that the database is held, if it was to be.

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
+_CLOSING_SECONDS: Final = 2.0
 
 
 class MoreThanOneStatement(BaseException):
@@ -39,9 +40,9 @@ class Session:
         driver: asyncpg's connection.
     """
 
-    def __init__(self, driver: "asyncpg.Connection[Any]") -> None:
+    def __init__(self, driver: asyncpg.Connection) -> None:
         self.driver = driver
-        self._statements: dict[str, PreparedStatement[Any]] = {}
+        self._statements: dict[str, PreparedStatement] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -94,9 +95,9 @@ class Session:
         """Close the connection."""
         # Whatever becomes of that, it is the end of it.
         with contextlib.suppress(Exception):
-            await self.driver.close()
+            await self.driver.close(timeout=_CLOSING_SECONDS)
 
-    async def _prepared(self, text: str) -> "PreparedStatement[Any]":
+    async def _prepared(self, text: str) -> PreparedStatement:
         found = self._statements.get(text)
         if found is None:
             found = self._statements[text] = await self.driver.prepare(text)
