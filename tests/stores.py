@@ -69,7 +69,7 @@ async def fresh_url() -> str:
 async def bare_url(template: str | None = None) -> str:
     """Return the address of a database without tables, or of a copy of `template`."""
     run.made += 1
-    name = f"{_prefix()}{os.getpid()}_{run.made}"
+    name = f"{prefix()}{os.getpid()}_{run.made}"
     await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
     return url_of(name)
 
@@ -89,7 +89,7 @@ async def administer(url: str, *statements: str) -> None:
         await connection.close()
 
 
-def _prefix() -> str:
+def prefix() -> str:
     """Return what the names of all databases of this run begin with, and of no other run's."""
     assert run.postgres is not None
     return postgres_server.prefix_of(run.postgres)
@@ -98,7 +98,7 @@ def _prefix() -> str:
 async def _template() -> str:
     """Return the database that others are copies of, laid out by the first who asks in the run."""
     assert run.postgres is not None
-    name, mark = f"{_prefix()}template", run.postgres / "template"
+    name, mark = f"{prefix()}template", run.postgres / "template"
     with (run.postgres / "template.lock").open("w") as lock:
         # The other workers of the run wait, and copy what they find.
         fcntl.flock(lock, fcntl.LOCK_EX)
