@@ -8,10 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import asyncpg
 import postgres_server
-from sqlalchemy import make_url, text
-
-from agentpay_server.store.postgres import PostgresDatabase
+from sqlalchemy import make_url
 
 _UNSAFE = {"fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off"}
 
@@ -31,14 +30,12 @@ def new_database(server_url: str, name: str) -> str:
     """Return the address of a new, empty database."""
 
     async def make() -> None:
-        database = PostgresDatabase(server_url)
+        connection = await asyncpg.connect(server_url)
         try:
-            async with database._engine.connect() as connection:
-                await connection.execution_options(isolation_level="AUTOCOMMIT")
-                await connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
-                await connection.execute(text(f"CREATE DATABASE {name}"))
+            await connection.execute(f"DROP DATABASE IF EXISTS {name}")
+            await connection.execute(f"CREATE DATABASE {name}")
         finally:
-            await database.close()
+            await connection.close()
 
     asyncio.run(make())
     return make_url(server_url).set(database=name).render_as_string(hide_password=False)

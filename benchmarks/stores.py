@@ -18,7 +18,7 @@ import asyncpg
 import postgres
 from attrs import field, frozen
 from harness import Result, compare, print_table
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.clock import SECOND_US
@@ -27,6 +27,7 @@ from agentpay_server.store.database import Database
 from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.migrations import upgrade
 from agentpay_server.store.postgres import POOL_SIZE, PostgresDatabase
+from agentpay_server.store.postgres_connections import Session
 
 KEY = bytes(range(32))
 NOW_US = 1_767_225_600 * SECOND_US
@@ -167,9 +168,9 @@ async def _filled(database: Database, count: int) -> Database:
 
 @frozen
 class Transaction:
-    """One transaction: its isolation, and its statements in order, each with one or more sets of values."""
+    """One transaction: what begins it, and its statements in order, each with one or more sets of values."""
 
-    isolation: str | None
+    begin: str | None
     statements: list[tuple[str, list[Any]]] = field(factory=list)
 
 
@@ -203,28 +204,37 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
     """Return the transactions of one transfer."""
     payer, payee = pair
     transfers = server.client().transfers
-    database: Any = server._running.runtime.context.database
-    engine, transactions = database._engine.sync_engine, []
-    open_transactions: dict[Any, Transaction] = {}
+    transactions: list[Transaction] = []
+    # By session, because others are under way: those of the workers.
+    current: dict[Session, Transaction] = {}
+    kept = {name: getattr(Session, name) for name in ("in_transaction", "alone", "fetch", "run_each")}
 
-    def begun(connection) -> None:
-        options = connection.get_execution_options()
-        open_transactions[connection] = Transaction(options.get("isolation_level"))
+    async def in_transaction(session, begin, unit, committing):
+        current[session] = Transaction(begin)
+        result = await kept["in_transaction"](session, begin, unit, committing)
+        transactions.append(current.pop(session))
+        return result
 
-    def executed(connection, cursor, statement, parameters, context, executemany) -> None:  # noqa: PLR0917
-        sets = parameters if executemany else [parameters]
-        open_transactions[connection].statements.append((statement, sets))
+    async def alone(session, unit):
+        current[session] = Transaction(None)
+        result = await kept["alone"](session, unit)
+        transactions.append(current.pop(session))
+        return result
 
-    def committed(connection) -> None:
-        transactions.append(open_transactions.pop(connection))
+    async def fetch(session, text, values):
+        current[session].statements.append((text, [values]))
+        return await kept["fetch"](session, text, values)
 
-    listeners = (("begin", begun), ("before_cursor_execute", executed), ("commit", committed))
+    async def run_each(session, text, values):
+        current[session].statements.append((text, values))
+        return await kept["run_each"](session, text, values)
+
     transfers.create(from_=payer, to=payee, amount="0.01")
-    for name, listener in listeners:
-        event.listen(engine, name, listener)
+    for replacement in (in_transaction, alone, fetch, run_each):
+        setattr(Session, replacement.__name__, replacement)
     transfers.create(from_=payer, to=payee, amount="0.01", idempotency_key=RECORDED_KEY)
-    for name, listener in listeners:
-        event.remove(engine, name, listener)
+    for name, method in kept.items():
+        setattr(Session, name, method)
     return [it for it in transactions if not any("chain_" in statement for statement, _ in it.statements)]
 
 
@@ -242,34 +252,44 @@ async def _served(server: AgentPayServer, pairs: list[Pair], count: int) -> floa
     return (time.perf_counter() - start) / count
 
 
+async def _no_reset(_connection: Any) -> None:
+    return
+
+
+def _own(value: Any, number: int, recorded: Pair, pair: Pair) -> Any:
+    """Return what stands in the place of a recorded value in the transfer of this number and pair."""
+    if value in recorded:
+        return pair[recorded.index(value)]
+    if not isinstance(value, str):
+        return value
+    is_signature = len(value) in SIGNATURE_CHARACTERS
+    return f"{value}-{number}" if is_signature or value.startswith(OF_ONE_TRANSFER) else value
+
+
 async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], callers: int) -> float:
     """Return seconds per transfer when its statements are all there is."""
+    # Nothing is set on a connection that would have to be reset when it is returned.
     pool = await asyncpg.create_pool(
-        url.replace("+asyncpg", ""), min_size=min(callers, POOL_SIZE), max_size=POOL_SIZE
+        url, min_size=min(callers, POOL_SIZE), max_size=POOL_SIZE, reset=_no_reset
     )
     numbers = itertools.count(time.time_ns() // 1000)
-
-    def own(value: Any, number: int, pair: Pair) -> Any:
-        if value in pairs[0]:
-            return pair[pairs[0].index(value)]
-        if not isinstance(value, str):
-            return value
-        is_signature = len(value) in SIGNATURE_CHARACTERS
-        return f"{value}-{number}" if is_signature or value.startswith(OF_ONE_TRANSFER) else value
 
     async def transfer(pair: Pair) -> None:
         number = next(numbers)
         for transaction in recorded:
-            isolation = "repeatable_read" if transaction.isolation else "read_committed"
-            async with pool.acquire() as connection, connection.transaction(isolation=isolation):
+            async with pool.acquire() as connection:
+                if transaction.begin:
+                    await connection.execute(transaction.begin)
                 for statement, sets in transaction.statements:
-                    mine = [[own(value, number, pair) for value in values] for values in sets]
+                    mine = [[_own(value, number, pairs[0], pair) for value in values] for values in sets]
                     if statement.startswith("INSERT INTO spends"):
                         mine[0][-1] = number
                     if len(mine) > 1:
                         await connection.executemany(statement, mine)
                     else:
                         await connection.fetch(statement, *mine[0])
+                if transaction.begin:
+                    await connection.execute("COMMIT")
 
     async def all_callers(count: int) -> None:
         left = iter(range(count))

@@ -1,9 +1,11 @@
 """A PostgreSQL of the test run's own, out of a wheel: no system set-up, no network, nothing left behind.
 
 The workers of one run share it: the first to ask starts it, the process that began the run ends it. Each
-database that a test is given is a copy of a template, dropped with the server.
+database that a test is given is a copy of a template, dropped with the server. On a server that was named
+instead, databases have names that no other run gives, and are dropped when the run ends.
 """
 
+import asyncio
 import fcntl
 import importlib.util
 import os
@@ -16,8 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+
 VARIABLE = "AGENTPAY_TEST_POSTGRES_URL"
-"""Names a server to use instead, as a superuser: `postgresql://postgres@localhost/postgres`."""
+"""Names a server to use instead, as a role that may create databases: `postgresql://me@localhost/postgres`."""
 
 # What a crash would lose is a test run: nothing waits for the disk.
 _OPTIONS = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
@@ -37,6 +41,12 @@ def url_of(directory: Path) -> str:
     return f"postgresql://postgres@/postgres?host={directory}"
 
 
+def prefix_of(directory: Path) -> str:
+    """Return what the names of all databases begin with that the run of `directory` makes."""
+    # Nothing that would have to be quoted in a statement.
+    return f"agentpay_{directory.name.encode().hex()[-16:]}_"
+
+
 @contextmanager
 def directory() -> Iterator[Path]:
     """Return where the server of this run lives; when it ends, so does the server."""
@@ -47,7 +57,20 @@ def directory() -> Iterator[Path]:
     finally:
         if (path / "data" / "postmaster.pid").exists():
             _run(path, "pg_ctl", "-D", str(path / "data"), "-m", "immediate", "-w", "stop")
+        given = os.environ.get(VARIABLE)
+        if given:
+            asyncio.run(_drop_databases(given, prefix_of(path)))
         shutil.rmtree(path)
+
+
+async def _drop_databases(server: str, prefix: str) -> None:
+    connection = await asyncpg.connect(server)
+    try:
+        names = "SELECT datname FROM pg_database WHERE starts_with(datname, $1)"
+        for (name,) in await connection.fetch(names, prefix):
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await connection.close()
 
 
 def _start(path: Path) -> None:

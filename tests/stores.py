@@ -4,15 +4,17 @@
 they would have in memory is then in a directory, or in a database, of its own.
 """
 
+import fcntl
 import os
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import postgres_server
 from attrs import evolve, field, mutable
-from sqlalchemy import Select, select, text
+from sqlalchemy import Select, make_url, select
 
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
@@ -25,7 +27,6 @@ from agentpay_server.store.migrations import upgrade
 from agentpay_server.store.postgres import PostgresDatabase
 
 KEY = bytes(range(32))
-_TEMPLATE = "agentpay_template"
 
 
 @mutable
@@ -62,53 +63,52 @@ async def fresh_url() -> str:
         names = ", ".join(f'"{table.name}"' for table in tables.metadata.sorted_tables)
         await administer(url, f"TRUNCATE {names} RESTART IDENTITY")
         return url
-    server = postgres_url()
+    return await bare_url(await _template())
+
+
+async def bare_url(template: str | None = None) -> str:
+    """Return the address of a database without tables, or of a copy of `template`."""
     run.made += 1
-    name = f"agentpay_{os.getpid()}_{run.made}"
-    await _make_template(server)
-    await administer(server, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+    name = f"{prefix()}{os.getpid()}_{run.made}"
+    await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
     return url_of(name)
 
 
 def url_of(name: str) -> str:
     """Return the address of a database of the run's server."""
-    head, _, query = postgres_url().partition("?")
-    base = head.rpartition("/")[0]
-    return f"{base}/{name}?{query}" if query else f"{base}/{name}"
+    return make_url(postgres_url()).set(database=name).render_as_string(hide_password=False)
 
 
 async def administer(url: str, *statements: str) -> None:
     """Run statements outside of any transaction."""
-    database = PostgresDatabase(url)
+    connection = await asyncpg.connect(url)
     try:
-        async with database._engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            for statement in statements:
-                await connection.execute(text(statement))
+        for statement in statements:
+            await connection.execute(statement)
     finally:
-        await database.close()
+        await connection.close()
 
 
-async def _make_template(server: str) -> None:
-    """Lay out the database that all others are copies of, once in the run."""
-    database = PostgresDatabase(server)
-    try:
-        async with database._engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            # Held until the connection is gone: the other workers wait, and copy what they find.
-            await connection.execute(text("SELECT pg_advisory_lock(1)"))
-            found = await connection.execute(
-                text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": _TEMPLATE}
-            )
-            if found.scalar_one_or_none() is None:
-                await connection.execute(text(f"CREATE DATABASE {_TEMPLATE}_draft"))
-                draft = PostgresDatabase(url_of(f"{_TEMPLATE}_draft"))
-                await upgrade(draft)
-                await draft.close()
-                await connection.execute(text(f"ALTER DATABASE {_TEMPLATE}_draft RENAME TO {_TEMPLATE}"))
-            await connection.execute(text("SELECT pg_advisory_unlock(1)"))
-    finally:
-        await database.close()
+def prefix() -> str:
+    """Return what the names of all databases of this run begin with, and of no other run's."""
+    assert run.postgres is not None
+    return postgres_server.prefix_of(run.postgres)
+
+
+async def _template() -> str:
+    """Return the database that others are copies of, laid out by the first who asks in the run."""
+    assert run.postgres is not None
+    name, mark = f"{prefix()}template", run.postgres / "template"
+    with (run.postgres / "template.lock").open("w") as lock:
+        # The other workers of the run wait, and copy what they find.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not mark.exists():
+            await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE template0")
+            draft = PostgresDatabase(url_of(name))
+            await upgrade(draft)
+            await draft.close()
+            mark.touch()
+    return name
 
 
 class _Returned(PostgresDatabase):
@@ -116,13 +116,13 @@ class _Returned(PostgresDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._url = url
+        self._given = url
 
     async def close(self) -> None:
         was_open = self._is_open
         await super().close()
         if was_open:
-            run.free.append(self._url)
+            run.free.append(self._given)
 
 
 async def new_database(kind: str | None = None) -> Database:

@@ -9,17 +9,18 @@ Any number of servers may share a database. One that must be alone takes `hold_a
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+import asyncpg
 import sqlalchemy
-from attrs import define
-from sqlalchemy import Executable, MetaData, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import URL, MetaData, NullPool, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from agentpay_server.store.connection import ConflictError, Connection, Parameters, Rows
+from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.store.postgres_connections import MoreThanOneStatement, Pool, Session
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,85 +32,19 @@ _TRIES: Final = 5
 _GIVEN_UP: Final = {"40001", "40P01"}
 """SQLSTATEs of a transaction that was undone for another's sake: serialization failure, deadlock."""
 
+_SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
+"""SQLSTATEs of a server that shuts down, has crashed, or is not up yet."""
+
 _OUR_FAULTS: Final = {"22", "25", "42"}
 """Classes of SQLSTATEs that no other try would get around: a wrong value, transaction or statement."""
 
-_ALONE: Final = text("SELECT pg_try_advisory_lock(:key)")
+_BEGIN: Final = "BEGIN"
+_BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_ALONE: Final = "SELECT pg_try_advisory_lock($1)"
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
 _ALONE_KEY: Final = 0x6167_656E_7401
 LAYOUT_KEY: Final = 0x6167_656E_7402
 """Advisory lock under which tables are laid out."""
-
-
-class PostgresConnection:
-    """Runs Core statements on a connection within a transaction.
-
-    Args:
-        inner: SQLAlchemy's.
-    """
-
-    def __init__(self, inner: sqlalchemy.Connection) -> None:
-        self._inner = inner
-
-    def execute(
-        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
-    ) -> Rows:
-        """Run a statement; with a sequence of parameters, once for each of them.
-
-        Raises:
-            ConflictError: a row would break a constraint. The transaction is lost.
-        """
-        try:
-            return _Rows(self._inner.execute(statement, parameters))
-        except IntegrityError as error:
-            raise ConflictError(str(error.orig)) from error
-
-
-class _Rows:
-    """The result of a statement."""
-
-    __slots__ = ("_result",)
-
-    def __init__(self, result: sqlalchemy.CursorResult[Any]) -> None:
-        self._result = result
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows the statement matched."""
-        return self._result.rowcount
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        return iter(self._result)
-
-    def one_or_none(self) -> Sequence[Any] | None:
-        """Return the only row, or None if there is none."""
-        row: Sequence[Any] | None = self._result.fetchone()
-        if row is not None and self._result.fetchone() is not None:
-            raise ValueError("the statement has found more than one row")
-        return row
-
-    def scalars(self) -> Iterator[Any]:
-        """Return the first column of every row."""
-        return (row[0] for row in self._result)
-
-    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row."""
-        row = self.one_or_none()
-        if row is None:
-            raise ValueError("the statement has found no row")
-        return row[0]
-
-    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
-        row = self.one_or_none()
-        return None if row is None else row[0]
-
-
-@define
-class _Progress:
-    """How far a transaction has come."""
-
-    is_committing: bool = False
 
 
 class PostgresDatabase:
@@ -123,12 +58,12 @@ class PostgresDatabase:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = _engine(url)
-        self._reading = self._engine.execution_options(
-            isolation_level="REPEATABLE READ", postgresql_readonly=True
-        )
+        self._url = _url(url)
+        self._pool = Pool(self._url, POOL_SIZE)
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._alone: AsyncConnection | None = None
+        # The code of units that are known to read with more than one statement.
+        self._reads_of_many: set[object] = set()
+        self._holder: Session | None = None
         self._is_hold_lost = False
         self._lost: Callable[[], None] = lambda: None
         self._is_open = True
@@ -144,26 +79,23 @@ class PostgresDatabase:
             DatabaseUnavailableError: there is no answer, and it may or may not be committed.
             RuntimeError: the database is closed.
         """
-
-        def work(connection: sqlalchemy.Connection) -> T:
-            return unit(PostgresConnection(connection), *args, **kwargs)
-
-        return await self._to_its_end(_repeated(self._engine, work))
+        return await self._to_its_end(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `unit(connection, ...)`, which changes nothing, on one state of the database.
 
+        A single SELECT sees one state by itself, and is not wrapped in the two other statements that a
+        transaction takes. Whether a unit has more than one shows when it runs: it is then run again, and
+        known from then on.
+
         Raises:
             DatabaseUnavailableError: there is no answer.
             RuntimeError: the database is closed.
         """
-
-        def work(connection: sqlalchemy.Connection) -> T:
-            return unit(PostgresConnection(connection), *args, **kwargs)
-
-        return await self._to_its_end(_repeated(self._reading, work))
+        kind = getattr(unit, "__code__", type(unit))
+        return await self._to_its_end(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
     async def create_missing(self, tables: MetaData) -> None:
         """Create those tables and indexes that the database does not have yet."""
@@ -176,7 +108,12 @@ class PostgresDatabase:
             connection.execute(_LOCK, {"key": LAYOUT_KEY})
             return work(connection)
 
-        return await self._to_its_end(_repeated(self._engine, alone))
+        async def laid_out() -> T:
+            engine = create_async_engine(self._url, poolclass=NullPool, hide_parameters=True)
+            async with engine.begin() as connection:
+                return await connection.run_sync(alone)
+
+        return await self._to_its_end(_declaring(laid_out()))
 
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
         """Keep every other server that asks for the same away from this database, until it is closed.
@@ -188,41 +125,92 @@ class PostgresDatabase:
             DatabaseInUseError: another server holds it.
             DatabaseUnavailableError: there is no answer.
         """
-        if self._alone is not None:
-            return
-        try:
-            connection = await self._engine.connect()
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            is_alone = (await connection.execute(_ALONE, {"key": _ALONE_KEY})).scalar_one()
-            raw: Any = await connection.get_raw_connection()
-        except Exception as error:
-            declared = _declared(error)
-            raise error if declared is None else declared from error
-        if not is_alone:
-            await connection.close()
-            raise DatabaseInUseError(
-                "another server holds this database; one with an embedded chain needs it for itself"
-            )
-        raw.driver_connection.add_termination_listener(self._lose_hold)
-        self._alone, self._lost = connection, lost
+        if self._holder is None:
+            holder = await _declaring(self._hold())
+            holder.driver.add_termination_listener(self._lose_hold)
+            self._holder, self._lost = holder, lost
 
     async def close(self) -> None:
         """Finish what is under way and let go of all connections. Calling it again does nothing."""
         self._is_open = False
         if self._under_way:
             await asyncio.wait(self._under_way)
-        alone, self._alone = self._alone, None
-        if alone is not None:
-            # Not returned to the pool: the lock goes with the connection.
-            await alone.invalidate()
-            await alone.close()
-        await self._engine.dispose()
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            await holder.close()
+        await self._pool.close()
+
+    async def _hold(self) -> Session:
+        session = await self._pool.connect()
+        is_held = False
+        try:
+            is_held = await session.driver.fetchval(_ALONE, _ALONE_KEY)
+        finally:
+            if not is_held:
+                await session.close()
+        if not is_held:
+            raise DatabaseInUseError(
+                "another server holds this database; one with an embedded chain needs it for itself"
+            )
+        return session
+
+    async def _in_transaction(self, begin: str, unit: Callable[[Connection], T]) -> T:
+        is_committing = False
+
+        def committing() -> None:
+            nonlocal is_committing
+            is_committing = True
+
+        async def once(session: Session) -> T:
+            nonlocal is_committing
+            is_committing = False
+            return await session.in_transaction(begin, unit, committing)
+
+        return await self._repeated(once, lambda: is_committing)
+
+    async def _read(self, kind: object, unit: Callable[[Connection], T]) -> T:
+        if kind not in self._reads_of_many:
+            try:
+                return await self._repeated(lambda session: session.alone(unit), lambda: False)
+            except MoreThanOneStatement:
+                self._reads_of_many.add(kind)
+        return await self._in_transaction(_BEGIN_READ, unit)
+
+    async def _repeated(
+        self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
+    ) -> T:
+        """Run `once` on a connection, and again on another when it certainly changed nothing."""
+        for tries_left in reversed(range(_TRIES)):
+            if self._is_hold_lost:
+                raise DatabaseUnavailableError(
+                    "the connection that kept other servers away from the database was lost"
+                )
+            try:
+                return await self._once(once)
+            except Exception as error:
+                is_undone = _sqlstate(error) in _GIVEN_UP or (_is_lost(error) and not is_committing())
+                if is_undone and tries_left:
+                    continue
+                declared = _declared(error)
+                if declared is None:
+                    raise
+                raise declared from error
+        raise AssertionError("unreachable")
+
+    async def _once(self, once: Callable[[Session], Awaitable[T]]) -> T:
+        session = await self._pool.take()
+        try:
+            return await once(session)
+        except Exception as error:
+            if _is_lost(error):
+                session.driver.terminate()
+            raise
+        finally:
+            self._pool.give_back(session)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._is_open or self._is_hold_lost:
+        if not self._is_open:
             work.close()
-            if self._is_open:
-                raise DatabaseUnavailableError("the connection that kept other servers away was lost")
             raise RuntimeError("the database is closed")
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
@@ -237,58 +225,54 @@ class PostgresDatabase:
 
     def _lose_hold(self, _connection: object) -> None:
         # Another server may hold the database from now on: this one must not touch it again.
-        if self._alone is not None:
+        if self._holder is not None:
             self._is_hold_lost = True
             self._lost()
 
 
-async def _repeated(engine: AsyncEngine, work: Callable[[sqlalchemy.Connection], T]) -> T:
-    """Run `work` in a transaction, again when it certainly changed nothing."""
-    for tries_left in reversed(range(_TRIES)):
-        progress = _Progress()
-        try:
-            return await _once(engine, work, progress)
-        except Exception as error:
-            if tries_left and _changed_nothing(error, progress):
-                continue
-            declared = _declared(error)
-            if declared is None:
-                raise
-            raise declared from error
-    raise AssertionError("unreachable")
+async def _declaring(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except Exception as error:
+        declared = _declared(error)
+        if declared is None:
+            raise
+        raise declared from error
 
 
-async def _once(engine: AsyncEngine, work: Callable[[sqlalchemy.Connection], T], progress: _Progress) -> T:
-    async with engine.connect() as connection, connection.begin() as transaction:
-        result = await connection.run_sync(work)
-        progress.is_committing = True
-        await transaction.commit()
-        return result
+def _sqlstate(error: BaseException | None) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
 
 
-def _changed_nothing(error: Exception, progress: _Progress) -> bool:
-    """Whether the transaction was certainly undone, by no fault of its own."""
-    if not isinstance(error, DBAPIError):
-        return False
-    if getattr(error.orig, "sqlstate", None) in _GIVEN_UP:
-        return True
-    return error.connection_invalidated and not progress.is_committing
+def _is_lost(error: Exception) -> bool:
+    """Whether an error says that the connection, or the server behind it, is gone."""
+    state = _sqlstate(error)
+    # What asyncpg says of a connection that was ended while it was idle.
+    is_drivers = isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))
+    is_value = isinstance(error, ValueError)
+    return (
+        (is_drivers and not is_value)
+        or isinstance(error, OSError)
+        or state in _SERVER_LEAVES
+        or state.startswith("08")
+    )
 
 
-def _declared(error: Exception) -> Exception | None:
-    """Return what `Database` declares in the place of what SQLAlchemy, the driver or the network raised."""
-    if isinstance(error, IntegrityError):  # Of a constraint that is checked at the end.
-        return ConflictError(str(error.orig))
+def _declared(error: Exception) -> DatabaseUnavailableError | None:
+    """Return what `Database` declares in the place of what the driver or the network raised, if it does."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    if str(getattr(cause, "sqlstate", None))[:2] in _OUR_FAULTS:
+    state = _sqlstate(cause)
+    # A value that asyncpg cannot send is a fault of ours, and a ValueError; an option of the URL is not.
+    is_our_fault = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
+    if is_our_fault or state[:2] in _OUR_FAULTS:
         return None
-    is_drivers = type(error).__module__.startswith("asyncpg.")
-    if is_drivers or isinstance(error, (SQLAlchemyError, OSError)):
+    is_drivers = type(cause).__module__.startswith("asyncpg.")
+    if is_drivers or isinstance(error, (DBAPIError, OSError)):
         return DatabaseUnavailableError(f"PostgreSQL gave no answer: {cause}")
     return None
 
 
-def _engine(url: str) -> AsyncEngine:
+def _url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -300,4 +284,4 @@ def _engine(url: str) -> AsyncEngine:
     if mode is not None:
         # libpq's name for it, which most URLs have; asyncpg knows the same values under its own.
         parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
-    return create_async_engine(parsed, pool_size=POOL_SIZE, max_overflow=0, hide_parameters=True)
+    return parsed

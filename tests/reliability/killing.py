@@ -78,7 +78,7 @@ class Postgres:
     @classmethod
     def made(cls, how: str = "") -> "Postgres":
         """Make a database."""
-        name = f"killed_{os.getpid()}_{next(_numbers)}"
+        name = f"{stores.prefix()}killed_{os.getpid()}_{next(_numbers)}"
         asyncio.run(stores.administer(stores.postgres_url(), f"CREATE DATABASE {name} {how}"))
         return cls(name)
 

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+from contextlib import asynccontextmanager
 
 import pytest
 from sqlalchemy import BigInteger, Boolean, Column, LargeBinary, MetaData, Table, Text, insert, select
@@ -120,6 +121,146 @@ async def test_a_unit_that_has_begun_runs_to_its_commit_though_its_caller_is_can
 
     assert first.cancelled()
     assert await database.read(names) == ["begun"]
+
+
+# --- Units that are one transaction ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def held_up(database):
+    """Let units wait in line meanwhile, behind one that is under way; yields what SQLite was told."""
+    begun, go_on, told = threading.Event(), threading.Event(), []
+
+    def first(connection):
+        begun.set()
+        go_on.wait()
+
+    under_way = asyncio.ensure_future(database.run(first))
+    await asyncio.to_thread(begun.wait)
+    database._driver.set_trace_callback(told.append)
+    try:
+        yield told
+    finally:
+        await asyncio.sleep(0)
+        go_on.set()
+        await under_way
+        database._driver.set_trace_callback(None)
+
+
+async def test_units_that_come_meanwhile_are_one_transaction_answered_after_its_commit(database):
+    answers = []
+
+    async def added(name):
+        await database.run(add, name)
+        answers.append((name, "COMMIT" in told[1:]))
+
+    async with held_up(database) as told:
+        waiting = [asyncio.ensure_future(added(name)) for name in ("one", "two", "three")]
+    await asyncio.gather(*waiting)
+
+    # The first is of the unit that held them up.
+    assert [statement for statement in told if statement in ("BEGIN IMMEDIATE", "COMMIT")] == [
+        "COMMIT",
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ]
+    assert answers == [("one", True), ("two", True), ("three", True)]
+    assert await database.read(names) == ["one", "three", "two"]
+
+
+async def test_a_unit_that_fails_is_undone_alone(database):
+    def failing(connection):
+        add(connection, "gone")
+        raise LookupError("never mind")
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(add, "one")),
+            asyncio.ensure_future(database.run(failing)),
+            asyncio.ensure_future(database.run(add, "one")),
+            asyncio.ensure_future(database.run(add, "two")),
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        LookupError,
+        ConflictError,
+        1,
+    ]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_unit_that_fills_the_disk_takes_nobody_else_with_it(database):
+    await database.with_driver(lambda driver: driver.execute("PRAGMA max_page_count=8").fetchone())
+
+    def too_much(connection):
+        connection.execute(INSERT, {"name": "x" * 100_000})
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(unit, *arguments))
+            for unit, arguments in ((add, ["one"]), (too_much, []), (add, ["two"]))
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        DatabaseUnavailableError,
+        1,
+    ]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_transaction_that_is_lost_with_all_its_units_gives_each_its_own(database):
+    tries = []
+
+    def losing(connection):
+        tries.append("losing")
+        database._driver.execute("ROLLBACK")  # As SQLite itself does for some failures.
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(unit, *arguments))
+            for unit, arguments in ((add, ["one"]), (losing, []), (add, ["two"]))
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        DatabaseUnavailableError,
+        1,
+    ]
+    assert tries == ["losing", "losing"]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_unit_that_is_cancelled_in_line_is_not_run(database):
+    async with held_up(database):
+        waiting = [asyncio.ensure_future(database.run(add, name)) for name in ("one", "two", "three")]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+    await asyncio.wait(waiting)
+
+    assert await database.read(names) == ["one", "three"]
+
+
+async def test_a_read_waits_for_nobody_when_the_connection_is_free_and_sees_only_what_is_committed(database):
+    threads = []
+
+    def noted(connection):
+        threads.append(threading.get_ident())
+        return names(connection)
+
+    assert await database.read(noted) == []
+    async with held_up(database):
+        writing = asyncio.ensure_future(database.run(add, "one"))
+        reading = asyncio.ensure_future(database.read(noted))
+    assert await reading == []
+    assert await writing == 1
+    assert await database.read(names) == ["one"]
+    assert threads[0] == threading.get_ident() != threads[1]
 
 
 async def test_closing_waits_for_what_is_under_way(database, path):

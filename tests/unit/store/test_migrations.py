@@ -28,9 +28,7 @@ async def bare(request, tmp_path):
     if request.param == "file":
         database = FileDatabase(tmp_path / "store.sqlite3")
     else:
-        server, name = stores.postgres_url(), f"bare_{tmp_path.name}".lower()
-        await stores.administer(server, f'DROP DATABASE IF EXISTS "{name}"', f'CREATE DATABASE "{name}"')
-        database = PostgresDatabase(stores.url_of(name))
+        database = PostgresDatabase(await stores.bare_url())
     yield database
     await database.close()
 
@@ -138,7 +136,7 @@ async def test_servers_that_start_at_once_lay_the_tables_out_once(bare):
     if isinstance(bare, FileDatabase):
         await asyncio.gather(*(upgrade(bare) for _ in range(4)))
     else:
-        url = bare._engine.url.render_as_string(hide_password=False)
+        url = bare._url.render_as_string(hide_password=False)
         others = [PostgresDatabase(url) for _ in range(4)]
         await asyncio.gather(*(upgrade(database) for database in others))
         await asyncio.gather(*(database.close() for database in others))

@@ -1,17 +1,21 @@
 """PostgreSQL: what is retried, what is declared, and two servers' databases side by side."""
 
 import asyncio
+import contextlib
 
+import asyncpg
 import pytest
 import stores
 from sqlalchemy import bindparam, insert, select, text, update
-from sqlalchemy.ext.asyncio import AsyncTransaction
+from sqlalchemy.util import await_only
+from statements import STATEMENTS, columns_of, parameters_of
 
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.store import accounts, deliveries, events, transfers, webhooks
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.store.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.store.tables import counters
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +57,14 @@ async def database(url):
 
 
 @pytest.fixture
+async def holder(url):
+    """A connection beside those of the databases."""
+    made = await asyncpg.connect(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
 async def other(url):
     made = PostgresDatabase(url)
     yield made
@@ -76,11 +88,13 @@ async def test_a_row_that_breaks_a_constraint_is_a_conflict(database):
         await database.run(put, "one")
 
 
-async def test_a_read_sees_one_state(database, other):
+async def test_a_read_sees_one_state(database, other, holder):
     await database.run(put, "one", "two")
     loop = asyncio.get_running_loop()
 
     def twice(connection):
+        # No plain SELECT: from here on it is a transaction.
+        connection.execute(text("SELECT 1"))
         before = values(connection)
         asyncio.run_coroutine_threadsafe(changed(), loop)
         connection.execute(text("SELECT pg_advisory_lock(77)"))
@@ -88,14 +102,51 @@ async def test_a_read_sees_one_state(database, other):
 
     async def changed():
         await other.run(add, "one")
-        await holder.execute(text("SELECT pg_advisory_unlock(77)"))
+        await holder.execute("SELECT pg_advisory_unlock(77)")
 
-    async with other._engine.connect() as holder:
-        await holder.execution_options(isolation_level="AUTOCOMMIT")
-        await holder.execute(text("SELECT pg_advisory_lock(77)"))
-        first, second = await database.read(twice)
+    await holder.execute("SELECT pg_advisory_lock(77)")
+    first, second = await database.read(twice)
     assert first == second == {"one": 0, "two": 0}
     assert await database.read(values) == {"one": 1, "two": 0}
+
+
+async def test_a_read_of_one_statement_is_no_transaction_and_one_of_more_is(database, url):
+    await database.run(put, "one")
+    tries, sent = [], []
+
+    def once(connection):
+        tries.append("once")
+        return values(connection)
+
+    def twice(connection):
+        tries.append("twice")
+        return values(connection), values(connection)
+
+    async def executed(driver, statement):
+        sent.append(statement)
+        return await execute(driver, statement)
+
+    execute = asyncpg.Connection.execute
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", executed)
+        for _ in range(2):
+            assert await database.read(once) == {"one": 0}
+        assert sent == []
+        for _ in range(2):
+            assert await database.read(twice) == ({"one": 0}, {"one": 0})
+    assert sent == ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "COMMIT"] * 2
+    assert tries == ["once"] * 2 + ["twice"] * 3
+
+
+async def test_a_unit_that_goes_on_after_its_transaction_was_undone_is_told(database):
+    def unit(connection):
+        put(connection, "one")
+        with contextlib.suppress(ConflictError):
+            put(connection, "one")
+
+    with pytest.raises(UndoneError):
+        await database.run(unit)
+    assert await database.read(values) == {}
 
 
 async def test_a_read_that_writes_is_refused(database):
@@ -103,7 +154,7 @@ async def test_a_read_that_writes_is_refused(database):
         await database.read(put, "one")
 
 
-async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other):
+async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, holder):
     await database.run(put, "one", "two")
     tries = []
 
@@ -114,29 +165,26 @@ async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other):
         connection.execute(text("SELECT pg_advisory_xact_lock_shared(88)"))
         add(connection, second)
 
-    async with other._engine.connect() as holder:
-        await holder.execution_options(isolation_level="AUTOCOMMIT")
-        await holder.execute(text("SELECT pg_advisory_lock(88)"))
-        racers = [
-            asyncio.ensure_future(database.run(crossing, "one", "two")),
-            asyncio.ensure_future(other.run(crossing, "two", "one")),
-        ]
-        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        while (await holder.execute(waiting)).scalar_one() < 2:
-            pass
-        await holder.execute(text("SELECT pg_advisory_unlock(88)"))
-        await asyncio.gather(*racers)
+    await holder.execute("SELECT pg_advisory_lock(88)")
+    racers = [
+        asyncio.ensure_future(database.run(crossing, "one", "two")),
+        asyncio.ensure_future(other.run(crossing, "two", "one")),
+    ]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    while await holder.fetchval(waiting) < 2:
+        pass
+    await holder.execute("SELECT pg_advisory_unlock(88)")
+    await asyncio.gather(*racers)
     assert await database.read(values) == {"one": 2, "two": 2}
     assert len(tries) == 3
 
 
-async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, other):
+async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, other, holder):
     await database.run(put, "one")
-    async with other._engine.connect() as holder, holder.begin():
-        await holder.execute(ADD, {"of_name": "one"})
+    async with holder.transaction():
+        await holder.execute("UPDATE counters SET value = value + 1")
         waiting = asyncio.ensure_future(database.run(add, "one"))
-        blocked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        while not (await holder.execute(blocked)).scalar_one():
+        while not await holder.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
             pass
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -148,7 +196,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, o
 
 KILL_OTHERS = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    " WHERE pid <> pg_backend_pid() AND datname = current_database() AND usename = current_user"
 )
 
 
@@ -159,26 +207,49 @@ async def test_a_connection_that_was_lost_before_the_commit_is_replaced(database
     assert await database.run(add, "one") == 1
 
 
+async def test_all_connections_that_were_lost_are_replaced(database, other):
+    await database.run(put, "one")
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    assert await database.read(values) == {"one": 80}
+
+
+async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
+    await database.run(put, "one")
+    tries = []
+    loop = asyncio.get_running_loop()
+
+    def unit(connection):
+        tries.append(1)
+        if len(tries) == 1:
+            killed = other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+            await_only(asyncio.ensure_future(killed, loop=loop))
+        return values(connection)
+
+    assert await database.read(unit) == {"one": 0}
+    assert tries == [1, 1]
+
+
 async def test_a_connection_that_is_lost_at_the_commit_is_declared_and_nothing_repeated(database, other):
     await database.run(put, "one")
     tries = []
-
-    async def lost(transaction):
-        await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
-        await commit(transaction)
 
     def unit(connection):
         tries.append(1)
         return add(connection, "one")
 
+    execute = asyncpg.Connection.execute
+
+    async def executed(driver, statement):
+        if statement == "COMMIT":
+            patch.undo()
+            await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+        return await execute(driver, statement)
+
     with pytest.MonkeyPatch.context() as patch:
-        commit = AsyncTransaction.commit
-
-        async def committed(transaction):
-            patch.setattr(AsyncTransaction, "commit", commit)
-            await lost(transaction)
-
-        patch.setattr(AsyncTransaction, "commit", committed)
+        patch.setattr(asyncpg.Connection, "execute", executed)
         with pytest.raises(DatabaseUnavailableError):
             await database.run(unit)
     assert tries == [1]
@@ -232,15 +303,28 @@ async def test_a_database_is_held_by_one_server_until_that_one_is_closed(databas
 
 
 async def test_a_server_that_loses_its_hold_touches_the_database_no_more(database, other):
-    await database.hold_alone()
+    lost = []
+    await database.run(put, "one")
+    await database.hold_alone(lambda: lost.append(True))
     await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+    await until_it_is_noticed(database)
+    assert lost == [True]
 
-    async def until_it_is_noticed():
-        while True:
-            await database.read(values)
-
+    await other.hold_alone()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
+            await database.run(add, "one")
+    await other.close()
     with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
-        await until_it_is_noticed()
+        await database.run(add, "one")
+
+
+async def until_it_is_noticed(database):
+    noticed = asyncio.Event()
+    driver = database._holder.driver
+    driver.add_termination_listener(lambda _: noticed.set())
+    if not driver.is_closed():
+        await noticed.wait()
 
 
 async def test_after_the_close_nothing_runs(database):
@@ -310,6 +394,39 @@ async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database,
     claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
     everything = [delivery_id for some in claimed for delivery_id in some]
     assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
+
+
+async def test_every_statement_is_one_that_postgresql_takes(database, holder):
+    for name, statement in STATEMENTS.items():
+        columns = columns_of(statement)
+        parameters = dict.fromkeys(parameters_of(statement) if columns is None else columns)
+        prepared = _PREPARER.prepared(statement, parameters)
+        taken = await holder.prepare(prepared.text)
+        assert len(taken.get_parameters()) == len(prepared.positional(parameters)), name
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+async def test_a_fair_claim_looks_deliveries_up_by_the_index_of_their_webhooks(database, holder, is_analyzed):
+    await holder.execute(
+        """
+        INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
+        SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
+        INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
+            due_us, leased_until_us, created_us)
+        SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
+            i, 0, 0 FROM generate_series(1, 20000) i
+        """
+    )
+    if is_analyzed:
+        await holder.execute("ANALYZE")
+    parameters = {"now_us": 10**6, "real_now_us": 10**6, "count": 32}
+    claim = _PREPARER.prepared(deliveries._FAIR, parameters)
+
+    rows = await holder.fetch(f"EXPLAIN {claim.text}", *claim.positional(parameters))
+
+    plan = "\n".join(row[0] for row in rows)
+    assert "ix_deliveries_webhook_due on deliveries waiting" in plan
+    assert "Index Cond: (seq = ANY (ARRAY(" in plan
 
 
 def put_account(connection):
