@@ -23,7 +23,7 @@ T = TypeVar("T")
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
 _CLOSING_SECONDS: Final = 2.0
-# Every statement has one good plan, whatever its parameters: made once on a connection, not at each execution.
+# Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
 _SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
 _PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
