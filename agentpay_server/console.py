@@ -24,7 +24,7 @@ from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.policies import own_account, stored_policy
 from agentpay_server.store import audit as audit_store
-from agentpay_server.store import policy_records, spends
+from agentpay_server.store import policy_records, sessions, spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.audit import AuditRecord
 from agentpay_server.store.connection import Connection
@@ -56,7 +56,7 @@ class Console:
         """
         account = await self._runtime.accounts.get(principal, account_id)
         detail = await self._runtime.context.database.read(self._detail, principal, account_id)
-        record, spent, policy_record = detail
+        record, spent, reserved, policy_record = detail
         policy = stored_policy(record.policy)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         return AccountDetail(
@@ -65,7 +65,7 @@ class Console:
             policy_version=record.policy_version,
             policy_record=policy_record,
             spent_usdc=from_micro(spent),
-            reserved_usdc=from_micro(record.in_flight),
+            reserved_usdc=from_micro(reserved),
             remaining_usdc=None if limit is None else from_micro(max(limit - spent, 0)),
         )
 
@@ -80,7 +80,7 @@ class Console:
 
     def _detail(
         self, connection: Connection, principal: Principal, account_id: str
-    ) -> tuple[AccountRecord, int, PolicyRecordView | None]:
+    ) -> tuple[AccountRecord, int, int, PolicyRecordView | None]:
         record = own_account(connection, principal, account_id)
         # The window ends where the next transfer's would: its time is never before the last spend's.
         now_us = max(self._runtime.context.clock.now_us(), record.last_spend_us)
@@ -90,7 +90,8 @@ class Console:
             view = PolicyRecordView(
                 address=written.address, version=written.written_version, tx_signature=written.tx_signature
             )
-        return record, spends.spent(connection, record, now_us), view
+        counted = spends.against_daily_limit(connection, record, now_us)
+        return record, counted, sessions.reserved(connection, record), view
 
 
 def _audit_entry(row: AuditRecord) -> AuditEntry:

@@ -26,6 +26,9 @@ from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.resumption import Resumption
@@ -38,6 +41,7 @@ from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.schedule import Schedule
+from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
 
 
@@ -56,6 +60,7 @@ class Runtime:
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
+        sessions: sessions.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
@@ -72,6 +77,7 @@ class Runtime:
     accounts: Accounts
     policies: Policies
     transfers: Transfers
+    sessions: Sessions
     history: History
     webhooks: Webhooks
     deliveries: Deliveries
@@ -194,15 +200,21 @@ async def _started(
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
     resumption = Resumption(context, settlement)
     await resumption.free_all()
-    settlement_worker = SettlementWorker(resumption, clock=clock)
+    closing = Closing(context, settlement)
+    session_resumption = SessionResumption(context, settlement, closing)
+    await session_resumption.free_all()
+    settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
+    session_worker = SessionWorker(session_resumption, clock=clock)
     note_time = partial(identity.note_clock, database)
-    schedule = Schedule(clock, [settlement_worker, records, delivery_worker], wakeup, note_time)
+    workers = [settlement_worker, session_worker, records, delivery_worker]
+    schedule = Schedule(clock, workers, wakeup, note_time)
     runtime = Runtime(
         context=context,
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
         transfers=Transfers(context, settlement),
+        sessions=Sessions(context, settlement, closing),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

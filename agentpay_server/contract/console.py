@@ -96,8 +96,8 @@ class AccountDetail(Account):
         metadata: what was given at creation, or None.
         policy_version: counts the changes of the policy, from 1.
         policy_record: the on-chain record; None before the policy first changed.
-        spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours.
-        reserved_usdc: USDC of that which transfers in flight hold and may yet give back.
+        spent_usdc: USDC that counts against `max_daily_spend` now: spent within 24 hours, or reserved.
+        reserved_usdc: USDC of that which transfers in flight and sessions hold, and may yet give back.
         remaining_usdc: USDC that `max_daily_spend` still allows; None without that limit.
     """
 

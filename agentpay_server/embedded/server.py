@@ -18,8 +18,10 @@ from agentpay.contract.policies import Limit
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
+from agentpay_server.clients._async.sessions import AsyncSessions
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
+from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.listener import Listener, bound_socket
@@ -141,6 +143,11 @@ class AgentPayServer:
         return self._running.base_url
 
     @property
+    def sessions(self) -> Sessions:
+        """Sessions of the first operator's accounts."""
+        return self._running.operator.sessions
+
+    @property
     def console(self) -> Console:
         """What the first operator does on the dashboard."""
         return self._running.operator.console
@@ -149,6 +156,11 @@ class AgentPayServer:
     def sandbox(self) -> Sandbox:
         """What only a test chain can do: money from nowhere, outside recipients, time."""
         return self._running.operator.sandbox
+
+    @property
+    def async_sessions(self) -> AsyncSessions:
+        """`sessions`, to be awaited."""
+        return self._running.async_operator.sessions
 
     @property
     def async_console(self) -> AsyncConsole:

@@ -21,6 +21,7 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
@@ -33,7 +34,13 @@ from agentpay_server.http.bodies import (
     structured_query,
 )
 from agentpay_server.http.exchange import JSON_TYPE, Call, Reply
-from agentpay_server.http.handlers import Handler, console_handlers, sandbox_handlers, v1_handlers
+from agentpay_server.http.handlers import (
+    Handler,
+    console_handlers,
+    sandbox_handlers,
+    session_handlers,
+    v1_handlers,
+)
 from agentpay_server.http.operations import Operations
 from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
@@ -48,6 +55,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 BOUND_ENDPOINTS: Final = (
     *ENDPOINTS,
+    *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
     *WEBHOOK_ENDPOINTS,
     *SANDBOX_ENDPOINTS,
@@ -78,7 +86,12 @@ class Application:
         self._identifiers = runtime.context.identifiers
         self._requests = runtime.context.metrics.requests
         self._operations = Operations(runtime)
-        handlers = {**v1_handlers(runtime), **console_handlers(runtime), **sandbox_handlers(runtime)}
+        handlers = {
+            **v1_handlers(runtime),
+            **session_handlers(runtime),
+            **console_handlers(runtime),
+            **sandbox_handlers(runtime),
+        }
         per_minute = runtime.context.settings.rate_limit_per_minute
         limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
         routes = _routes(BOUND_ENDPOINTS, handlers, limit)
@@ -263,7 +276,8 @@ def _internal_error(request_id: str) -> bytes:
 
 
 _NO_ROUTE: Final = Problem(
-    ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
+    ErrorCode.NOT_FOUND,
+    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
 )
 
 

@@ -47,3 +47,12 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
     return spent_in_window(
         total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
     )
+
+
+def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (D24).
+
+    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
+    judges a spend, and whoever tells what remains, asks here.
+    """
+    return spent(connection, account, now_us) + account.session_reserved

@@ -14,28 +14,22 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
-from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
+from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.clock import from_us
-from agentpay_server.domain.policy import Recipient
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import (
     RETRY_AFTER_SECONDS,
     Problem,
     chain_unavailable,
     not_found,
-    shown,
 )
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
+from agentpay_server.services.in_flight import finish_in_flight
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers.acceptance import (
-    Acceptance,
-    Contended,
-    Sight,
-    key_holder_of,
-    terms_of,
-)
+from agentpay_server.services.sight import Contended, look
+from agentpay_server.services.transfers.acceptance import Acceptance, key_holder_of, terms_of
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import accounts as account_store
@@ -141,7 +135,7 @@ class Transfers:
         if not view.source.paused:
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
-                sight = await self._look(request, view)
+                sight = await look(self._chain, request.to, source=view.source, recipient=view.recipient)
             except ChainUnavailableError:
                 raise chain_unavailable() from None
         acceptance = Acceptance(
@@ -153,8 +147,7 @@ class Transfers:
         except Contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
-            for other in await self._database.read(store.submitted, view.source.account_id):
-                await self._driven(other, deadline, is_new=False)
+            await finish_in_flight(self._context, self._settlement, view.source.account_id, deadline)
             return None
         except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
@@ -165,37 +158,6 @@ class Transfers:
         if transfer is not None and transfer.status != TransferStatus.SUBMITTED:
             report(self._context, transfer)
         return transfer
-
-    async def _look(self, request: CreateTransfer, view: _View) -> Sight:
-        """Read from the chain what the decision needs.
-
-        Raises:
-            Problem: `invalid_recipient`.
-            ChainUnavailableError: nothing was decided.
-        """
-        address = request.to if view.recipient is None else view.recipient.usdc_token_account
-        if request.to.startswith(identifiers.ACCOUNT) and view.recipient is None:
-            raise _invalid_recipient(request.to, "is not an account of this service")
-        if view.recipient is None and not identifiers.is_public_key(address):
-            raise _invalid_recipient(request.to, "is neither an account_id nor an on-chain address")
-        if address == view.source.usdc_token_account:
-            raise _invalid_recipient(request.to, "is the source account itself")
-        source, target = await self._chain.token_accounts([view.source.usdc_token_account, address])
-        if target is None:
-            raise _invalid_recipient(request.to, "is not an existing USDC token account")
-        if target.is_frozen:
-            raise _invalid_recipient(request.to, "is a frozen token account")
-        return Sight(
-            balance_micro=_spendable(source),
-            recipient=Recipient(
-                account_id=None if view.recipient is None else view.recipient.account_id,
-                token_account=target.address,
-                owner=target.owner,
-            ),
-            blockhash=await self._chain.latest_blockhash(),
-            in_flight_micro=view.source.in_flight,
-            spent_total_micro=view.source.spent_total,
-        )
 
     async def _driven(self, transfer: TransferRecord, deadline: float, *, is_new: bool) -> TransferRecord:
         """Return a submitted transfer at its end, or as it stands at the deadline."""
@@ -259,14 +221,3 @@ def _view(connection: Connection, principal: Principal, request: CreateTransfer)
         raise not_found("account", request.from_)
     holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
     return _View(source=source, holder=holder, recipient=recipient)
-
-
-def _spendable(source: TokenAccount | None) -> int:
-    return 0 if source is None or source.is_frozen else source.amount_micro
-
-
-def _invalid_recipient(to: str, reason: str) -> Problem:
-    return Problem(
-        ErrorCode.INVALID_RECIPIENT,
-        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
-    )
