@@ -40,7 +40,7 @@ from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.workers.deliveries import DeliveryWorker
-from agentpay_server.workers.schedule import Schedule
+from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
 
@@ -206,7 +206,7 @@ async def _started(
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     session_worker = SessionWorker(session_resumption, clock=clock)
     note_time = partial(identity.note_clock, database)
-    workers = [settlement_worker, session_worker, records, delivery_worker]
+    workers: list[Worker] = [settlement_worker, session_worker, records, delivery_worker]
     schedule = Schedule(clock, workers, wakeup, note_time)
     runtime = Runtime(
         context=context,

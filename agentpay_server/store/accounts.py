@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, case, insert, or_, select, update
+from sqlalchemy import BigInteger, bindparam, case, insert, or_, select, update
 
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.store.connection import Connection
@@ -107,8 +107,8 @@ _SETTLE_CAP: Final = (
         spent_total=accounts.c.spent_total + bindparam("settled"),
         # Time never goes back within an account: the order of its spends is the order of their times.
         last_spend_us=case(
-            (accounts.c.last_spend_us > bindparam("now_us"), accounts.c.last_spend_us),
-            else_=bindparam("now_us"),
+            (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
+            else_=bindparam("now_us", type_=BigInteger),
         ),
         balance=accounts.c.balance + bindparam("credited"),
     )

@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from attrs import field, frozen
-from sqlalchemy import and_, bindparam, func, insert, literal_column, null, select, text, update
+from sqlalchemy import and_, bindparam, func, insert, literal_column, null, select, update
 
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import (
-    SESSION_UNDER_WAY,
     accounts,
     expired_transactions,
     session_charges,
@@ -50,7 +49,7 @@ class SessionRecord:
     settled_us: int | None
     closes_us: int | None
     created_us: int
-    leased_until_us: int
+    leased_until_us: int | None
 
     @property
     def signed(self) -> SignedTransaction | None:
@@ -87,7 +86,7 @@ _INSERT_EXPIRED: Final = insert(expired_transactions)
 _IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
 _IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
 _IS_CLOSING: Final = sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
-_IS_UNDER_WAY: Final = text(SESSION_UNDER_WAY)
+_IS_UNDER_WAY: Final = sessions.c.leased_until_us.is_not(None)
 _OF_SESSION: Final = sessions.c.session_id == bindparam("of_session")
 _BY_ID: Final = select(sessions).where(sessions.c.session_id == bindparam("session_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
@@ -130,7 +129,7 @@ _SET_OPEN: Final = (
         tx_last_valid_block_height=null(),
         opened_us=bindparam("opened_us"),
         closes_us=bindparam("closes_us"),
-        leased_until_us=0,
+        leased_until_us=null(),
     )
 )
 _SET_FAILED: Final = (
@@ -144,7 +143,7 @@ _SET_FAILED: Final = (
         tx_raw=null(),
         tx_last_valid_block_height=null(),
         key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=0,
+        leased_until_us=null(),
     )
 )
 _CLAIM_CLOSING: Final = (
@@ -167,7 +166,7 @@ _SIGN_SETTLEMENT: Final = (
     .values(
         error=null(),
         message=null(),
-        settlement_tx_signature=bindparam("tx_signature"),
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
         tx_raw=bindparam("tx_raw"),
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
         deposited=bindparam("deposited"),
@@ -192,12 +191,12 @@ _SET_SETTLED: Final = (
     .where(_OF_SESSION, _IS_CLOSING)
     .values(
         status=SessionStatus.SETTLED.value,
-        settlement_tx_signature=bindparam("tx_signature"),
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
         tx_raw=null(),
         tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=0,
+        leased_until_us=null(),
     )
 )
 
@@ -217,17 +216,16 @@ _PAGES: Final = {
 }
 _OPENING_OF_ACCOUNT: Final = (
     select(sessions)
-    .where(_IS_UNDER_WAY, _IS_OPENING, sessions.c.account_id == bindparam("account_id"))
+    .where(_IS_OPENING, sessions.c.account_id == bindparam("account_id"))
     .order_by(sessions.c.seq)
 )
 _OPENING_CAPS: Final = select(func.coalesce(func.sum(sessions.c.cap), 0)).where(
-    _IS_UNDER_WAY, _IS_OPENING, sessions.c.account_id == bindparam("account_id")
+    _IS_OPENING, sessions.c.account_id == bindparam("account_id")
 )
-# In the order of the index, so that it is read and not all sessions.
 _ABANDONED: Final = (
     select(sessions)
     .where(_IS_UNDER_WAY, sessions.c.leased_until_us <= bindparam("now_us"))
-    .order_by(sessions.c.account_id, sessions.c.seq)
+    .order_by(sessions.c.leased_until_us, sessions.c.seq)
     .limit(bindparam("count"))
 )
 _ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
@@ -369,7 +367,7 @@ def set_settled(
     """Make a closing session a settled one."""
     values = {
         "of_session": session_id,
-        "tx_signature": tx_signature,
+        "settlement_tx_signature": tx_signature,
         "settled_us": settled_us,
         "key_expires_us": key_expires_us,
     }
@@ -381,14 +379,20 @@ def set_settled(
 
 def sign_opening(connection: Connection, session_id: str, signed: SignedTransaction) -> None:
     """Put a new transaction in the place of an opening session's one."""
-    connection.execute(_SIGN_OPENING, _transaction(session_id, signed))
+    values = {**_transaction(session_id, signed), "tx_signature": signed.signature}
+    connection.execute(_SIGN_OPENING, values)
 
 
 def sign_settlement(
     connection: Connection, session_id: str, signed: SignedTransaction, *, deposited: int, until_us: int
 ) -> None:
     """Store the settling transaction of a closing session, and lease it until `until_us` of real time."""
-    values = {**_transaction(session_id, signed), "deposited": deposited, "leased_until_us": until_us}
+    values = {
+        **_transaction(session_id, signed),
+        "settlement_tx_signature": signed.signature,
+        "deposited": deposited,
+        "leased_until_us": until_us,
+    }
     connection.execute(_SIGN_SETTLEMENT, values)
 
 
@@ -424,7 +428,6 @@ def insert_expired(connection: Connection, session_id: str, expired: SignedTrans
 def _transaction(session_id: str, signed: SignedTransaction) -> dict[str, object]:
     return {
         "of_session": session_id,
-        "tx_signature": signed.signature,
         "tx_raw": signed.raw,
         "tx_last_valid_block_height": signed.last_valid_block_height,
     }

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
 )
 
 metadata: Final = MetaData()
@@ -194,23 +193,19 @@ sessions: Final = Table(
     # When an open session closes by itself; NULL where no limit is set.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # Until when, in real time, a session that is opening or closing is left to whoever drives it.
-    Column("leased_until_us", BigInteger, nullable=False),
+    # Until when, in real time, a session that is opening or closing is left to whoever drives it; else NULL.
+    Column("leased_until_us", BigInteger),
     UniqueConstraint("operator_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
 )
-SESSION_UNDER_WAY: Final = "status IN ('opening', 'closing')"
-"""Which sessions are brought on by the service: as text, so that a statement has it as the index has it."""
-
 Index(
-    "ix_sessions_under_way",
-    sessions.c.account_id,
-    sessions.c.seq,
-    sqlite_where=text(SESSION_UNDER_WAY),
-    postgresql_where=text(SESSION_UNDER_WAY),
+    "ix_sessions_leased",
+    sessions.c.leased_until_us,
+    sqlite_where=sessions.c.leased_until_us.is_not(None),
+    postgresql_where=sessions.c.leased_until_us.is_not(None),
 )
 Index(
     "ix_sessions_closes",

@@ -164,7 +164,9 @@ class Sessions:
                     is_new=session is not view.holder,
                     deadline=deadline,
                 )
-                session = opened or await self._database.read(own_session, principal, session.session_id)
+                if opened is None:
+                    opened = await self._database.read(own_session, principal, session.session_id)
+                session = opened
             if session.status == SessionStatus.OPENING:
                 raise unresolved(session)
             if session.status == SessionStatus.FAILED:

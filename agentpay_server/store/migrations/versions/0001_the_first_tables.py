@@ -286,7 +286,7 @@ def upgrade() -> None:
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("closes_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("escrow_token_account"),
         sa.UniqueConstraint("operator_id", "held_key"),
@@ -302,16 +302,16 @@ def upgrade() -> None:
         sqlite_where=sa.text("closes_us IS NOT NULL"),
         postgresql_where=sa.text("closes_us IS NOT NULL"),
     )
+    op.create_index(
+        "ix_sessions_leased",
+        "sessions",
+        ["leased_until_us"],
+        unique=False,
+        sqlite_where=sa.text("leased_until_us IS NOT NULL"),
+        postgresql_where=sa.text("leased_until_us IS NOT NULL"),
+    )
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
-    op.create_index(
-        "ix_sessions_under_way",
-        "sessions",
-        ["account_id", "seq"],
-        unique=False,
-        sqlite_where=sa.text("status IN ('opening', 'closing')"),
-        postgresql_where=sa.text("status IN ('opening', 'closing')"),
-    )
     op.create_table(
         "spends",
         sa.Column("account_id", sa.Text(), nullable=False),
