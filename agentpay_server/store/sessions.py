@@ -44,6 +44,7 @@ class SessionRecord:
     settlement_tx_signature: str | None
     tx_raw: bytes | None = field(repr=False)
     tx_last_valid_block_height: int | None
+    settlements: int
     deposited: int
     opened_us: int | None
     settled_us: int | None
@@ -169,6 +170,7 @@ _SIGN_SETTLEMENT: Final = (
         settlement_tx_signature=bindparam("settlement_tx_signature"),
         tx_raw=bindparam("tx_raw"),
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+        settlements=sessions.c.settlements + 1,
         deposited=bindparam("deposited"),
         leased_until_us=bindparam("leased_until_us"),
     )

@@ -186,6 +186,8 @@ sessions: Final = Table(
     # The transaction under way, of the opening or of the settlement; NULL when none is.
     Column("tx_raw", LargeBinary),
     Column("tx_last_valid_block_height", BigInteger),
+    # How often a settlement was signed: each is another transaction, even of the same amounts.
+    Column("settlements", Integer, nullable=False),
     # What the settlement under way returns beyond the cap: sent to the escrow by strangers.
     Column("deposited", BigInteger, nullable=False),
     Column("opened_us", BigInteger),

@@ -277,6 +277,7 @@ def sign(
         usdc_mint=context.chain.usdc_mint,
         account_index=account.key_index,
         session_id=session.session_id,
+        number=session.settlements + 1,
         payee=session.recipient_token_account,
         payee_micro=legs.settled_micro,
         source=account.usdc_token_account,

@@ -179,6 +179,7 @@ class Opening:
             settlement_tx_signature=None,
             tx_raw=signed.raw,
             tx_last_valid_block_height=signed.last_valid_block_height,
+            settlements=0,
             deposited=0,
             opened_us=None,
             settled_us=None,
