@@ -2,8 +2,8 @@
 
 The floor is one httpx round trip that posts the same request into an ASGI application that does nothing and
 reads its answer as JSON, and one commit of one row through SQLAlchemy Core into SQLite in memory. The client
-is async, on the server's own event loop. Growth is a charge of a session with 100,000 charges against one of a
-session with 10.
+is async, on the server's own event loop. Growth is a charge of a session with 100,000 charges against one of
+a session with 10.
 """
 
 import asyncio

@@ -210,6 +210,30 @@ class AgentPayServer:
         """
         return self.async_client(api_key=self.console.create_agent_key(account_id).key)
 
+    def agent_sessions(self, account_id: str) -> Sessions:
+        """Return sessions as an agent has them: with a new agent-scoped key of one account (D16).
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.server_client(key).sessions
+
+    def async_agent_sessions(self, account_id: str) -> AsyncSessions:
+        """Return sessions as an agent has them, to be awaited: with a new agent-scoped key of one account.
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.async_server_client(key).sessions
+
     def webhook_inbox(
         self,
         *,
@@ -303,10 +327,8 @@ class _World:
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)
         assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
         self.key = key = runtime.operator.key
-        self.operator = ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-        self.async_operator = AsyncServerClient(
-            api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport
-        )
+        self.operator = self.server_client(key)
+        self.async_operator = self.async_server_client(key)
 
     def client(self, api_key: str | None) -> AgentPay:
         """Return a new client."""
@@ -317,6 +339,14 @@ class _World:
         """Return a new async client."""
         key = self.key if api_key is None else api_key
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
+
+    def server_client(self, key: str) -> ServerClient:
+        """Return a new client of all that the server has."""
+        return ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
+
+    def async_server_client(self, key: str) -> AsyncServerClient:
+        """Return a new async client of all that the server has."""
+        return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int) -> str:
         """Open a port and return its address."""

@@ -117,7 +117,7 @@ _CHARGE: Final = (
     update(sessions)
     .where(_OF_SESSION, _IS_OPEN, sessions.c.running_total + bindparam("amount") <= sessions.c.cap)
     .values(running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us"))
-    .returning(sessions.c.running_total)
+    .returning(*sessions.columns)
 )
 
 _SET_OPEN: Final = (
@@ -286,7 +286,9 @@ def chargeable(connection: Connection, session_id: str, idempotency_key: str) ->
     return Chargeable(session=SessionRecord(*columns), policy=policy, charged=charged)
 
 
-def charge(connection: Connection, session_id: str, amount: int, *, closes_us: int | None) -> int | None:
+def charge(
+    connection: Connection, session_id: str, amount: int, *, closes_us: int | None
+) -> SessionRecord | None:
     """Add to the running total of an open session, within its cap.
 
     Args:
@@ -296,11 +298,11 @@ def charge(connection: Connection, session_id: str, amount: int, *, closes_us: i
         closes_us: when the session is to close by itself from now on.
 
     Returns:
-        The new running total; None when the session is not open or the cap would be passed.
+        The session after it; None when the session is not open or the cap would be passed.
     """
     values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
-    total: int | None = connection.execute(_CHARGE, values).scalar_one_or_none()
-    return total
+    row = connection.execute(_CHARGE, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
 
 
 def insert_charge(

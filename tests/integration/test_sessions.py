@@ -552,7 +552,6 @@ def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> Non
         desk.close(session_id)
     entries = [entry for entry in desk.server.console.audit() if entry.subject == session_id]
     assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
-    assert entries[1].after == {"amount_usdc": "1.000000", "running_total_usdc": "1.000000"}
     assert all(entry.request_id for entry in entries)
 
 

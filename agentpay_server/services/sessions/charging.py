@@ -4,10 +4,8 @@ A key that has charged is answered before anything else is asked, so that the an
 never turns into a refusal. A refusal stores nothing.
 """
 
-import attrs
-
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.contract.usdc import to_micro
 from agentpay_server.contract.sessions import ChargeSession
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
@@ -82,8 +80,8 @@ class Charge:
         now_us = self._context.clock.now_us()
         assert session.opened_us is not None  # noqa: S101 - an open session was opened
         closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
-        total = store.charge(connection, self._session_id, self._amount, closes_us=closes)
-        if total is None:
+        charged = store.charge(connection, self._session_id, self._amount, closes_us=closes)
+        if charged is None:
             return None
         key = self._request.idempotency_key
         store.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
@@ -93,13 +91,8 @@ class Charge:
             action="sessions.charge",
             subject=self._session_id,
             now_us=now_us,
-            after={
-                "amount_usdc": str(from_micro(self._amount)),
-                "running_total_usdc": str(from_micro(total)),
-            },
         )
-        charged = attrs.evolve(session, running_total=total, closes_us=closes)
-        before = total - self._amount
+        before = charged.running_total - self._amount
         is_told = booking.book_charged(connection, self._context, charged, now_us, before_micro=before)
         return charged, is_told
 
