@@ -54,6 +54,7 @@ def main() -> None:
         assert settled.settled_usdc == PRICE_USDC * calls
 
         print("What the operator's webhook received")
+        inbox.wait_for("session.settled")
         for event in inbox.events:
             match event:
                 case SessionOpened():
