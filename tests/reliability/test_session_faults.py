@@ -211,9 +211,22 @@ async def test_an_escrow_that_is_not_shown_is_not_settled_again(world: World) ->
     async def without_escrow(chain: chains.FaultyChain, proceed: chains.Proceed) -> Any:
         return [None, *(await proceed())[1:]]
 
-    world.chain.next("token_accounts", without_escrow)
-    assert (await world.close_session(session_id)).body["status"] == "closing"
+    world.chain.next("token_accounts", *[without_escrow] * 3)
     await assert_settled(world, source, to, await world.close_session(session_id), 0)
+
+
+async def test_what_was_claimed_while_the_chain_was_away_is_settled_though_nobody_asks_again(
+    world: World,
+) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    world.chain.is_down = True
+    assert (await world.close_session(session_id)).status == 503
+    world.chain.clear()
+    await world.advance()
+    assert (await world.get_session(session_id))["status"] == "settled"
+    assert world.balance(to) == 4_000_000
 
 
 async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:

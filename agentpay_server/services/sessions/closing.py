@@ -33,7 +33,12 @@ from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import report
-from agentpay_server.services.settlement import Ended, Settlement
+from agentpay_server.services.settlement import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Ended,
+    Settlement,
+)
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
@@ -87,19 +92,21 @@ class Closing:
             principal: who asks; None when the session closes by itself, or is taken up again.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
-        is_tried = False
+        is_tried, pause = False, FIRST_PAUSE_SECONDS
         while True:
             session = await self._database.read(_current, session_id)
             if session.status not in _UNDER_WAY:
                 return session
             is_new = session.signed is None
             if session.signed is None:
-                if is_tried and (session.error is not None or _is_late(deadline)):
-                    return session
-                session = await self._signed(session, principal)
-                is_tried = True
+                if is_tried:
+                    if session.error is not None or self._is_over(deadline):
+                        return session
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                session, is_tried = await self._signed(session, principal), True
                 if session.signed is None:
-                    return session
+                    continue
             steps = ClosingSteps(self._context, session)
             settled = await self._driver.settle(
                 session_id, session.signed, steps, is_new=is_new, deadline=deadline
@@ -108,6 +115,10 @@ class Closing:
                 return await self._database.read(_current, session_id)
             if settled.status != SessionStatus.CLOSING or settled.error is not None:
                 return settled
+
+    def _is_over(self, deadline: float) -> bool:
+        """Whether whoever waits has to be told how things stand; the worker goes on."""
+        return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
     async def _signed(self, session: SessionRecord, principal: Principal | None) -> SessionRecord:
         """Claim a session and store the settlement of it, in one commit, as far as the chain allows."""
@@ -140,7 +151,7 @@ class Closing:
             return session, False
         if scene is None:
             # Whatever was in the way before is known to the chain alone, and that is away.
-            store.put_off(connection, session_id, until_us=real_now_us() + RETRY_US, error=None, message=None)
+            store.put_off(connection, session_id, until_us=0, error=None, message=None)
             return _current(connection, session_id), False
         signed, refusal = sign(connection, self._context, session, scene)
         if signed is None:
@@ -329,7 +340,3 @@ def _account(connection: Connection, account_id: str) -> AccountRecord:
     record = account_store.account(connection, account_id)
     assert record is not None  # noqa: S101 - accounts are never deleted
     return record
-
-
-def _is_late(deadline: float) -> bool:
-    return asyncio.get_running_loop().time() >= deadline
