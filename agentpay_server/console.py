@@ -25,7 +25,7 @@ from agentpay_server.domain.spending import remaining
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.policies import own_account, stored_policy
 from agentpay_server.store import audit as audit_store
-from agentpay_server.store import policy_records, spends
+from agentpay_server.store import policy_records, sessions, spends
 from agentpay_server.store.audit import AuditRecord
 from agentpay_server.store.connection import Connection
 
@@ -74,7 +74,7 @@ class Console:
         # The window ends where the next transfer's would: its time is never before the last spend's.
         now_us = max(self._runtime.context.clock.now_us(), record.last_spend_us)
         policy = stored_policy(record.policy)
-        spent = spends.spent(connection, record, now_us)
+        spent = spends.against_daily_limit(connection, record, now_us)
         release = spends.next_release(connection, record, now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         left = remaining(limit_micro=limit, spent_micro=spent)
@@ -91,7 +91,7 @@ class Console:
             "policy_version": record.policy_version,
             "policy_record": view,
             "spent_usdc": from_micro(spent),
-            "reserved_usdc": from_micro(record.in_flight),
+            "reserved_usdc": from_micro(sessions.reserved(connection, record)),
             "remaining_usdc": None if left is None else from_micro(left),
             # The wire has milliseconds: rounded up, so that it is never told too early.
             "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),

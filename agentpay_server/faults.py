@@ -27,6 +27,9 @@ class Operation(StrEnum):
     DEPOSIT = "deposit"
     TOKEN_ACCOUNT = "token_account"  # noqa: S105 - no password
     POLICY_RECORD = "policy_record"
+    SESSION_OPEN = "session_open"
+    SESSION_CHARGE = "session_charge"
+    SESSION_CLOSE = "session_close"
 
 
 class Step(StrEnum):

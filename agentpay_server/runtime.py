@@ -27,6 +27,9 @@ from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.approvals import Approvals
@@ -43,6 +46,7 @@ from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
+from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
 
 
@@ -62,6 +66,7 @@ class Runtime:
         policies: policies.
         transfers: transfers.
         approvals: transfers that wait for an operator.
+        sessions: sessions.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
@@ -80,6 +85,7 @@ class Runtime:
     policies: Policies
     transfers: Transfers
     approvals: Approvals
+    sessions: Sessions
     history: History
     webhooks: Webhooks
     deliveries: Deliveries
@@ -205,15 +211,24 @@ async def _started(
     deliveries = Deliveries(context, poster)
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
     resumption = Resumption(context, settlement)
+    closing = Closing(context, settlement)
+    session_resumption = SessionResumption(context, settlement, closing)
     if storage.is_alone:
         # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
         await deliveries.free_all()
         await resumption.free_all()
-    settlement_worker = SettlementWorker(resumption, clock=clock)
+        await session_resumption.free_all()
+    settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     deposit_worker = DepositWorker(deposits, clock=clock)
+    workers: list[Worker] = [
+        settlement_worker,
+        deposit_worker,
+        SessionWorker(session_resumption, clock=clock),
+        records,
+        ApprovalWorker(approvals),
+        delivery_worker,
+    ]
     note_time = partial(identity.note_clock, database)
-    approval_worker = ApprovalWorker(approvals)
-    workers: list[Worker] = [settlement_worker, deposit_worker, records, approval_worker, delivery_worker]
     schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     runtime = Runtime(
         context=context,
@@ -222,6 +237,7 @@ async def _started(
         policies=Policies(context, records),
         transfers=Transfers(context, execution),
         approvals=approvals,
+        sessions=Sessions(context, settlement, closing, deposits),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

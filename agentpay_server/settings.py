@@ -40,6 +40,9 @@ class Settings:
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
         encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
             AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
+        session_idle_seconds: how long a session may go without a charge before it closes by itself; None is
+            without end.
+        session_lifetime_seconds: how long a session may last before it closes by itself; None is without end.
         shutdown_seconds: how long a server that is told to stop lets work under way go on.
         ready_lag_seconds: how late a worker may be before the server says that it is not ready.
     """
@@ -55,6 +58,12 @@ class Settings:
         default=None,
         repr=False,
         validator=validators.optional(validators.and_(validators.min_len(32), validators.max_len(32))),
+    )
+    session_idle_seconds: float | None = field(
+        default=None, validator=validators.optional(validators.ge(0.000001))
+    )
+    session_lifetime_seconds: float | None = field(
+        default=None, validator=validators.optional(validators.ge(0.000001))
     )
     shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
     ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))

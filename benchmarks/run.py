@@ -9,6 +9,7 @@ MODULES = (
     "deliveries",
     "imports",
     "sdk_call",
+    "sessions",
     "start",
     "transfer",
     "webhooks",

@@ -57,9 +57,9 @@ _FILL = (
     f"""
     INSERT INTO accounts (account_id, operator_id, name, handle, key_index, chain_address,
         usdc_token_account, policy, paused, policy_version, policy_updated_us, spent_total, last_spend_us,
-        balance, in_flight, created_us)
+        balance, in_flight, in_flight_total, session_reserved, created_us)
     SELECT 'acct_' || i, '{OPERATOR}', 'a', '@a', i, 'address', 'token_' || i, '{{{{}}}}', FALSE, 1, 0,
-        {{count}}, {NOW_US}, 0, 0, 0 FROM n
+        {{count}}, {NOW_US}, 0, 0, 0, 0, 0 FROM n
     """,
 )
 

@@ -38,6 +38,8 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
             last_spend_us=NOW_US,
             balance=0,
             in_flight=0,
+            in_flight_total=0,
+            session_reserved=0,
             created_us=0,
         )
         rows = [

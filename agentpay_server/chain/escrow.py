@@ -98,6 +98,7 @@ def settle_escrow(
     usdc_mint: str,
     account_index: int,
     session_id: str,
+    number: int = 1,
     payee: str,
     payee_micro: int,
     source: str,
@@ -114,6 +115,8 @@ def settle_escrow(
         usdc_mint: address of the USDC mint.
         account_index: whose session.
         session_id: identifier of the session; the memo holds it too.
+        number: counts the settlements that were signed for the session, from 1; the memo of a later one holds
+            it. One that the chain has refused can only be followed by another transaction than itself.
         payee: the payee's token account.
         payee_micro: micro-USDC for the payee, from 0.
         source: the account's token account, which gets the rest.
@@ -136,7 +139,7 @@ def settle_escrow(
         instructions.close_account(
             account=escrow, destination=Pubkey.from_string(signer.address(TREASURY)), owner=authority
         ),
-        instructions.memo(session_id),
+        instructions.memo(session_id if number == 1 else f"{session_id} {number}"),
     ]
     return sign_transaction(signer, blockhash, steps, escrow_authority(account_index))
 

@@ -168,7 +168,7 @@ CLOSE_SESSION: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Session},
-    errors=(ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
+    errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
     summary="Close a session: pay what was charged, return the rest.",
 )
 GET_SESSION: Final = Endpoint(

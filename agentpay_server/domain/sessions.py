@@ -24,7 +24,6 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string
-from agentpay_server.clock import DAY_US, HOUR_US
 from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.policy import (
     Means,
@@ -174,7 +173,11 @@ def charge_refusal(
         running_total_micro: what was charged before.
         amount_micro: what is asked, at least 1.
     """
-    refusal = _unless_open(status) or paused_refusal(policy) or single_charge_refusal(policy, amount_micro)
+    refusal = (
+        _unless_open(status, "it takes no charges; open another one")
+        or paused_refusal(policy)
+        or single_charge_refusal(policy, amount_micro)
+    )
     if refusal is not None or running_total_micro + amount_micro <= cap_micro:
         return refusal
     return Refusal(
@@ -191,7 +194,7 @@ def closing_refusal(status: str) -> Refusal | None:
     """
     if status in (SessionStatus.CLOSING, SessionStatus.SETTLED):
         return None
-    return _unless_open(status)
+    return _unless_open(status, "there is nothing to close")
 
 
 def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[EventType, ...]:
@@ -213,7 +216,7 @@ def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[
     return tuple(events)
 
 
-def _unless_open(status: str) -> Refusal | None:
+def _unless_open(status: str, otherwise: str) -> Refusal | None:
     if status == SessionStatus.OPEN:
         return None
     if status == SessionStatus.OPENING:
@@ -225,7 +228,7 @@ def _unless_open(status: str) -> Refusal | None:
         )
     return Refusal(
         code=ErrorCode.SESSION_CLOSED,
-        message=f"The session's status is {status}: it takes no charges; open another one.",
+        message=f"The session's status is {status}: {otherwise}.",
     )
 
 
@@ -283,16 +286,16 @@ class Limits:
     """How long a session may last before it closes itself, so that no escrow is forgotten.
 
     Attributes:
-        idle_us: microseconds since the last charge, or since it was opened, at least 1.
-        lifetime_us: microseconds since it was opened, at least 1.
+        idle_us: microseconds since the last charge, or since it was opened, at least 1; None has no limit.
+        lifetime_us: microseconds since it was opened, at least 1; None has no limit.
     """
 
-    idle_us: int = field(default=HOUR_US, validator=validators.ge(1))
-    lifetime_us: int = field(default=DAY_US, validator=validators.ge(1))
+    idle_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    lifetime_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
 
 
-def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int:
-    """Return the moment from which on an open session closes itself.
+def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int | None:
+    """Return the moment from which on an open session closes itself; None without limits.
 
     Args:
         limits: how long it may last.
@@ -300,4 +303,8 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int:
         charged_us: when it was last charged; None when it never was.
     """
     active_us = opened_us if charged_us is None else max(opened_us, charged_us)
-    return min(active_us + limits.idle_us, opened_us + limits.lifetime_us)
+    moments = (
+        None if limits.idle_us is None else active_us + limits.idle_us,
+        None if limits.lifetime_us is None else opened_us + limits.lifetime_us,
+    )
+    return min((moment for moment in moments if moment is not None), default=None)

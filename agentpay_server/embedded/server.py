@@ -19,8 +19,10 @@ from agentpay.errors import ConflictError
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
+from agentpay_server.clients._async.sessions import AsyncSessions
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
+from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.listener import Listener, bound_socket
@@ -142,6 +144,11 @@ class AgentPayServer:
         return self._running.base_url
 
     @property
+    def sessions(self) -> Sessions:
+        """Sessions of the first operator's accounts."""
+        return self._running.operator.sessions
+
+    @property
     def console(self) -> Console:
         """What the first operator does on the dashboard."""
         return self._running.operator.console
@@ -150,6 +157,11 @@ class AgentPayServer:
     def sandbox(self) -> Sandbox:
         """What only a test chain can do: money from nowhere, outside recipients, time."""
         return self._running.operator.sandbox
+
+    @property
+    def async_sessions(self) -> AsyncSessions:
+        """`sessions`, to be awaited."""
+        return self._running.async_operator.sessions
 
     @property
     def async_console(self) -> AsyncConsole:
@@ -198,6 +210,30 @@ class AgentPayServer:
             NotFoundError: no such account.
         """
         return self.async_client(api_key=self.console.create_agent_key(account_id).key)
+
+    def agent_sessions(self, account_id: str) -> Sessions:
+        """Return sessions as an agent has them: with a new agent-scoped key of one account (D16).
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.server_client(key).sessions
+
+    def async_agent_sessions(self, account_id: str) -> AsyncSessions:
+        """Return sessions as an agent has them, to be awaited: with a new agent-scoped key of one account.
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.async_server_client(key).sessions
 
     def webhook_inbox(
         self,
@@ -296,10 +332,8 @@ class _World:
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)
         assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
         self.key = key = runtime.operator.key
-        self.operator = ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-        self.async_operator = AsyncServerClient(
-            api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport
-        )
+        self.operator = self.server_client(key)
+        self.async_operator = self.async_server_client(key)
 
     def client(self, api_key: str | None) -> AgentPay:
         """Return a new client."""
@@ -310,6 +344,14 @@ class _World:
         """Return a new async client."""
         key = self.key if api_key is None else api_key
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
+
+    def server_client(self, key: str) -> ServerClient:
+        """Return a new client of all that the server has."""
+        return ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
+
+    def async_server_client(self, key: str) -> AsyncServerClient:
+        """Return a new async client of all that the server has."""
+        return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int) -> str:
         """Open a port and return its address."""

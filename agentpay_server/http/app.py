@@ -24,6 +24,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, service_unavailable
@@ -42,6 +43,7 @@ from agentpay_server.http.handlers import (
     approval_handlers,
     console_handlers,
     sandbox_handlers,
+    session_handlers,
     v1_handlers,
 )
 from agentpay_server.http.operations import Operations
@@ -59,6 +61,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 BOUND_ENDPOINTS: Final = (
     *ENDPOINTS,
+    *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
     *APPROVAL_ENDPOINTS,
     *WEBHOOK_ENDPOINTS,
@@ -95,6 +98,7 @@ class Application:
         self._operations = Operations(runtime)
         handlers = {
             **v1_handlers(runtime),
+            **session_handlers(runtime),
             **console_handlers(runtime),
             **approval_handlers(runtime),
             **sandbox_handlers(runtime),
@@ -301,7 +305,8 @@ def _internal_error(request_id: str) -> bytes:
 
 
 _NO_ROUTE: Final = Problem(
-    ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
+    ErrorCode.NOT_FOUND,
+    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
 )
 
 

@@ -66,6 +66,35 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     }
 
 
+def session_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of sessions."""
+    sessions = runtime.sessions
+
+    async def open_session(call: Call) -> Reply:
+        return Reply(status=201, model=await sessions.open(call.principal, call.body))
+
+    async def charge(call: Call) -> Reply:
+        session_id = call.path["session_id"]
+        return Reply(status=200, model=await sessions.charge(call.principal, session_id, call.body))
+
+    async def close(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.close(call.principal, call.path["session_id"]))
+
+    async def get(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.get(call.principal, call.path["session_id"]))
+
+    async def list_sessions(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.list(call.principal, call.query))
+
+    return {
+        "sessions.open": open_session,
+        "sessions.charge": charge,
+        "sessions.close": close,
+        "sessions.get": get,
+        "sessions.list": list_sessions,
+    }
+
+
 def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     """Return the handlers of the console."""
     console = Console(runtime)

@@ -156,6 +156,8 @@ class Accounts:
             last_spend_us=0,
             balance=0,
             in_flight=0,
+            in_flight_total=0,
+            session_reserved=0,
             created_us=now_us,
         )
         audit.record(connection, principal, action="accounts.create", subject=account_id, now_us=now_us)

@@ -22,7 +22,7 @@ from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import entries, transfers
+from agentpay_server.store import entries, sessions, transfers
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -258,10 +258,12 @@ def book_deposit(
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit) -> bool:
-    """Whether a transfer of the service's brought it, whose settling commit is still to come.
+    """Whether a transfer of the service's brought it, or a session's settlement, which book it themselves.
 
-    Only the service signs for its accounts. Once it has settled, the deposit is in the history.
+    Only the service signs for its accounts and its escrows. A transfer that has settled is in the history.
     """
-    return deposit.sender is not None and transfers.is_under_way(
-        connection, deposit.signature, deposit.sender
+    sender = deposit.sender
+    return sender is not None and (
+        transfers.is_under_way(connection, deposit.signature, sender)
+        or sessions.is_escrow(connection, sender)
     )

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, insert, or_, select, update
+from sqlalchemy import BigInteger, bindparam, case, insert, or_, select, update
 
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.store.connection import Connection
@@ -32,6 +32,8 @@ class AccountRecord:
     balance: int
     in_flight: int
     deposit_cursor: str | None
+    in_flight_total: int
+    session_reserved: int
     created_us: int
 
 
@@ -85,7 +87,40 @@ _RESERVE: Final = (
         spent_total=bindparam("spent_total"),
         last_spend_us=bindparam("last_spend_us"),
         in_flight=accounts.c.in_flight + bindparam("amount"),
+        in_flight_total=accounts.c.in_flight_total + bindparam("amount"),
     )
+)
+_RESERVE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved + bindparam("cap"),
+        in_flight=accounts.c.in_flight + bindparam("cap"),
+        in_flight_total=accounts.c.in_flight_total + bindparam("cap"),
+    )
+)
+_RELEASE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved - bindparam("cap"),
+        in_flight=accounts.c.in_flight - bindparam("cap"),
+    )
+)
+_SETTLE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved - bindparam("cap"),
+        spent_total=accounts.c.spent_total + bindparam("settled"),
+        # Time never goes back within an account: the order of its spends is the order of their times.
+        last_spend_us=case(
+            (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
+            else_=bindparam("now_us", type_=BigInteger),
+        ),
+        balance=accounts.c.balance + bindparam("credited"),
+    )
+    .returning(accounts.c.spent_total, accounts.c.last_spend_us)
 )
 _RELEASE: Final = (
     update(accounts)
@@ -197,6 +232,36 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
 def release(connection: Connection, account_id: str, amount: int) -> None:
     """Count an amount as no longer in flight, because it provably never leaves the balance."""
     connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
+
+
+def reserve_cap(connection: Connection, account_id: str, cap: int) -> None:
+    """Count a session's cap as in flight, and as reserved until the session is settled."""
+    connection.execute(_RESERVE_CAP, {"of_account": account_id, "cap": cap})
+
+
+def release_cap(connection: Connection, account_id: str, cap: int) -> None:
+    """Count the cap of a session that provably never opens as neither in flight nor reserved."""
+    connection.execute(_RELEASE_CAP, {"of_account": account_id, "cap": cap})
+
+
+def settle_cap(
+    connection: Connection, account_id: str, *, cap: int, settled: int, credited: int, now_us: int
+) -> tuple[int, int]:
+    """Count a session's cap as no longer reserved, what was charged as spent, and the rest as received.
+
+    Returns:
+        The account's running total of spends, this one included, and the time of this one.
+    """
+    values = {
+        "of_account": account_id,
+        "cap": cap,
+        "settled": settled,
+        "credited": credited,
+        "now_us": now_us,
+    }
+    row = connection.execute(_SETTLE_CAP, values).one_or_none()
+    assert row is not None  # noqa: S101 - accounts are never deleted
+    return int(row[0]), int(row[1])
 
 
 def debit(connection: Connection, account_id: str, amount: int) -> int:

@@ -72,6 +72,15 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
     )
 
 
+def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (D24).
+
+    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
+    judges a spend, and whoever tells what remains, asks here.
+    """
+    return spent(connection, account, now_us) + account.session_reserved
+
+
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
     """Return what falls next out of the window that ends at `now_us`; None if nothing is spent within it."""
     account_id, start_us = account.account_id, window_start_us(now_us)

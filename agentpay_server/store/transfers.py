@@ -229,7 +229,7 @@ def sign_again(
         _INSERT_EXPIRED,
         {
             "signature": expired.signature,
-            "transfer_id": transfer_id,
+            "subject_id": transfer_id,
             "last_valid_block_height": expired.last_valid_block_height,
             "expired_us": now_us,
         },

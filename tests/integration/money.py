@@ -107,7 +107,17 @@ def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
 
 def freeze(server: AgentPayServer, address: str) -> None:
     """Freeze a token account, as the issuer of USDC can."""
+    _freeze_or_thaw(server, address, b"\x0a")
+    assert token_account(server, address).is_frozen
 
+
+def thaw(server: AgentPayServer, address: str) -> None:
+    """Thaw a token account that is frozen."""
+    _freeze_or_thaw(server, address, b"\x0b")
+    assert not token_account(server, address).is_frozen
+
+
+def _freeze_or_thaw(server: AgentPayServer, address: str, instruction: bytes) -> None:
     async def work(context: Context) -> None:
         authority = Pubkey.from_string(context.signer.address(TEST_MINT_AUTHORITY))
         accounts = [
@@ -118,13 +128,12 @@ def freeze(server: AgentPayServer, address: str) -> None:
         signed = sign_transaction(
             context.signer,
             await context.chain.latest_blockhash(),
-            [Instruction(TOKEN_PROGRAM, b"\x0a", accounts)],
+            [Instruction(TOKEN_PROGRAM, instruction, accounts)],
             TEST_MINT_AUTHORITY,
         )
         await context.chain.send(signed.raw)
 
     on_owner(server, work)
-    assert token_account(server, address).is_frozen
 
 
 def order(source: Account, to: str, amount: str = "25.00", key: str = "key-1", **more: Any) -> dict[str, Any]:

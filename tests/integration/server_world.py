@@ -74,7 +74,8 @@ def assert_error_shape(response: httpx.Response) -> None:
     assert isinstance(body["error"], str)
     assert body["message"].endswith(".")
     if response.status_code == 402:
-        assert set(body) == {"error", "message", "transfer_id", "status"}
+        subject = "session_id" if "session_id" in body else "transfer_id"
+        assert set(body) == {"error", "message", subject, "status"}
         return
     assert body["request_id"] == response.headers["x-request-id"]
     extra = set(body) - {"error", "message", "request_id"}
@@ -84,7 +85,7 @@ def assert_error_shape(response: httpx.Response) -> None:
         for fault in body["details"]:
             assert set(fault) == {"field", "message"}
     elif response.status_code == 503:
-        assert extra in (set(), {"transfer_id", "status"})
+        assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
     else:
         assert extra == set()

@@ -22,6 +22,11 @@ KIB = 1024
 WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))
 
 PATHS = sorted({endpoint.path for endpoint in BOUND_ENDPOINTS})
+SMALLEST = {
+    "sandbox.accounts.fund": {"amount": "1"},
+    "sessions.charge": {"amount": "1", "idempotency_key": "k"},
+}
+"""Bodies that have nothing but what must be there, where that is anything."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"]
 
 
@@ -158,11 +163,7 @@ def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, id
 
     for endpoint in BOUND_ENDPOINTS:
         if endpoint.path == path:
-            body = (
-                {"json": {"amount": "1"} if endpoint.path.endswith("/fund") else {}}
-                if endpoint.request
-                else {}
-            )
+            body = {"json": SMALLEST.get(endpoint.name, {})} if endpoint.request else {}
             refused(shared_http.request(endpoint.method, target, **body), "not_found")
 
 

@@ -11,6 +11,20 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+def test_the_metered_session_shows_warning_refusal_and_settlement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_path(str(EXAMPLES / "metered_session.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "call 5: 1.750000 of 2.000000 USDC" in shown
+    assert "refused: cap_usdc is 2.000000 USDC, of which 1.750000 USDC is charged" in shown
+    assert "settled: 1.750000 paid, 0.250000 returned" in shown
+    assert "session.cap_warning: 1.750000 of 2.000000" in shown
+    assert shown.count("session.settled: 1.750000 in ") == 1
+    assert "Research bot holds 18.250000 USDC" in shown
+    assert "Inference provider holds 1.750000 USDC" in shown
+
+
 def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "quickstart.py"), run_name="__main__")
     shown = capsys.readouterr().out

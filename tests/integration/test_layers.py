@@ -105,6 +105,7 @@ def test_imports_run_down_only(path):
                 "agentpay_server.domain",
                 "agentpay_server.clock",
                 "agentpay_server.chain",
+                "agentpay_server.contract",
                 "agentpay.contract",
             ],
         ),

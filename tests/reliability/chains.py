@@ -112,8 +112,8 @@ def after(action: Callable[[], object]) -> Act:
 
 
 def transfer_of(raw: bytes) -> str:
-    """Return the transfer_id that a transaction's memo begins with; empty if it has none."""
-    found = re.search(rb"txn_[0-9a-z]{26}", raw)
+    """Return the transfer_id or session_id that a transaction's memo begins with; empty if it has none."""
+    found = re.search(rb"(txn|sess)_[0-9a-z]{26}", raw)
     return found[0].decode() if found else ""
 
 

@@ -107,6 +107,14 @@ class Money(RuleBasedStateMachine):
     def spent(self, account: Account) -> int:
         return sum(amount for at_us, amount in account.spends if at_us > self.now_us - DAY_US)
 
+    def set_aside(self, account: Account) -> int:
+        """What is an account's own and not in its balance."""
+        return 0
+
+    def elsewhere(self) -> int:
+        """What neither the accounts nor the outside recipient hold."""
+        return 0
+
     def refusal(self, source: int, amount: int) -> str | None:
         account = self.accounts[source]
         policy = account.policy
@@ -425,7 +433,7 @@ class Money(RuleBasedStateMachine):
         assert held == [account.balance for account in self.accounts]
         if hasattr(self, "outsider"):
             assert self.world.balance(self.outsider) == self.outside
-            assert sum(held) + self.outside == self.minted
+            assert sum(held) + self.outside + self.elsewhere() == self.minted
 
     @invariant()
     def the_books_are_what_the_chain_says(self) -> None:
@@ -440,14 +448,16 @@ class Money(RuleBasedStateMachine):
                 entry["amount"] if entry["direction"] == "in" else -entry["amount"] for entry in settled
             )
             (row,) = await self.world.rows(tables.accounts, account_id=account.party.account_id)
-            assert ledger == row["balance"]
+            # What is in an escrow is the account's own by its history, and no longer in its balance.
+            assert ledger == row["balance"] + self.set_aside(account)
             # Whoever looks books all of it; transfers from the account look too.
-            assert ledger in (account.balance, account.balance - account.unseen)
-            if ledger == account.balance:
+            own = account.balance + self.set_aside(account)
+            assert ledger in (own, own - account.unseen)
+            if ledger == own:
                 account.unseen = 0
             detail = await self.world.detail(account.party)
             assert detail["spent_usdc"] == usdc(self.spent(account))
-            assert detail["reserved_usdc"] == usdc(account.reserved)
+            assert detail["reserved_usdc"] == usdc(account.reserved + self.set_aside(account))
             limit = account.policy.get("max_daily_spend")
             left = None if limit is None else usdc(max(limit - self.spent(account), 0))
             assert detail["remaining_usdc"] == left

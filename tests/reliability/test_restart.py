@@ -373,7 +373,7 @@ async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pyte
     clock = SystemClock()
     real = clock.now_us()
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
-    worker = SettlementWorker(Nothing(), clock=clock)  # type: ignore[arg-type]
+    worker = SettlementWorker([Nothing()], clock=clock)  # type: ignore[list-item]
     due = await worker.next_due_us()
     assert due is not None
     assert due <= clock.now_us()

@@ -247,6 +247,27 @@ class World:
     async def reject(self, transfer_id: str, reason: str = "no") -> Answer:
         return await self.request("POST", f"/console/approvals/{transfer_id}/reject", {"reason": reason})
 
+    async def open_session(self, key: str, source: Party, to: Party, cap: str, **more: Any) -> Answer:
+        body = {"account_id": source.account_id, "to": to.account_id, "cap_usdc": cap, "idempotency_key": key}
+        return await self.request("POST", "/sessions", {**body, **more})
+
+    async def opened_session(self, key: str, source: Party, to: Party, cap: str) -> str:
+        answer = await self.open_session(key, source, to, cap)
+        assert (answer.status, answer.body["status"]) == (201, "open"), answer
+        return str(answer.body["session_id"])
+
+    async def charge(self, key: str, session_id: str, amount: str) -> Answer:
+        body = {"amount": amount, "idempotency_key": key}
+        return await self.request("POST", f"/sessions/{session_id}/charges", body)
+
+    async def close_session(self, session_id: str) -> Answer:
+        return await self.request("POST", f"/sessions/{session_id}/close")
+
+    async def get_session(self, session_id: str) -> dict[str, Any]:
+        answer = await self.request("GET", f"/sessions/{session_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
     async def policy(self, account: Party, **fields: Any) -> Answer:
         answer = await self.request("PUT", f"/v1/accounts/{account.account_id}/policy", fields)
         assert answer.status == 200, answer

@@ -122,6 +122,8 @@ class Sessions(Resource):
         Raises:
             NotFoundError: no such session of this operator.
             SessionClosedError: its opening failed, so that there is nothing to close.
+            TransferFailedError: the payee's token account, or the account's own, cannot receive now; the
+                money is safe in the escrow. Call again once it can.
             ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})

@@ -15,42 +15,20 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.clock import real_now_us
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US, Terms
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
+from agentpay_server.services.sight import Contended, Sight
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
-
-
-@frozen(kw_only=True)
-class Sight:
-    """What is found on chain, and what the books said just before.
-
-    Attributes:
-        balance_micro: micro-USDC that the source's token account holds.
-        recipient: whom the transfer pays.
-        blockhash: a recent one, to sign under.
-        in_flight_micro: micro-USDC that may or may not have left that balance already.
-        spent_total_micro: the account's running total of spends.
-    """
-
-    balance_micro: int
-    recipient: Recipient
-    blockhash: Blockhash
-    in_flight_micro: int
-    spent_total_micro: int
-
-
-class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
-    """The balance may already be less amounts that also count as in flight: it must be read again."""
 
 
 @frozen(kw_only=True)
@@ -182,18 +160,18 @@ class Acceptance(ABC):
             memo=terms.memo,
             category=terms.category,
         )
-        # Everything that was in flight when the balance was read, and everything accepted since, may be in
-        # that balance or not. Counting all of it can only refuse too much, never allow too much.
-        unsure = sight.in_flight_micro + source.spent_total - sight.spent_total_micro
+        unsure_micro = sight.unsure_micro(source)
         means = Means(
-            spent_micro=0 if policy.max_daily_spend is None else spends.spent(connection, source, spent_us),
-            available_micro=sight.balance_micro - unsure,
+            spent_micro=0
+            if policy.max_daily_spend is None
+            else spends.against_daily_limit(connection, source, spent_us),
+            available_micro=sight.balance_micro - unsure_micro,
         )
         refusal = rules.spending_refusal(policy, spend, means, again=self.again)
         if (
             refusal is not None
             and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-            and unsure
+            and unsure_micro
             and not is_last_look
         ):
             raise Contended

@@ -9,17 +9,16 @@ import asyncio
 
 from attrs import frozen
 
-from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
-from agentpay_server.domain.policy import Recipient
-from agentpay_server.domain.problems import Problem, chain_unavailable, shown
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.domain.problems import chain_unavailable
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.deposits import Deposits
+from agentpay_server.services.in_flight import finish_in_flight
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers.acceptance import Acceptance, Contended, Sight
+from agentpay_server.services.sight import Contended, look
+from agentpay_server.services.transfers.acceptance import Acceptance
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import transfers as store
@@ -73,7 +72,9 @@ class Execution:
             try:
                 # Nothing is spent that is not booked: the alarm of a low balance goes by the books.
                 await self._deposits.look_if_told(parties.source.usdc_token_account)
-                sight = await self._look(acceptance.to, parties)
+                sight = await look(
+                    self._chain, acceptance.to, source=parties.source, recipient=parties.recipient
+                )
             except ChainUnavailableError:
                 raise chain_unavailable() from None
         fault_point(operation, Step.BEGUN)
@@ -82,8 +83,7 @@ class Execution:
         except Contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
-            for other in await self._database.read(store.submitted, acceptance.account_id):
-                await self.driven(other, deadline, is_new=False)
+            await finish_in_flight(self._context, self._settlement, acceptance.account_id, deadline)
             return None
         self._context.wakeup.set()
         if transfer is not None and transfer.status != TransferStatus.SUBMITTED:
@@ -105,46 +105,3 @@ class Execution:
             return transfer
         assert record is not None  # noqa: S101 - transfers are never deleted
         return record
-
-    async def _look(self, to: str, parties: Parties) -> Sight:
-        """Read from the chain what the decision needs.
-
-        Raises:
-            Problem: `invalid_recipient`.
-            ChainUnavailableError: nothing was decided.
-        """
-        source_account, recipient = parties.source, parties.recipient
-        address = to if recipient is None else recipient.usdc_token_account
-        if to.startswith(identifiers.ACCOUNT) and recipient is None:
-            raise _invalid_recipient(to, "is not an account of this service")
-        if recipient is None and not identifiers.is_public_key(address):
-            raise _invalid_recipient(to, "is neither an account_id nor an on-chain address")
-        if address == source_account.usdc_token_account:
-            raise _invalid_recipient(to, "is the source account itself")
-        source, target = await self._chain.token_accounts([source_account.usdc_token_account, address])
-        if target is None:
-            raise _invalid_recipient(to, "is not an existing USDC token account")
-        if target.is_frozen:
-            raise _invalid_recipient(to, "is a frozen token account")
-        return Sight(
-            balance_micro=_spendable(source),
-            recipient=Recipient(
-                account_id=None if recipient is None else recipient.account_id,
-                token_account=target.address,
-                owner=target.owner,
-            ),
-            blockhash=await self._chain.latest_blockhash(),
-            in_flight_micro=source_account.in_flight,
-            spent_total_micro=source_account.spent_total,
-        )
-
-
-def _spendable(source: TokenAccount | None) -> int:
-    return 0 if source is None or source.is_frozen else source.amount_micro
-
-
-def _invalid_recipient(to: str, reason: str) -> Problem:
-    return Problem(
-        ErrorCode.INVALID_RECIPIENT,
-        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
-    )

@@ -335,3 +335,30 @@ def test_each_transaction_is_signed_by_the_keys_it_needs_alone(world: EscrowWorl
     treasury, authority = (world.custody.address(key) for key in (TREASURY, escrow_authority(PAYER)))
     assert signers(world.opening()) == {treasury, authority, world.owner(PAYER)}
     assert signers(world.settling(1, 1)) == {treasury, authority}
+
+
+def test_a_settlement_that_was_refused_can_be_followed_by_the_same_under_another_number(
+    world: EscrowWorld,
+) -> None:
+    world.land(world.opening())
+    first = world.settling(1, CAP - 1)
+    assert world.settling(1, CAP - 1) == first
+
+    def numbered(number: int) -> SignedTransaction:
+        return escrow.settle_escrow(
+            world.custody,
+            world.blockhash(),
+            usdc_mint=world.usdc,
+            account_index=PAYER,
+            session_id=SESSION_ID,
+            number=number,
+            payee=world.payee,
+            payee_micro=1,
+            source=world.payer,
+            source_micro=CAP - 1,
+        )
+
+    assert numbered(1) == first
+    assert len({numbered(number).signature for number in (1, 2, 3)}) == 3
+    world.land(numbered(2))
+    assert world.balances() == (FUNDS - 1, 1, None)

@@ -372,8 +372,20 @@ def test_books_that_do_not_match_the_escrow_settle_nothing(total, held):
 # --- Closing by itself ------------------------------------------------------------------------------------
 
 
+def test_a_session_without_limits_lasts_until_it_is_closed():
+    assert closes_us(Limits(), opened_us=NOW_US, charged_us=NOW_US + 1) is None
+
+
 def test_a_session_that_nobody_charges_closes_after_the_idle_limit():
-    assert closes_us(Limits(), opened_us=NOW_US, charged_us=None) == NOW_US + HOUR_US
+    limits = Limits(idle_us=HOUR_US)
+
+    assert closes_us(limits, opened_us=NOW_US, charged_us=None) == NOW_US + HOUR_US
+
+
+def test_a_lifetime_alone_is_never_put_off():
+    limits = Limits(lifetime_us=1_000)
+
+    assert closes_us(limits, opened_us=0, charged_us=999) == 1_000
 
 
 def test_a_charge_puts_the_idle_limit_off_and_never_the_lifetime():

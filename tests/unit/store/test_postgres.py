@@ -448,6 +448,8 @@ def put_account(connection):
         last_spend_us=0,
         balance=0,
         in_flight=0,
+        in_flight_total=0,
+        session_reserved=0,
         created_us=0,
     )
 

@@ -31,6 +31,8 @@ def upgrade() -> None:
         sa.Column("balance", sa.BigInteger(), nullable=False),
         sa.Column("in_flight", sa.BigInteger(), nullable=False),
         sa.Column("deposit_cursor", sa.Text(), nullable=True),
+        sa.Column("in_flight_total", sa.BigInteger(), nullable=False),
+        sa.Column("session_reserved", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("account_id"),
@@ -208,7 +210,7 @@ def upgrade() -> None:
     op.create_table(
         "expired_transactions",
         sa.Column("signature", sa.Text(), nullable=False),
-        sa.Column("transfer_id", sa.Text(), nullable=False),
+        sa.Column("subject_id", sa.Text(), nullable=False),
         sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
         sa.Column("expired_us", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("signature"),
@@ -255,6 +257,73 @@ def upgrade() -> None:
         sa.Column("value", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
+    op.create_table(
+        "session_charges",
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("session_id", "idempotency_key"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "sessions",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("to", sa.Text(), nullable=False),
+        sa.Column("recipient_account_id", sa.Text(), nullable=True),
+        sa.Column("recipient_token_account", sa.Text(), nullable=False),
+        sa.Column("category", sa.Text(), nullable=True),
+        sa.Column("cap", sa.BigInteger(), nullable=False),
+        sa.Column("running_total", sa.BigInteger(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("held_key", sa.Text(), nullable=True),
+        sa.Column("key_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.Column("escrow_token_account", sa.Text(), nullable=False),
+        sa.Column("tx_signature", sa.Text(), nullable=False),
+        sa.Column("settlement_tx_signature", sa.Text(), nullable=True),
+        sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
+        sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
+        sa.Column("settlements", sa.Integer(), nullable=False),
+        sa.Column("deposited", sa.BigInteger(), nullable=False),
+        sa.Column("opened_us", sa.BigInteger(), nullable=True),
+        sa.Column("settled_us", sa.BigInteger(), nullable=True),
+        sa.Column("closes_us", sa.BigInteger(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("escrow_token_account"),
+        sa.UniqueConstraint("operator_id", "held_key"),
+        sa.UniqueConstraint("session_id"),
+    )
+    op.create_index("ix_sessions_account", "sessions", ["account_id", "seq"], unique=False)
+    op.create_index("ix_sessions_account_status", "sessions", ["account_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ix_sessions_closes",
+        "sessions",
+        ["closes_us"],
+        unique=False,
+        sqlite_where=sa.text("closes_us IS NOT NULL"),
+        postgresql_where=sa.text("closes_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_sessions_leased",
+        "sessions",
+        ["leased_until_us"],
+        unique=False,
+        sqlite_where=sa.text("leased_until_us IS NOT NULL"),
+        postgresql_where=sa.text("leased_until_us IS NOT NULL"),
+    )
+    op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
     op.create_table(
         "spends",
         sa.Column("account_id", sa.Text(), nullable=False),
