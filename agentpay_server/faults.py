@@ -64,8 +64,18 @@ class ChainPoint(StrEnum):
     """The page is written; nobody was told."""
 
 
+_SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
+
+
+def points_of(operation: Operation) -> tuple[str, ...]:
+    """Return the points that an operation passes; one that sends nothing begins and is booked."""
+    steps = (Step.BEGUN, Step.BOOKED) if operation in _SEND_NOTHING else tuple(Step)
+    return tuple(f"{operation}.{step}" for step in steps)
+
+
 POINTS: Final = frozenset(
-    {f"{operation}.{step}" for operation in Operation for step in Step} | {str(point) for point in ChainPoint}
+    {point for operation in Operation for point in points_of(operation)}
+    | {str(point) for point in ChainPoint}
 )
 """The names of all points."""
 

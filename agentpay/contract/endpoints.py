@@ -40,6 +40,26 @@ class Repeat(Enum):
 
 
 @frozen(kw_only=True)
+class Subject:
+    """What the answers to an operation name when money does not simply move (D29).
+
+    Attributes:
+        kind: `transfer` or `session`; the field that names one is this and `_id`.
+        refused: what its status may be in a 402.
+        unknown: what its status may be in a 503, when its outcome is not known yet; empty for never.
+        is_always_stored: whether a refusal stores something to name; if not, the field is null then.
+    """
+
+    kind: str
+    refused: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    is_always_stored: bool = True
+
+
+TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))
+
+
+@frozen(kw_only=True)
 class Endpoint:
     """One operation over HTTP.
 
@@ -54,8 +74,7 @@ class Endpoint:
         responses: model of the body of each success status.
         is_body_optional: whether no body at all stands for an empty object.
         errors: codes beside those that `every_error` finds by itself.
-        names_unknown_outcome: whether a 503 may name a transfer whose outcome is not known (D29).
-        refusal_statuses: what the status of a transfer may be that a 402 names.
+        subject: what its refusals and unknown outcomes name, if anything.
         request_headers: header fields that it heeds beside the usual ones.
         response_headers: header fields of a success beside the usual ones.
         summary: one line for documents.
@@ -73,8 +92,7 @@ class Endpoint:
     query: type | None = None
     is_body_optional: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
-    names_unknown_outcome: bool = False
-    refusal_statuses: tuple[str, ...] = ("rejected", "failed")
+    subject: Subject | None = None
     request_headers: tuple[Header, ...] = ()
     response_headers: tuple[Header, ...] = ()
     description: str = ""
@@ -207,7 +225,7 @@ CREATE_TRANSFER: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
     ),
-    names_unknown_outcome=True,
+    subject=TRANSFER,
     summary="Move USDC out of an account.",
     description="The transfer is checked against the account's policy, signed, submitted on chain and "
     "answered with 200 when it has settled (typical settlement time: under 400 ms). At or above "

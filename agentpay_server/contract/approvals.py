@@ -3,14 +3,15 @@
 from datetime import datetime
 from typing import Annotated, Final
 
+import attrs
 from attrs import frozen
 
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import TRANSFER, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
-from agentpay.contract.transfers import Transfer
+from agentpay.contract.transfers import Transfer, TransferStatus
 
 
 @frozen(kw_only=True)
@@ -69,8 +70,7 @@ APPROVE_TRANSFER: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={200: Transfer},
-    names_unknown_outcome=True,
-    refusal_statuses=("rejected", "failed", "pending_approval"),
+    subject=attrs.evolve(TRANSFER, refused=(*TRANSFER.refused, TransferStatus.PENDING_APPROVAL)),
     errors=(
         ErrorCode.NOT_PENDING,
         ErrorCode.POLICY_VIOLATION,

@@ -224,6 +224,7 @@ DELETE_FAULT: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={204: None},
+    errors=(ErrorCode.INVALID_REQUEST,),
     summary="Let one fault happen no more.",
 )
 LIST_FAULTS: Final = Endpoint(

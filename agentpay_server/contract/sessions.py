@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from attrs import frozen
 
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Category, Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
@@ -124,6 +124,8 @@ class ListSessions(Request):
     cursor: Cursor = ""
 
 
+_UNRESOLVED: Final = (SessionStatus.OPENING, SessionStatus.CLOSING)
+
 OPEN_SESSION: Final = Endpoint(
     name="sessions.open",
     method="POST",
@@ -140,6 +142,9 @@ OPEN_SESSION: Final = Endpoint(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.INVALID_RECIPIENT,
         ErrorCode.CHAIN_UNAVAILABLE,
+    ),
+    subject=Subject(
+        kind="session", refused=("rejected", "failed"), unknown=_UNRESOLVED, is_always_stored=False
     ),
     summary="Open a session: put its cap into escrow.",
 )
@@ -159,6 +164,7 @@ CHARGE_SESSION: Final = Endpoint(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
+    subject=Subject(kind="session", refused=tuple(SessionStatus)),
     summary="Add a micropayment to a session's running total.",
 )
 CLOSE_SESSION: Final = Endpoint(
@@ -169,6 +175,7 @@ CLOSE_SESSION: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: Session},
     errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
+    subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
     summary="Close a session: pay what was charged, return the rest.",
 )
 GET_SESSION: Final = Endpoint(

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from killing import Directory, Postgres, Prepared, Survey, child, prepared
+from killing import Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
+from agentpay_server.faults import Operation, points_of
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
-STEPS = ["begun", "signed", "sent", "landed", "booked"]
-APPROVE = [*(f"approve.{step}" for step in STEPS), *CHAIN]
+APPROVE = [*points_of(Operation.APPROVE), *CHAIN]
 RECOVERY = ["approve.sent", "approve.landed", "approve.expired", "approve.signed", "approve.booked", CHAIN[1]]
 
 
@@ -63,6 +63,7 @@ def terms(it: Prepared) -> dict[str, Any]:
 
 def killed_in_approval(escalated: Escalated, point: str) -> None:
     with child(escalated.it, point) as dying:
+        expiring(escalated.it, dying, point)
         path = f"/console/approvals/{escalated.transfer_id}/approve"
         assert dying.request("POST", path, escalated.it.key) is None
         dying.assert_killed()

@@ -7,26 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
+import test_kill_approvals
+import test_kill_sessions
+from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
-from agentpay_server.faults import POINTS, Operation, Step
+from agentpay_server.faults import POINTS, Operation, points_of
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
 
 
-def points_of(operation: Operation) -> list[str]:
-    return [*(f"{operation}.{step}" for step in Step), *CHAIN]
-
-
-TRANSFER = points_of(Operation.TRANSFER)
-ACCOUNT = points_of(Operation.ACCOUNT)
-FUND = points_of(Operation.FUND)
-TOKEN_ACCOUNT = points_of(Operation.TOKEN_ACCOUNT)
-POLICY_RECORD = points_of(Operation.POLICY_RECORD)
-
-DEPOSIT = ["deposit.begun", "deposit.booked"]
+TRANSFER = [*points_of(Operation.TRANSFER), *CHAIN]
+ACCOUNT = [*points_of(Operation.ACCOUNT), *CHAIN]
+FUND = [*points_of(Operation.FUND), *CHAIN]
+TOKEN_ACCOUNT = [*points_of(Operation.TOKEN_ACCOUNT), *CHAIN]
+POLICY_RECORD = [*points_of(Operation.POLICY_RECORD), *CHAIN]
+DEPOSIT = points_of(Operation.DEPOSIT)
 
 # Where the first server dies, and then the one that takes over.
 PAIRS = [
@@ -57,14 +54,6 @@ def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[
 @pytest.fixture
 def it(template: Prepared, before: set[str], tmp_path: Path) -> Prepared:
     return template.copied(tmp_path, "data")
-
-
-def expiring(it: Prepared, dying: Child, point: str) -> None:
-    """Lose a transaction until it has expired, where that is what the point is about."""
-    if point.endswith(".expired"):
-        lost = dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
-        assert lost is not None
-        assert lost.status_code == 200
 
 
 def killed_in_transfer(it: Prepared, point: str) -> None:
@@ -227,7 +216,8 @@ def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
 
 
 def test_no_point_is_left_out() -> None:
-    tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD}
+    tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
+    tried |= {*test_kill_approvals.APPROVE, *test_kill_sessions.ALL}
     assert {point.partition("@")[0] for point in tried} == POINTS
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
+from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay_server import AgentPayServer
+from agentpay_server.faults import Operation, points_of
 from agentpay_server.store import tables
 
-STEPS = ["begun", "signed", "sent", "landed", "booked"]
 # The first page that a server writes is that of its own start.
-OPENING = [*(f"session_open.{step}" for step in STEPS), "chain.executed@2", "chain.written@2"]
-CHARGING = ["session_charge.begun", "session_charge.booked"]
-CLOSING = [*(f"session_close.{step}" for step in STEPS), "chain.executed@3", "chain.written@3"]
+OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]
+CHARGING = points_of(Operation.SESSION_CHARGE)
+CLOSING = [*points_of(Operation.SESSION_CLOSE), "chain.executed@3", "chain.written@3"]
+ALL = (*OPENING, *CHARGING, *CLOSING)
 
 
 @pytest.fixture(scope="module", params=["file", "postgres"])
@@ -89,6 +90,7 @@ def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
 @pytest.mark.parametrize("point", OPENING)
 def test_an_opening_killed_at_any_point_funds_one_escrow(it: Prepared, before: set[str], point: str) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         assert dying.request("POST", "/sessions", it.key, terms(it)) is None
         dying.assert_killed()
     with it.served() as server:
@@ -100,6 +102,7 @@ def test_an_opening_comes_to_its_end_though_nobody_asks_again(
     it: Prepared, before: set[str], point: str
 ) -> None:
     with child(it, point) as dying:
+        expiring(it, dying, point)
         dying.request("POST", "/sessions", it.key, terms(it))
         dying.assert_killed()
     with it.served() as server:
@@ -127,6 +130,7 @@ def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[st
     with child(it, point) as dying:
         session_id = opened(it, dying)
         assert charge(it, dying, session_id).status_code == 200
+        expiring(it, dying, point)
         assert dying.request("POST", f"/sessions/{session_id}/close", it.key) is None
         dying.assert_killed()
     with it.served() as server:

@@ -195,11 +195,13 @@ class Money(RuleBasedStateMachine):
             if micro:
                 self.fund(len(self.accounts) - 1, micro)
         self.outsider: Party = self.do(self.world.outside())
-        self.strangers = [
-            Wallet(self.world.chain.inner, self.world.runtime.context.signer, number) for number in (1, 2)
-        ]
+        self.meet_strangers()
         for wallet in self.strangers:
             self.do(wallet.open(WEALTH))
+
+    def meet_strangers(self) -> None:
+        chain, signer = self.world.chain.inner, self.world.runtime.context.signer
+        self.strangers = [Wallet(chain, signer, number) for number in (1, 2)]
 
     @rule(account=sources, micro=st.integers(1, 100))
     def fund(self, account: int, micro: int) -> None:
@@ -534,6 +536,7 @@ class RestartedMoney(Money):
         self.do(gone.kill())
         self.world = self.do(self.started(after=gone))
         self.do(self.world.look_back())
+        self.meet_strangers()
         # No blockhash outlives a chain that is made again.
         self.expire_in_flight()
 
@@ -561,7 +564,7 @@ class RestartedMoney(Money):
             self.directory.cleanup()
 
 
-def tested(machine: type[Money], examples: int) -> type[unittest.TestCase]:
+def case_of(machine: type[Money], examples: int) -> type[unittest.TestCase]:
     case: type[unittest.TestCase] = machine.TestCase
     case.settings = settings(  # type: ignore[attr-defined]
         max_examples=examples,
@@ -583,8 +586,8 @@ class DeepRestartedMoney(RestartedMoney):
 
 DEEP_EXAMPLES = int(os.environ.get("AGENTPAY_DEEP_EXAMPLES", "1000"))
 
-TestMoney = tested(Money, 30)
-TestInterruptedMoney = tested(InterruptedMoney, 30)
-TestRestartedMoney = tested(RestartedMoney, 10)
-TestDeepMoney = pytest.mark.deep(tested(DeepMoney, DEEP_EXAMPLES))
-TestDeepRestartedMoney = pytest.mark.deep(tested(DeepRestartedMoney, DEEP_EXAMPLES))
+TestMoney = case_of(Money, 30)
+TestInterruptedMoney = case_of(InterruptedMoney, 30)
+TestRestartedMoney = case_of(RestartedMoney, 10)
+TestDeepMoney = pytest.mark.deep(case_of(DeepMoney, DEEP_EXAMPLES))
+TestDeepRestartedMoney = pytest.mark.deep(case_of(DeepRestartedMoney, DEEP_EXAMPLES))

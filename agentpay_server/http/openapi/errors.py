@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.endpoints import Endpoint, Subject
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
 from agentpay.contract.headers import STATUS_HEADERS
 from agentpay_server.http.openapi.examples import error_example
 from agentpay_server.http.openapi.parts import Headers, json_content
-from agentpay_server.http.openapi.schemas import Schema, Schemas, field_words
+from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema, Schemas, field_words
 
-_UNKNOWN_OUTCOME = "TransferOutcomeUnknown"
 _NAMED_BY_CODES = 3
 """Up to how many codes an answer is named by; those of a payment, which are more, are one set."""
 
@@ -33,32 +32,34 @@ class Errors:
             by_status[HTTP_STATUS[code]].append(code)
         answers = {}
         for status, codes in by_status.items():
-            is_unknown_too = status == 503 and endpoint.names_unknown_outcome
-            schema = self._body(status, codes, endpoint.refusal_statuses)
+            subject = endpoint.subject
+            schema = self._body(status, codes, subject)
             name = _name(status, codes)
             if self._schemas.components.get(name, schema) != schema:
                 # The same words for another set: the operation tells them apart.
                 name += f"Of{_camel(endpoint.name)}"
-            answer = self._answer(name, schema, codes, is_unknown_too=is_unknown_too)
-            name += f"Or{_UNKNOWN_OUTCOME}" if is_unknown_too else ""
+            unresolved = subject if status == 503 and subject is not None and subject.unknown else None
+            answer = self._answer(name, schema, codes, unresolved)
+            name += "" if unresolved is None else f"Or{_unknown_name(unresolved)}"
             self.components[name] = answer
             answers[str(status)] = {"$ref": f"#/components/responses/{name}"}
         return answers
 
     def _answer(
-        self, name: str, schema: Schema, codes: Sequence[ErrorCode], *, is_unknown_too: bool
+        self, name: str, schema: Schema, codes: Sequence[ErrorCode], unresolved: Subject | None
     ) -> dict[str, Any]:
         status = HTTP_STATUS[codes[0]]
         examples = {code.value: error_example(code, schema) for code in codes}
         content: Schema = self._schemas.add(name, schema)
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
-        if is_unknown_too:
-            unknown = self._unknown_outcome()
-            # A client that takes the first choice with all its required fields must not lose the transfer.
-            content = {"anyOf": [self._schemas.add(_UNKNOWN_OUTCOME, unknown), content]}
+        if unresolved is not None:
+            unknown = self._unknown_outcome(unresolved)
+            # A client that takes the first choice with all its required fields must not lose what it names.
+            content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
             examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(
-                "With `transfer_id`: the outcome is not known yet; send the same `idempotency_key` again."
+                f"With `{unresolved.kind}_id`: the outcome is not known yet; ask for the same again, under "
+                "the same `idempotency_key` if there is one."
             )
         return {
             "description": "\n\n".join(words),
@@ -66,28 +67,38 @@ class Errors:
             "content": json_content(content, examples),
         }
 
-    def _body(self, status: int, codes: Sequence[ErrorCode], refusal_statuses: Sequence[str] = ()) -> Schema:
+    def _body(self, status: int, codes: Sequence[ErrorCode], subject: Subject | None = None) -> Schema:
         fields: dict[str, Schema] = {
             "error": {"type": "string", "enum": [code.value for code in codes]},
             "message": {"type": "string"},
         }
-        if status == 402:
-            fields |= self._transfer(*refusal_statuses)
+        if status == 402 and subject is not None:
+            fields |= _named(subject, subject.refused, is_nullable=not subject.is_always_stored)
         else:
             fields["request_id"] = {"type": "string", "pattern": "^req_"}
         if status == 400:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
         return _exactly(f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields)
 
-    def _unknown_outcome(self) -> Schema:
-        fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"] | self._transfer("submitted")
-        return _exactly("503 of a transfer whose outcome is not known yet.", fields)
+    def _unknown_outcome(self, subject: Subject) -> Schema:
+        fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"]
+        fields |= _named(subject, subject.unknown, is_nullable=False)
+        return _exactly(f"503 of a {subject.kind} whose outcome is not known yet.", fields)
 
-    def _transfer(self, *statuses: str) -> dict[str, Schema]:
-        return {
-            "transfer_id": {"type": "string", "pattern": "^txn_"},
-            "status": {"type": "string", "enum": list(statuses)},
-        }
+
+def _named(subject: Subject, statuses: Sequence[str], *, is_nullable: bool) -> dict[str, Schema]:
+    name = f"{subject.kind}_id"
+    return {
+        name: {
+            "type": ["string", "null"] if is_nullable else "string",
+            "pattern": f"^{IDENTIFIERS[name]}",
+        },
+        "status": {"type": "string", "enum": [str(status) for status in statuses]},
+    }
+
+
+def _unknown_name(subject: Subject) -> str:
+    return f"{subject.kind.capitalize()}OutcomeUnknown"
 
 
 def _exactly(description: str, fields: dict[str, Schema]) -> Schema:

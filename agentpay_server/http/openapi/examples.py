@@ -33,6 +33,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "cursor": "",
     "duration_ms": 42,
     "escalation_threshold": 50,
+    "escrow_token_account": "8sLbNZoA1cfnvMJLPfp98ZLAnFSYCFApfJKMbiXNLwxj",
     "event_type": "transfer.settled",
     "events": ["transfer.settled", "transfer.rejected"],
     "expires_at": "2026-02-01T12:00:00.000Z",
@@ -53,6 +54,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "next_release_at": "2026-02-01T12:00:00.000Z",
     "next_release_usdc": "12.500000",
     "now": "2026-01-31T12:00:00.000Z",
+    "opened_at": "2026-01-31T12:00:00.000Z",
     "owner": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
     "policy_version": 2,
     "reason": "This invoice was paid already.",
@@ -63,6 +65,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "returned_usdc": "7.500000",
     "running_total_usdc": "16.500000",
     "seconds": 3600,
+    "settlement_tx_signature": _SIGNATURE,
     "settled_at": "2026-01-31T12:00:00.000Z",
     "settled_usdc": "12.500000",
     "since": "2026-01-01T00:00:00Z",
@@ -97,6 +100,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },
+    "Session": {"status": "settled", "running_total_usdc": "12.500000"},
     "SessionCapReachedData": {"running_total_usdc": "20.000000"},
     "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},
     "Transfer": {"status": "settled"},
@@ -170,8 +174,11 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
         "request_id": _FIELDS["request_id"],
         "details": [{"field": _FIELDS["field"], "message": _FIELDS["message"]}],
         "transfer_id": _FIELDS["transfer_id"],
-        "status": "submitted" if code is ErrorCode.CHAIN_UNAVAILABLE else "rejected",
+        "session_id": _FIELDS["session_id"],
     }
+    if "status" in schema["properties"]:
+        # The usual one is the first.
+        fields["status"] = schema["properties"]["status"]["enum"][0]
     return {name: value for name, value in fields.items() if name in schema["properties"]}
 
 

@@ -54,6 +54,7 @@ def one_seed(seed):
     assert type(outcome(PAYLOAD, hostile.headers(random))) is WebhookSignatureError
 
 
+@pytest.mark.timeout(600)
 @lots
 @given(seeds)
 def test_hostile_deliveries_are_an_event_or_one_error(seed):
