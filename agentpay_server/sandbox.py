@@ -47,7 +47,8 @@ class Sandbox:
         """Mint test USDC to an account of the operator's; it is in the history as a deposit.
 
         Raises:
-            Problem: `not_found`, `chain_unavailable`, `forbidden` on a chain where money is real.
+            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: it may have
+                been, or will be; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
         context = self._context
@@ -69,12 +70,7 @@ class Sandbox:
         done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
         if done:
             return funding.result()
-        raise Problem(
-            ErrorCode.CHAIN_UNAVAILABLE,
-            "The chain has not told what became of the minting, which goes on and is booked once it lands; "
-            "read the balance before you fund again.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )
+        raise _maybe_minted("The chain has not told what became of the minting, which goes on")
 
     async def _funded(
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
@@ -101,7 +97,7 @@ class Sandbox:
                 fault_point(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnavailableError:
-                raise chain_unavailable() from None
+                raise _maybe_minted("The money was minted, and then the chain did not answer") from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
@@ -233,6 +229,15 @@ class Sandbox:
             raise Problem(
                 ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
             )
+
+
+def _maybe_minted(what: str) -> Problem:
+    # Not `chain_unavailable`: without a transfer that says that nothing was done, and clients ask again.
+    return Problem(
+        ErrorCode.SERVICE_UNAVAILABLE,
+        f"{what}; it is booked all the same. Read the balance before you fund again.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
 
 
 def _fault(armed: ArmedFault) -> Fault:

@@ -234,7 +234,8 @@ CREATE_TRANSFER: Final = Endpoint(
     "second transfer; after a failure for a non-policy reason it retries the transfer; with different "
     "parameters it is 409. Keys expire after 24 hours. A 503 with a `transfer_id` means that the outcome is "
     "not known yet: send the same key again, which resumes that transfer, and never pay under another key. "
-    "A 503 without one means that nothing was done.\n\n"
+    "A `chain_unavailable` without one means that nothing was done; a `service_unavailable`, that it may or "
+    "may not have been done: the same key finds out.\n\n"
     "Emits `transfer.initiated`, then `transfer.settled`; or `transfer.rejected`; or `escalation.required`.",
 )
 GET_TRANSFER: Final = Endpoint(

@@ -9,6 +9,7 @@ Any number of servers may share a database. One that must be alone takes `hold_a
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -37,6 +38,8 @@ _SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
 
 _OUR_FAULTS: Final = {"22", "25", "42"}
 """Classes of SQLSTATEs that no other try would get around: a wrong value, transaction or statement."""
+
+_URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
 
 _BEGIN: Final = "BEGIN"
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -275,7 +278,7 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
 def _url(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ValueError("a database URL is postgresql://user:password@host:port/name") from None
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
         raise ValueError(f"a database URL starts with postgresql://, not {parsed.drivername}://")
@@ -284,4 +287,8 @@ def _url(url: str) -> URL:
     if mode is not None:
         # libpq's name for it, which most URLs have; asyncpg knows the same values under its own.
         parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
+    unknown = parsed.query.keys() - _URL_OPTIONS
+    if unknown:
+        # libpq has some that asyncpg has not: it is said now, and not by a failure of the first connection.
+        raise ValueError(f"a database URL takes no option {', '.join(sorted(unknown))}; leave it out")
     return parsed

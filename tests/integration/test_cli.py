@@ -102,6 +102,8 @@ def test_a_data_directory_outlives_the_process_and_its_key_is_shown_once(tmp_pat
     ("url", "key", "exit_code", "says"),
     [
         ("mysql://localhost/x", "00" * 32, 2, "postgresql://"),
+        ("postgresql://localhost:port/x", "00" * 32, 2, "postgresql://"),
+        ("postgresql://localhost/x?connect_timeout=9", "00" * 32, 2, "connect_timeout"),
         ("postgresql://postgres@/x?host=/nowhere", "00" * 32, 1, "no answer"),
         ("postgresql://postgres@/x?host=/nowhere", "", 1, "AGENTPAY_SERVER_ENCRYPTION_KEY"),
     ],

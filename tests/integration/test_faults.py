@@ -7,7 +7,7 @@ import httpx
 import pytest
 from server_world import START, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
 
-from agentpay import AgentPay, InvalidRequestError
+from agentpay import AgentPay, InvalidRequestError, ServiceUnavailableError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.faulty import ChainFault
@@ -295,6 +295,16 @@ def test_a_slow_chain_leaves_the_outcome_open_and_settles_it_once(hasty: AgentPa
         settled = settled_in_the_end(http, source, to)
     assert settled["transfer_id"] == unknown["transfer_id"]
     assert client.accounts.balance(to.account_id).balance_usdc == 7
+
+
+def test_a_funding_that_the_chain_is_slow_to_tell_of_is_not_repeated(hasty: AgentPayServer) -> None:
+    account = hasty.client().accounts.create(name="a")
+    with hasty.sandbox.fault("chain_slow", times=1), pytest.raises(ServiceUnavailableError):
+        hasty.sandbox.fund(account.account_id, 10)
+    assert hasty.client().accounts.balance(account.account_id).balance_usdc == 10
+    assert hasty.sandbox.fund(account.account_id, 5).balance_usdc == 15
+    history = hasty.client().accounts.transactions(account.account_id)
+    assert [entry.amount_usdc for entry in history] == [5, 10]
 
 
 def settled_in_the_end(http: httpx.Client, source: Account, to: Account) -> dict[str, Any]:

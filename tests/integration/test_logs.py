@@ -1,17 +1,20 @@
 """What a server logs: one line an event, silent unless it is asked for, and never a secret."""
 
+import ast
 import io
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from server_world import START, Funded, raw_client
 
+import agentpay_server
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
@@ -74,6 +77,20 @@ def test_a_transfer_is_followed_from_its_request_to_its_end(
     assert settled["request_id"] == request["request_id"]
     assert settled["tx_signature"] == transfer.tx_signature
     assert settled["duration_ms"] == 0  # the clock stands still
+
+
+def test_every_event_is_in_the_documents() -> None:
+    root = Path(agentpay_server.__file__).parent
+    calls = [
+        node
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
+    ]
+    events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
+    documents = (root.parent / "docs" / "operations.md").read_text("utf-8")
+    assert {"deposit.booked", "request.answered"} <= events
+    assert {event for event in events if f"`{event}`" not in documents} == set()
 
 
 def test_a_refused_transfer_is_logged_with_the_reason(
