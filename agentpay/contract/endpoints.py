@@ -53,6 +53,8 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether no body at all stands for an empty object.
+        takes_rest_of_path: whether the last parameter of its path is free text, slashes included, instead of
+            an identifier.
         errors: codes beside those that `every_error` finds by itself.
         names_unknown_outcome: whether a 503 may name a transfer whose outcome is not known (D29).
         refusal_statuses: what the status of a transfer may be that a 402 names.
@@ -72,6 +74,7 @@ class Endpoint:
     request: type | None = None
     query: type | None = None
     is_body_optional: bool = False
+    takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     names_unknown_outcome: bool = False
     refusal_statuses: tuple[str, ...] = ("rejected", "failed")
