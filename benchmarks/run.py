@@ -9,6 +9,7 @@ MODULES = (
     "deliveries",
     "imports",
     "sdk_call",
+    "snapshots",
     "start",
     "transfer",
     "webhooks",
