@@ -304,13 +304,13 @@ def test_armed_faults_are_part_of_it(server: AgentPayServer):
 
 
 def test_the_rate_limit_is_part_of_it():
-    with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=4)) as server:
-        with raw_client(server) as http:
-            snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
-            for _ in range(2):
-                http.get("/v1/accounts")
-            assert http.post(f"/sandbox/snapshots/{snapshot_id}/restore").status_code == 200
-            assert [http.get("/v1/accounts").status_code for _ in range(4)] == [200, 200, 200, 429]
+    limited = AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=4))
+    with limited as server, raw_client(server) as http:
+        snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
+        for _ in range(2):
+            http.get("/v1/accounts")
+        assert http.post(f"/sandbox/snapshots/{snapshot_id}/restore").status_code == 200
+        assert [http.get("/v1/accounts").status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
 def test_the_daily_limit_starts_again_where_it_was(server: AgentPayServer):
