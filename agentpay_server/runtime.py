@@ -226,9 +226,10 @@ async def _started(
     faults = Faults(chain, http_faults, may_crash=may_crash)
     parts: list[Part] | None = None
     if isinstance(database, MemoryDatabase) and storage.ledger is None:
-        at_work: list[Part] = [settlement, deposits, records, settlement_worker, deposit_worker]
-        parts = [database, embedded, faults, *at_work]
-        parts += [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
+        # A clock that runs by itself and the system's source of chance cannot go back.
+        parts = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
+        parts += [database, embedded, faults]
+        parts += [settlement, deposits, records, settlement_worker, deposit_worker]
     names = Identifiers(clock, randomness(seed, stream="snapshots"))
     snapshots = Snapshots(context, names, parts)
     runtime = Runtime(

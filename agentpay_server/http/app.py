@@ -298,14 +298,15 @@ def _require_plain_path(scope: Scope) -> None:
         Problem: `not_found`.
     """
     raw_path: bytes = scope.get("raw_path") or b""
-    path: str = scope["path"]
-    is_split = b"%2f" in raw_path.lower() and not path.startswith(_FREE_TEXT)
-    if is_split or not path.isprintable():
+    is_split = b"%2f" in raw_path.lower() and not raw_path.startswith(_FREE_TEXT)
+    if is_split or not scope["path"].isprintable():
         raise _NO_ROUTE
 
 
 _FREE_TEXT: Final = tuple(
-    endpoint.path.partition("{")[0] for endpoint in BOUND_ENDPOINTS if endpoint.takes_rest_of_path
+    endpoint.path.partition("{")[0].encode("ascii")
+    for endpoint in BOUND_ENDPOINTS
+    if endpoint.takes_rest_of_path
 )
 """Where a slash means the same whether it is encoded or not."""
 

@@ -241,6 +241,7 @@ def test_the_server_client_arms_it_over_a_port(server: AgentPayServer):
 def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
     refused(http.get("/v1/accounts/acct%2Fx"), "not_found")
     refused(http.post("/sandbox/snapshots/snap%2Fx/restore"), "not_found")
+    refused(http.delete("/sandbox%2Ffaults/chain_down"), "not_found")
 
 
 @pytest.mark.parametrize(

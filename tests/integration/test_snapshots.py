@@ -529,3 +529,57 @@ async def test_the_async_sandbox_does_the_same():
         with pytest.raises(NotFoundError):
             await client.accounts.get(account.account_id)
         await server.async_sandbox.reset()
+
+
+def test_a_loop_outlives_the_work_that_is_cut_off_beneath_it(server: AgentPayServer):
+    """Records of policies are awaited by the loop that serves them; its own end would be the server's."""
+    payer, _ = prepared(server)
+    with server.sandbox.fault("chain_down"):
+        server.client().policies.update(payer.account_id, max_single_transfer=50)
+        server.sandbox.clock.advance(0)
+    records = server._running.runtime.schedule._workers[2]
+    server.sandbox.set_fault("chain_never_lands")
+
+    async def cut_off(context: Any) -> bool:
+        context.clock.move_to(context.clock.now_us() + 2_000_000)
+        serving = asyncio.create_task(records.run_due())
+        while not context.tasks._tasks:
+            await asyncio.sleep(0)
+        assert await context.tasks.cut_off(within_seconds=5)
+        return bool(await serving)
+
+    assert money.on_owner(server, cut_off)
+
+
+def test_a_server_that_is_kept_at_work_is_not_brought_back(
+    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
+    snapshot = server.sandbox.snapshot()
+    prepared(server)
+
+    async def stubborn(context: Any) -> Any:
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            while not ended.is_set():
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        context.tasks.start(work())
+        return ended
+
+    ended = money.on_owner(server, stubborn)
+    before = kept(server)
+    with pytest.raises(ConflictError, match="not_at_rest"):
+        server.sandbox.restore(snapshot)
+    assert kept(server) == before
+
+    async def end(_: Any) -> None:
+        ended.set()
+
+    money.on_owner(server, end)
+    server.sandbox.restore(snapshot)
+    assert money.rows(server, tables.accounts) == []

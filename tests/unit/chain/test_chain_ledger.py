@@ -256,6 +256,11 @@ def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: Worl
     )
 
 
+def test_a_chain_with_a_ledger_goes_on_and_never_back(world: World) -> None:
+    with pytest.raises(RuntimeError, match="ledger"):
+        world.chain.capture()
+
+
 def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(
     world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
