@@ -230,11 +230,8 @@ class EmbeddedChain:
         self._check_thread()
         if self._ledger is not None:
             raise RuntimeError("a chain with a ledger cannot be brought back")
-        accounts, statuses, restore_credits = (
-            accounts_of(self._svm),
-            self._statuses.copy(),
-            self._recent_credits.capture(),
-        )
+        accounts, statuses = accounts_of(self._svm), self._statuses.copy()
+        restore_credits = self._recent_credits.capture()
         blockhash, last_landed, landed = self._blockhash, self._last_landed, self._landed_under_blockhash
         slot, height = self._slot, self._height
 
