@@ -265,6 +265,7 @@ DELETE_FAULT: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     takes_rest_of_path=True,
     responses={204: None},
+    errors=(ErrorCode.INVALID_REQUEST,),
     summary="Let one fault happen no more.",
 )
 LIST_FAULTS: Final = Endpoint(

@@ -235,6 +235,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         "key_id": key.key_id,
         "webhook_id": webhook.webhook_id,
         "event_id": event["id"],
+        "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
     bodies = {"policies.put": {"paused": True}, "sandbox.accounts.fund": {"amount": "1"}}
 
