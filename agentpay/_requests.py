@@ -82,7 +82,8 @@ def prepare(
     """
     target = endpoint.path
     if path:
-        target = target.format(**{name: _quoted(name, value) for name, value in path.items()})
+        quoted = _free_text if endpoint.takes_rest_of_path else _quoted
+        target = target.format(**{name: quoted(name, value) for name, value in path.items()})
     if query:
         given = {name: _query_text(name, value) for name, value in query.items() if value is not None}
         if given:
@@ -103,6 +104,13 @@ def _quoted(name: str, value: object) -> str:
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
         raise ValueError(f"{name} must be an identifier as the service returned it, not {value[:64]!r}")
     return quote(value, safe="")
+
+
+def _free_text(name: str, value: object) -> str:
+    """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    return "/".join(_quoted(name, part) for part in value.split("/"))
 
 
 def _query_text(name: str, value: object) -> str:

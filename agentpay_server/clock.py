@@ -5,6 +5,7 @@ a moment, and see the same thing twice. Waits on the network are not the clock's
 """
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -69,6 +70,11 @@ class ManualClock:
     def set_to(self, now_us: int) -> None:
         """Show `now_us`, whatever was shown before: where a server that starts again left off."""
         self._now_us = now_us
+
+    def capture(self) -> Callable[[], None]:
+        """Return what sets it back to the time that it shows now."""
+        now_us = self._now_us
+        return lambda: self.set_to(now_us)
 
 
 def real_now_us() -> int:

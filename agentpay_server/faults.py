@@ -9,6 +9,7 @@ while none is armed. Death is SIGKILL: nothing is flushed, released or said good
 
 import os
 import signal
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -121,6 +122,16 @@ def armed() -> str | None:
 def disarm() -> None:
     """Let the process live."""
     _Armed.point = None
+
+
+def capture() -> Callable[[], None]:
+    """Return what arms the point that is armed now, and no other."""
+    point, passes_left = _Armed.point, _Armed.passes_left
+
+    def restore() -> None:
+        _Armed.point, _Armed.passes_left = point, passes_left
+
+    return restore
 
 
 def _pass(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import secrets
+from collections.abc import Callable
 from typing import Protocol
 
 from ulid import base32
@@ -25,17 +26,28 @@ class SystemRandomness:
         return secrets.token_bytes(count)
 
 
-def randomness(seed: int | None, *, start: int = 0) -> Randomness:
+class SeededRandomness(random.Random):
+    """A source that follows from a seed, fit for tests alone."""
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings it back to where it is now."""
+        state = self.getstate()
+        return lambda: self.setstate(state)
+
+
+def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
     """Return the system's source, or one that repeats itself for tests when there is a seed.
 
     Args:
         seed: what it follows from; None is the system's source.
         start: how often a server with this seed was started before: no start repeats another, whose
             identifiers and nonces are in use.
+        stream: names a source of its own beside the usual one.
     """
     if seed is None:
         return SystemRandomness()
-    return random.Random(f"{seed} {start}" if start else seed)  # noqa: S311 - asked for by the seed
+    words = [str(word) for word in (seed, start or "", stream) if word != ""]
+    return SeededRandomness(seed if len(words) == 1 else " ".join(words))
 
 
 class Identifiers:

@@ -15,7 +15,7 @@ from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.clock import Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
-from agentpay_server.randomness import Identifiers, Randomness, randomness
+from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness, randomness
 from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.context import Context
@@ -23,6 +23,7 @@ from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.deposits import Deposits
 from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
+from agentpay_server.services.http_faults import HttpFaults
 from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
@@ -31,6 +32,7 @@ from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.sessions.resumption import SessionResumption
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.snapshots import Part, Snapshots
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.execution import Execution
@@ -42,6 +44,7 @@ from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.deposits import DepositWorker
@@ -75,6 +78,8 @@ class Runtime:
         settlement: drivers of signed transactions.
         schedule: due work.
         faults: what the sandbox lets fail.
+        http_faults: those of requests.
+        snapshots: all that the server has known, and the way back.
         operator: the operator that the server was first started with.
         storage: where everything is stored.
     """
@@ -94,6 +99,8 @@ class Runtime:
     settlement: Settlement
     schedule: Schedule
     faults: Faults
+    http_faults: HttpFaults
+    snapshots: Snapshots
     operator: FirstOperator
     storage: Storage
 
@@ -230,6 +237,16 @@ async def _started(
     ]
     note_time = partial(identity.note_clock, database)
     schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
+    http_faults = HttpFaults()
+    faults = Faults(chain, http_faults, may_crash=may_crash)
+    parts: list[Part] | None = None
+    if isinstance(database, MemoryDatabase) and storage.ledger is None:
+        # A clock that runs by itself and the system's source of chance cannot go back.
+        parts = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
+        parts += [database, embedded, faults]
+        parts += [settlement, deposits, records, settlement_worker, deposit_worker]
+    names = Identifiers(clock, randomness(seed, stream="snapshots"))
+    snapshots = Snapshots(context, names, parts)
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -245,7 +262,9 @@ async def _started(
         deposits=deposits,
         settlement=settlement,
         schedule=schedule,
-        faults=Faults(chain, may_crash=may_crash),
+        faults=faults,
+        http_faults=http_faults,
+        snapshots=snapshots,
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key),
         storage=storage,
     )
@@ -256,6 +275,7 @@ async def _started(
         await deposit_worker.run_due()
     else:
         context.tasks.start_loop(schedule.run())
+    snapshots.mark_start()
     return runtime
 
 

@@ -22,13 +22,14 @@ from agentpay_server.contract.sandbox import (
     Operator,
     OutsideTokenAccount,
     SetFault,
+    Snapshot,
 )
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
-from agentpay_server.services import audit
+from agentpay_server.services import audit, snapshots
 from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
@@ -175,9 +176,11 @@ class Sandbox:
         """
         self._require_test_chain()
         faults = self._runtime.faults
-        faults.check(name, request.times)
-        await self._record(principal, "sandbox.faults.set", name, {"times": request.times})
-        return _fault(faults.set(name, request.times))
+        faults.check(name, request)
+        after = {"times": request.times, "effect": request.effect, "delay_ms": request.delay_ms}
+        shown = {key: value for key, value in after.items() if key == "times" or value is not None}
+        await self._record(principal, "sandbox.faults.set", name, shown)
+        return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
         """Let one fault happen no more; one that is not armed stays so.
@@ -186,7 +189,7 @@ class Sandbox:
             Problem: `invalid_request` where there is no such fault.
         """
         faults = self._runtime.faults
-        faults.check(name)
+        faults.check_name(name)
         if name in (fault.name for fault in faults.armed()):
             await self._record(principal, "sandbox.faults.delete", name)
             faults.delete(name)
@@ -207,6 +210,34 @@ class Sandbox:
         before = listing.before(query.cursor)
         rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+
+    async def snapshot(self, principal: Principal) -> Snapshot:
+        """Remember all that the server knows, of every tenant.
+
+        Raises:
+            Problem: `not_in_memory`; `not_at_rest` when money stays under way; `forbidden` on a chain where
+                money is real.
+        """
+        self._require_test_chain()
+        return _snapshot(await self._runtime.snapshots.take(principal))
+
+    async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
+        """Go back to a snapshot of the operator's, for every tenant; what is under way is cut off.
+
+        Raises:
+            Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        return _snapshot(await self._runtime.snapshots.restore(principal, snapshot_id))
+
+    async def reset(self, principal: Principal) -> None:
+        """Go back to where the server was when it had started, for every tenant.
+
+        Raises:
+            Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        await self._runtime.snapshots.reset(principal)
 
     async def _record(self, principal: Principal, action: str, subject: str, after: object = None) -> None:
         now_us = self._context.clock.now_us()
@@ -241,4 +272,8 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _fault(armed: ArmedFault) -> Fault:
-    return Fault(name=armed.name, times=armed.times)
+    return Fault(name=armed.name, times=armed.times, effect=armed.effect, delay_ms=armed.delay_ms)
+
+
+def _snapshot(taken: snapshots.Snapshot) -> Snapshot:
+    return Snapshot(snapshot_id=taken.snapshot_id, created_at=from_us(taken.taken_us))

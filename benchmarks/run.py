@@ -10,6 +10,7 @@ MODULES = (
     "imports",
     "sdk_call",
     "sessions",
+    "snapshots",
     "start",
     "transfer",
     "webhooks",

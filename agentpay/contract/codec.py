@@ -149,18 +149,20 @@ def _is_open_enum(kind: object) -> bool:
     arguments = get_args(kind)
     return (
         get_origin(kind) in (Union, UnionType)
-        and len(arguments) == 2
-        and arguments[1] is str
+        and arguments[1:] in ((str,), (str, NoneType))
         and isinstance(arguments[0], type)
         and issubclass(arguments[0], Enum)
     )
 
 
 def _open_enum_hook(kind: object) -> Callable[[object, object], object]:
-    """A hook for `SomeEnum | str`: a value that the enum does not know stays a string."""
+    """A hook for `SomeEnum | str`, or None too: a value that the enum does not know stays a string."""
     members: dict[object, Enum] = {member.value: member for member in get_args(kind)[0]}
+    is_nullable = NoneType in get_args(kind)
 
     def hook(value: object, _: object) -> object:
+        if value is None and is_nullable:
+            return None
         if not isinstance(value, str):
             raise ValueError("must be a string")
         return members.get(value, value)

@@ -73,6 +73,8 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether no body at all stands for an empty object.
+        takes_rest_of_path: whether the last parameter of its path is free text, slashes included, instead of
+            an identifier.
         errors: codes beside those that `every_error` finds by itself.
         subject: what its refusals and unknown outcomes name, if anything.
         request_headers: header fields that it heeds beside the usual ones.
@@ -91,6 +93,7 @@ class Endpoint:
     request: type | None = None
     query: type | None = None
     is_body_optional: bool = False
+    takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None
     request_headers: tuple[Header, ...] = ()

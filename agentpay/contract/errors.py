@@ -39,6 +39,8 @@ class ErrorCode(StrEnum):
     CLOCK_NOT_MANUAL = "clock_not_manual"
     CLOCK_MOVING = "clock_moving"
     NOT_PENDING = "not_pending"
+    NOT_IN_MEMORY = "not_in_memory"
+    NOT_AT_REST = "not_at_rest"
 
 
 class RejectionReason(StrEnum):
@@ -77,6 +79,8 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.CLOCK_NOT_MANUAL: 409,
     ErrorCode.CLOCK_MOVING: 409,
     ErrorCode.NOT_PENDING: 409,
+    ErrorCode.NOT_IN_MEMORY: 409,
+    ErrorCode.NOT_AT_REST: 409,
 }
 """The one HTTP status of each code."""
 
@@ -107,6 +111,9 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
     ErrorCode.NOT_PENDING: "The transfer waits for no approval, or not any more.",
     ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
+    ErrorCode.NOT_IN_MEMORY: "The server keeps its state on disk, in a database or on a chain of others, and "
+    "cannot go back.",
+    ErrorCode.NOT_AT_REST: "Work is under way that did not end in time.",
 }
 """What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from solders.account import Account
 from solders.clock import Clock
-from solders.litesvm import LiteSVM
+from solders.hash import Hash
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
@@ -46,22 +46,17 @@ from agentpay_server.chain.failures import failure_reason
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, USDC_DECIMALS, USDC_MINTS
 from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
 from agentpay_server.chain.ledger import ChainState, Credit, ForeignLedgerError, Ledger, Page
+from agentpay_server.chain.machine import accounts_of, bring_back, new_machine, writable_accounts
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.token_accounts import read_token_account
 from agentpay_server.faults import ChainPoint, chain_fault_point
 
-_HISTORY_TRANSACTIONS: Final = 4_096
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
 _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
 _CREDITS_PER_BATCH: Final = 100
 _TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
-# Neither says that the transaction failed: it may have landed before, and the ledger knows of it.
-_NOT_EXECUTED: Final = (
-    TransactionErrorFieldless.AlreadyProcessed,
-    TransactionErrorFieldless.BlockhashNotFound,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +66,9 @@ class EmbeddedChain:
 
     The block height is the number of blockhashes that expired so far: a transaction can land exactly while
     the height is the one its blockhash was read at, so "unknown, and the height is above the last valid one"
-    proves that it never will. That holds across restarts: the sequence of blockhashes is always the same, and
-    a chain that is made again from its ledger goes on beyond every one that was ever handed out.
+    proves that it never will. That holds across restarts: a chain that is made again from its ledger goes on
+    beyond every blockhash that was ever handed out. A blockhash follows from all that landed before it, as on
+    a real chain: of two futures of one state, no later blockhash of one is ever valid in the other.
     """
 
     def __init__(
@@ -90,7 +86,7 @@ class EmbeddedChain:
         self._treasury = treasury
         self._mint_authority = mint_authority
         self._now_us = now_us
-        self._svm = _machine()
+        self._svm = new_machine()
         self._slot = self._svm.get_clock().slot
         self._height = 0
         self._landed_under_blockhash = 0
@@ -98,6 +94,8 @@ class EmbeddedChain:
         self._statuses: dict[str, SignatureStatus] = {}
 
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
+        self._blockhash = _first_blockhash(self._genesis, 0)
+        self._last_landed = b""
         self._ledger = ledger
         # Whether the machine is not the ledger's: before the first look at it, and when a page was lost.
         self._is_astray = ledger is not None
@@ -148,7 +146,7 @@ class EmbeddedChain:
     async def latest_blockhash(self) -> Blockhash:
         """Return the one blockhash that is valid now."""
         await self._settled()
-        return Blockhash(value=str(self._svm.latest_blockhash()), last_valid_block_height=self._height)
+        return Blockhash(value=str(self._blockhash), last_valid_block_height=self._height)
 
     async def block_height(self) -> int:
         """Return how many blockhashes have expired."""
@@ -218,15 +216,41 @@ class EmbeddedChain:
     def expire_blockhash(self) -> None:
         """Let the valid blockhash expire: what was signed with it and has not landed never will."""
         self._check_thread()
-        self._svm.expire_blockhash()
+        following = hashlib.sha256(bytes(self._blockhash) + self._last_landed).digest()
+        self._blockhash = Hash.from_bytes(following)
         self._height += 1
         self._landed_under_blockhash = 0
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings the chain back to where it stands now, to its blockhash and all it remembers.
+
+        Raises:
+            RuntimeError: it has a ledger, which only ever goes on.
+        """
+        self._check_thread()
+        if self._ledger is not None:
+            raise RuntimeError("a chain with a ledger cannot be brought back")
+        accounts, statuses = accounts_of(self._svm), self._statuses.copy()
+        restore_credits = self._recent_credits.capture()
+        blockhash, last_landed, landed = self._blockhash, self._last_landed, self._landed_under_blockhash
+        slot, height = self._slot, self._height
+
+        def restore() -> None:
+            self._check_thread()
+            bring_back(self._svm, accounts)
+            self._statuses = statuses.copy()
+            restore_credits()
+            self._blockhash, self._last_landed, self._landed_under_blockhash = blockhash, last_landed, landed
+            self._slot, self._height = slot, height
+            self._set_clock(slot)
+
+        return restore
 
     def _execute(self, transaction: VersionedTransaction) -> None:
         signature = transaction.signatures[0]
         # With a ledger, what is not remembered cannot execute again: its blockhash expired before it was
         # forgotten.
-        if str(signature) in self._statuses:
+        if str(signature) in self._statuses or transaction.message.recent_blockhash != self._blockhash:
             return
         self._set_clock(self._slot + 1)
         is_own = self._listener is not None and self._listener.is_own(str(signature))
@@ -237,7 +261,8 @@ class EmbeddedChain:
             if not is_own:
                 self._journal(transaction, str(signature), held)
             self._record(transaction, signature, _SUCCEEDED)
-        elif result.err() in _NOT_EXECUTED:
+        elif result.err() == TransactionErrorFieldless.AlreadyProcessed:
+            # It may have landed before, and the ledger knows of it.
             return
         elif self._svm.get_transaction(signature) is not None:
             # Executed, charged and undone: it is in the chain's history, which makes the failure final.
@@ -253,6 +278,7 @@ class EmbeddedChain:
     ) -> None:
         self._statuses[str(signature)] = status
         self._slot += 1
+        self._last_landed = bytes(signature)
         self._landed_under_blockhash += 1
         if self._ledger is not None:
             self._note(transaction, signature, status)
@@ -261,7 +287,7 @@ class EmbeddedChain:
 
     def _held(self, transaction: VersionedTransaction) -> dict[str, int]:
         """Return the micro-USDC in each token account that a transaction may change."""
-        found = (self._token_account(str(address)) for address in _writable(transaction))
+        found = (self._token_account(str(address)) for address in writable_accounts(transaction))
         return {account.address: account.amount_micro for account in found if account is not None}
 
     def _journal(self, transaction: VersionedTransaction, signature: str, before: Mapping[str, int]) -> None:
@@ -288,7 +314,7 @@ class EmbeddedChain:
 
     def _note(self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus) -> None:
         """Put what a transaction has changed on the page that is written next."""
-        for address in _writable(transaction):
+        for address in writable_accounts(transaction):
             account = self._svm.get_account(address)
             self._changed_accounts[str(address)] = (
                 bytes(account) if account is not None and account.lamports else None
@@ -352,7 +378,7 @@ class EmbeddedChain:
     async def _restore(self, ledger: Ledger) -> None:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
         found = await ledger.read()
-        self._svm = _machine()
+        self._svm = new_machine()
         self._statuses, self._changed_accounts, self._changed_statuses = {}, {}, {}
         self._new_credits = []
         if found is None:
@@ -369,8 +395,7 @@ class EmbeddedChain:
             # Whatever was handed out before, whether it was written or not, has expired.
             self._height = max(self._written.height, self._height) + 1
             self._set_accounts(accounts)
-        for _ in range(self._height):
-            self._svm.expire_blockhash()
+        self._blockhash, self._last_landed = _first_blockhash(self._genesis, self._height), b""
         self._landed_under_blockhash = 0
         self._set_clock(self._slot)
         await self._write_page(ledger)
@@ -426,18 +451,9 @@ class EmbeddedChain:
             raise RuntimeError("an EmbeddedChain was used outside the thread that made it")
 
 
-def _machine() -> LiteSVM:
-    return LiteSVM().with_transaction_history(_HISTORY_TRANSACTIONS)
-
-
-def _writable(transaction: VersionedTransaction) -> list[Pubkey]:
-    """Return the accounts that a transaction may have changed, the payer of its fee among them."""
-    header, keys = transaction.message.header, transaction.message.account_keys
-    signers = header.num_required_signatures
-    return [
-        *keys[: signers - header.num_readonly_signed_accounts],
-        *keys[signers : len(keys) - header.num_readonly_unsigned_accounts],
-    ]
+def _first_blockhash(genesis: str, height: int) -> Hash:
+    """Return the blockhash that a chain goes on with at a height at which it is made, or made again."""
+    return Hash.from_bytes(hashlib.sha256(f"{genesis} {height}".encode()).digest())
 
 
 def _failure(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:

@@ -7,11 +7,11 @@ No fault tells a lie that a real chain could not tell: a transaction that has la
 above its last valid block height, since that would be proof that it never will.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from attrs import define
+from attrs import define, evolve
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import (
@@ -85,6 +85,18 @@ class FaultyChain:
     def times(self, fault: ChainFault) -> int | None:
         """Return how often a fault is still to happen: None until it is disarmed, 0 where it is not armed."""
         return self._armed.get(fault, 0)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back the faults that are armed now, and what is left of earlier ones."""
+        armed, hidden = self._armed.copy(), _copied(self._hidden)
+        shown, swallowed = self._shown.copy(), self._swallowed.copy()
+
+        def restore() -> None:
+            self._armed, self._hidden = armed.copy(), _copied(hidden)
+            self._shown, self._swallowed = shown.copy(), swallowed.copy()
+            self._note_trouble()
+
+        return restore
 
     @property
     def usdc_mint(self) -> str:
@@ -203,3 +215,7 @@ class FaultyChain:
 
     def _note_trouble(self) -> None:
         self._is_troubled = bool(self._armed or self._hidden or self._swallowed)
+
+
+def _copied(hidden: Mapping[str, _Hidden]) -> dict[str, _Hidden]:
+    return {signature: evolve(each) for signature, each in hidden.items()}

@@ -4,7 +4,7 @@ Nobody sends a machine's token accounts a statement: what came in is what they h
 what they held before. Whose accounts they are is not known here, nor what becomes of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from agentpay_server.chain.deposits import Deposit
@@ -74,3 +74,13 @@ class RecentCredits:
         if left:
             self._credits[token_account] = left
         self._count -= len(known) - len(left)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what is remembered now."""
+        credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
+
+        def restore() -> None:
+            self._credits = {address: list(found) for address, found in credits_.items()}
+            self._count = count
+
+        return restore

@@ -1,11 +1,12 @@
 """The sandbox: what only a test chain can do (decisions, "What stands beside /v1").
 
-Models and endpoints for what exists now: test money, a second tenant, outside recipients, the clock, and
-what can be made to fail.
+Models and endpoints: test money, a second tenant, outside recipients, the clock, what can be made to fail,
+and snapshots.
 """
 
 from datetime import datetime
 from decimal import Decimal
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from attrs import field, frozen
@@ -18,6 +19,7 @@ from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 MAX_ADVANCE_SECONDS: Final = 10 * 365 * 24 * 3600
+MAX_DELAY_MS: Final = 60_000
 
 
 def _parse_seconds(value: Any) -> Decimal:  # noqa: ANN401 - whatever JSON held
@@ -114,17 +116,37 @@ class AdvanceClock(Request):
     seconds: Annotated[Decimal, Rule(_parse_seconds, {"minimum": 0, "maximum": MAX_ADVANCE_SECONDS})]
 
 
+class HttpEffect(StrEnum):
+    """What goes wrong with a request."""
+
+    DELAY = "delay"
+    """It is held for `delay_ms` of real time, then processed and answered."""
+
+    INTERNAL_ERROR = "internal_error"
+    """It is answered with 500, and not processed."""
+
+    RESET = "reset"
+    """The connection is dropped before it is processed."""
+
+    REPLY_LOST = "reply_lost"
+    """It is processed, and the connection is dropped instead of the answer."""
+
+
 @frozen(kw_only=True)
 class SetFault(Request):
     """Body of `PUT /sandbox/faults/{name}`.
 
     Attributes:
         times: how often it is to happen, 1 to 1,000; None until it is deleted.
+        effect: what goes wrong; for a fault of requests, and for no other.
+        delay_ms: how long a `delay` holds each request, 1 to 60,000.
     """
 
     times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(
         default=None, metadata=NULLABLE
     )
+    effect: HttpEffect | None = None
+    delay_ms: Annotated[int, whole_number(minimum=1, maximum=MAX_DELAY_MS)] | None = None
 
 
 @frozen(kw_only=True)
@@ -132,13 +154,17 @@ class Fault:
     """A fault that will happen.
 
     Attributes:
-        name: which one: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`, or
-            `crash_at:<point>`.
+        name: which one: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`,
+            `http:<method> <path>`, or `crash_at:<point>`.
         times: how often it is still to happen; None until it is deleted.
+        effect: what goes wrong with a request; None for other faults.
+        delay_ms: how long a request is held; None where it is not.
     """
 
     name: str
     times: int | None
+    effect: HttpEffect | str | None = None
+    delay_ms: int | None = None
 
 
 @frozen(kw_only=True)
@@ -152,6 +178,19 @@ class ListFaults(Request):
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class Snapshot:
+    """All that a server knew at one moment.
+
+    Attributes:
+        snapshot_id: identifier, `snap_…`.
+        created_at: the server's time at which it was taken, UTC.
+    """
+
+    snapshot_id: str
+    created_at: datetime
 
 
 FUND: Final = Endpoint(
@@ -214,6 +253,7 @@ SET_FAULT: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     request=SetFault,
     is_body_optional=True,
+    takes_rest_of_path=True,
     responses={200: Fault},
     summary="Let something fail from now on.",
 )
@@ -223,6 +263,7 @@ DELETE_FAULT: Final = Endpoint(
     path="/sandbox/faults/{name}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
+    takes_rest_of_path=True,
     responses={204: None},
     errors=(ErrorCode.INVALID_REQUEST,),
     summary="Let one fault happen no more.",
@@ -247,6 +288,40 @@ CLEAR_FAULTS: Final = Endpoint(
     summary="Let nothing fail any more.",
 )
 
+CREATE_SNAPSHOT: Final = Endpoint(
+    name="sandbox.snapshots.create",
+    method="POST",
+    path="/sandbox/snapshots",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={201: Snapshot},
+    errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
+    summary="Remember all that the server knows.",
+    description="For a server in memory. It waits up to 5 seconds for what is under way to end.",
+)
+RESTORE_SNAPSHOT: Final = Endpoint(
+    name="sandbox.snapshots.restore",
+    method="POST",
+    path="/sandbox/snapshots/{snapshot_id}/restore",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: Snapshot},
+    errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
+    summary="Go back to a snapshot, for every tenant.",
+    description="What is under way is cut off without an answer, as if the server had died.",
+)
+RESET: Final = Endpoint(
+    name="sandbox.reset",
+    method="POST",
+    path="/sandbox/reset",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={204: None},
+    errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
+    summary="Go back to where the server was when it had started, for every tenant.",
+    description="What is under way is cut off without an answer, as if the server had died.",
+)
+
 SANDBOX_ENDPOINTS: Final = (
     FUND,
     CREATE_OPERATOR,
@@ -257,5 +332,8 @@ SANDBOX_ENDPOINTS: Final = (
     DELETE_FAULT,
     LIST_FAULTS,
     CLEAR_FAULTS,
+    CREATE_SNAPSHOT,
+    RESTORE_SNAPSHOT,
+    RESET,
 )
 """Every operation of the sandbox."""

@@ -133,6 +133,17 @@ class WebhookInbox:
         """Do as `wait_for` does, without holding up the caller's event loop."""
         return await asyncio.to_thread(self.wait_for, event_type, where=where, timeout=timeout)
 
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what was received, and what is to fail, as of now."""
+        with self._changed:
+            secrets, receipts, failures = list(self._secrets), list(self._receipts), list(self._failures)
+
+        def restore() -> None:
+            with self._changed:
+                self._secrets, self._receipts, self._failures = [*secrets], [*receipts], deque(failures)
+
+        return restore
+
     def receive(self, headers: Sequence[tuple[str, str]], body: bytes) -> int | None:
         """Take one post, and return the status to answer with; None drops the connection."""
         with self._changed:
@@ -163,6 +174,18 @@ class InboxTransport(httpx.AsyncBaseTransport):
         inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump)
         self._inboxes[inbox.url] = inbox
         return inbox
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back the inboxes that there are now, each as it is now."""
+        inboxes = dict(self._inboxes)
+        restorers = [inbox.capture() for inbox in inboxes.values()]
+
+        def restore() -> None:
+            self._inboxes = dict(inboxes)
+            for restore_inbox in restorers:
+                restore_inbox()
+
+        return restore
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Post to an inbox."""

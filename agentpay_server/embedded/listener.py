@@ -5,6 +5,10 @@ import socket
 from typing import Any, Final
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agentpay_server.http.exchange import DROP
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests that are under way may take when a port closes; what is left then is cut off."""
@@ -40,6 +44,20 @@ class Listener:
         self._socket.close()
 
 
+class _Protocol(H11Protocol):
+    """One connection, which the application may drop: ASGI itself has no word for that."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its base takes them
+        super().__init__(*args, **kwargs)
+        served = self.app
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[DROP] = self.transport.abort
+            await served(scope, receive, send)
+
+        self.app = app
+
+
 def server_config(
     app: Any,  # noqa: ANN401 - any ASGI application
     *,
@@ -51,7 +69,7 @@ def server_config(
         # Told, since a bound method is not seen to be one.
         interface="asgi3",
         # The one that bounds what it keeps of a head that is not complete.
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -327,6 +327,7 @@ class _World:
         self.base_url = IN_PROCESS_URL
         self._owner = owner
         self._app = Application(runtime)
+        runtime.snapshots.include(inboxes)
         self._listener: Listener | None = None
         self._transport = EmbeddedTransport(self._app, owner)
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)

@@ -90,4 +90,6 @@ async def _exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
             chunks.append(message.get("body", b""))
 
     await app(scope, receive, send)
+    if not status:
+        raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
     return status, headers, b"".join(chunks)

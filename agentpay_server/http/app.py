@@ -7,6 +7,8 @@ server, answered with a bare 500 and logged. Every answer is counted and logged,
 what a caller wrote into a path is nobody's business.
 """
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -18,14 +20,11 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
-from agentpay.contract.endpoints import ENDPOINTS, Endpoint
+from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
-from agentpay_server.contract.console import CONSOLE_ENDPOINTS
-from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
-from agentpay_server.contract.sessions import SESSION_ENDPOINTS
-from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, service_unavailable
 from agentpay_server.http import openapi
@@ -37,13 +36,14 @@ from agentpay_server.http.bodies import (
     structured_body,
     structured_query,
 )
-from agentpay_server.http.exchange import JSON_TYPE, Call, Reply
+from agentpay_server.http.exchange import DROP, JSON_TYPE, Call, DroppedError, Reply
 from agentpay_server.http.handlers import (
     Handler,
     approval_handlers,
     console_handlers,
     sandbox_handlers,
     session_handlers,
+    snapshot_handlers,
     v1_handlers,
 )
 from agentpay_server.http.operations import Operations
@@ -51,6 +51,7 @@ from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.runtime import Runtime
+from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.store.database import DatabaseUnavailableError
 
 REQUEST_PREFIX: Final = "req_"
@@ -58,16 +59,6 @@ NO_ROUTE: Final = "none"
 """The route of what is refused before its path is looked at."""
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-BOUND_ENDPOINTS: Final = (
-    *ENDPOINTS,
-    *SESSION_ENDPOINTS,
-    *CONSOLE_ENDPOINTS,
-    *APPROVAL_ENDPOINTS,
-    *WEBHOOK_ENDPOINTS,
-    *SANDBOX_ENDPOINTS,
-)
-"""Every endpoint that this server serves."""
 
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
 """Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
@@ -102,10 +93,13 @@ class Application:
             **console_handlers(runtime),
             **approval_handlers(runtime),
             **sandbox_handlers(runtime),
+            **snapshot_handlers(runtime),
         }
         per_minute = runtime.context.settings.rate_limit_per_minute
         limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
-        routes = _routes(BOUND_ENDPOINTS, handlers, limit)
+        if limit is not None:
+            runtime.snapshots.include(limit)
+        routes = _routes(BOUND_ENDPOINTS, handlers, limit, runtime)
         self._router = Router(routes=routes, redirect_slashes=False, default=_no_route)
         # Most requests are for a path without parameters: nothing has to be matched for those.
         self._fixed = {route.path: route.app for route in routes if not route.param_convertors}
@@ -148,6 +142,14 @@ class Application:
         except DisconnectedError:
             # A server that sends nothing makes the connection end.
             return
+        except DroppedError:
+            await _drop(scope, receive)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            # What it waited for was cut off: by a restore, or by the end of the server.
+            await _drop(scope, receive)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "request.failed", exception=error)
             await _respond(send, 500, _internal_error(request_id), [])
@@ -190,11 +192,14 @@ class _Path:
         endpoints: Mapping[str, Endpoint],
         handlers: Mapping[str, Handler],
         limit: RateLimit | None,
+        runtime: Runtime,
     ) -> None:
         self._path = path
         self._endpoints = endpoints
         self._handlers = handlers
         self._limit = limit
+        self._faults = runtime.http_faults
+        self._snapshots = runtime.snapshots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace: _Trace = scope["agentpay.trace"]
@@ -207,14 +212,45 @@ class _Path:
                 f"This path does not take {scope['method']}; it takes {', '.join(allow)}.",
                 allow=allow,
             )
+        _require_scope(endpoint, scope["agentpay.principal"], scope.get("path_params", {}))
+        fault = self._faults.take(f"{endpoint.method} {endpoint.path}") if self._faults else None
+        if fault is None:
+            await self._answer(endpoint, scope, receive, send)
+        else:
+            await self._fail(fault, endpoint, scope, receive, send)
+
+    async def _fail(
+        self, fault: HttpFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let a request go wrong as the sandbox was told."""
+        restores = self._snapshots.restores
+        if fault.effect is HttpEffect.RESET:
+            raise DroppedError
+        if fault.effect is HttpEffect.INTERNAL_ERROR:
+            await _respond(send, 500, _internal_error(scope["agentpay.trace"].request_id), [])
+        elif fault.effect is HttpEffect.REPLY_LOST:
+            with contextlib.suppress(Problem):
+                await self._answer(endpoint, scope, receive, _unheard)
+            raise DroppedError
+        else:
+            assert fault.delay_ms is not None  # noqa: S101 - a delay has one
+            await asyncio.sleep(fault.delay_ms / 1000)
+            if self._snapshots.restores != restores:
+                raise DroppedError
+            await self._answer(endpoint, scope, receive, send)
+
+    async def _answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        trace: _Trace = scope["agentpay.trace"]
         principal: Principal = scope["agentpay.principal"]
         headers: Mapping[str, str] = scope["agentpay.headers"]
-        path = scope.get("path_params", {})
-        _require_scope(endpoint, principal, path)
+        path, restores = scope.get("path_params", {}), self._snapshots.restores
         if self._limit is not None:
             self._limit.take(principal.key_id)
         body = None
         raw = await read_body(headers, receive)
+        if self._snapshots.restores != restores:
+            # Its key was looked up in a state that is gone.
+            raise DroppedError
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
@@ -228,12 +264,24 @@ class _Path:
 
 
 def _routes(
-    endpoints: Iterable[Endpoint], handlers: Mapping[str, Handler], limit: RateLimit | None
+    endpoints: Iterable[Endpoint],
+    handlers: Mapping[str, Handler],
+    limit: RateLimit | None,
+    runtime: Runtime,
 ) -> list[Route]:
     by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
     for endpoint in endpoints:
         by_path[endpoint.path][endpoint.method] = endpoint
-    return [Route(path, _Path(path, methods, handlers, limit)) for path, methods in by_path.items()]
+    return [
+        Route(_pattern(path, methods), _Path(path, methods, handlers, limit, runtime))
+        for path, methods in by_path.items()
+    ]
+
+
+def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
+    """Return a path as the router has it, where the last parameter may take all that is left."""
+    is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
+    return f"{path.removesuffix('}')}:path}}" if is_open else path
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
@@ -252,8 +300,17 @@ def _require_plain_path(scope: Scope) -> None:
         Problem: `not_found`.
     """
     raw_path: bytes = scope.get("raw_path") or b""
-    if b"%2f" in raw_path.lower() or not scope["path"].isprintable():
+    is_split = b"%2f" in raw_path.lower() and not raw_path.startswith(_FREE_TEXT)
+    if is_split or not scope["path"].isprintable():
         raise _NO_ROUTE
+
+
+_FREE_TEXT: Final = tuple(
+    endpoint.path.partition("{")[0].encode("ascii")
+    for endpoint in BOUND_ENDPOINTS
+    if endpoint.takes_rest_of_path
+)
+"""Where a slash means the same whether it is encoded or not."""
 
 
 def _headers(scope: Scope) -> dict[str, str]:
@@ -276,6 +333,19 @@ def _noted(send: Send, trace: _Trace) -> Send:
         await send(message)
 
     return noted
+
+
+async def _drop(scope: Scope, receive: Receive) -> None:
+    """End a connection without an answer."""
+    drop = scope.get(DROP)
+    if drop is not None:
+        drop()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _unheard(_message: Message) -> None:
+    """Take an answer that is lost."""
 
 
 async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:

@@ -8,6 +8,12 @@ from attrs import field, frozen
 from agentpay_server.domain.principals import Principal
 
 JSON_TYPE: Final = b"application/json"
+DROP: Final = "agentpay.drop"
+"""Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
+
+
+class DroppedError(Exception):
+    """The connection is to end without an answer."""
 
 
 @frozen(kw_only=True)

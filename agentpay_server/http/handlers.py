@@ -224,5 +224,29 @@ def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     }
 
 
+def snapshot_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the sandbox that remember and go back.
+
+    None of them is a task of the server's: those are what they wait for, or cut off.
+    """
+    sandbox = Sandbox(runtime)
+
+    async def create_snapshot(call: Call) -> Reply:
+        return Reply(status=201, model=await sandbox.snapshot(call.principal))
+
+    async def restore_snapshot(call: Call) -> Reply:
+        return Reply(status=200, model=await sandbox.restore(call.principal, call.path["snapshot_id"]))
+
+    async def reset(call: Call) -> Reply:
+        await sandbox.reset(call.principal)
+        return Reply(status=204)
+
+    return {
+        "sandbox.snapshots.create": create_snapshot,
+        "sandbox.snapshots.restore": restore_snapshot,
+        "sandbox.reset": reset,
+    }
+
+
 def _policy(versioned: VersionedPolicy) -> Reply:
     return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))

@@ -1,6 +1,7 @@
 """The limit on requests of one key: a bucket of tokens that fills evenly (D7). Off unless it is set."""
 
 import math
+from collections.abc import Callable
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.clock import SECOND_US, Clock
@@ -19,6 +20,15 @@ class RateLimit:
         self._clock = clock
         self._per_minute = per_minute
         self._full_at_us: dict[str, int] = {}
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what each key has used up as of now."""
+        full_at_us = self._full_at_us.copy()
+
+        def restore() -> None:
+            self._full_at_us = full_at_us.copy()
+
+        return restore
 
     def take(self, key_id: str) -> None:
         """Count a request.

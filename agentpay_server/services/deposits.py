@@ -77,6 +77,16 @@ class Deposits:
         finally:
             self._expected.discard(signature)
 
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back where something may have come in as of now."""
+        arrived, is_all_due = self._arrived.copy(), self._is_all_due
+
+        def restore() -> None:
+            self._arrived, self._is_all_due = arrived.copy(), is_all_due
+            self._expected.clear()
+
+        return restore
+
     async def look_where_due(self) -> None:
         """Book what has come in wherever something may have.
 

@@ -8,6 +8,7 @@ for all servers that share it.
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
 from agentpay_server.chain import transactions
@@ -45,6 +46,15 @@ class PolicyRecords:
             self._writers[account_id] = writer
         return writer
 
+    def capture(self) -> Callable[[], None]:
+        """Return what forgets all writers: none is at work, wherever the server is brought back to."""
+
+        def restore() -> None:
+            self._writers.clear()
+            self._wanted.clear()
+
+        return restore
+
     async def next_due_us(self) -> int | None:
         """Return when the next record is due to be written; None when all are."""
         return await self._context.database.read(store.next_due_us)
@@ -54,7 +64,11 @@ class PolicyRecords:
         now_us = self._context.clock.now_us()
         due = await self._context.database.read(store.due, now_us, _BATCH)
         for account_id in due:
-            await self.write_soon(account_id)
+            writer = self.write_soon(account_id)
+            # A writer that is cut off takes nobody with it who waits for it.
+            await asyncio.wait({writer})
+            if not writer.cancelled():
+                writer.result()
         return bool(due)
 
     async def _write(self, account_id: str) -> None:

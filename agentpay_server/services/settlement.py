@@ -98,6 +98,10 @@ class Settlement:
         """The subjects that are driven here."""
         return self._drivers.keys()
 
+    def capture(self) -> Callable[[], None]:
+        """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
+        return self._under_way.clear
+
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
 

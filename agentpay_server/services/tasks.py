@@ -42,6 +42,32 @@ class Tasks:
         """Run `work` to its end and return its result, whatever becomes of the caller meanwhile."""
         return await asyncio.shield(self.start(work))
 
+    async def rest(self, *, within_seconds: float) -> bool:
+        """Wait until nothing but loops is under way, and return whether it came to that in time.
+
+        The caller is no such task, or it would wait for itself.
+        """
+        return await self._rest(within_seconds, is_cut_off=False)
+
+    async def cut_off(self, *, within_seconds: float) -> bool:
+        """Cancel what is under way, but for loops, and return whether all of it has ended in time.
+
+        Whoever waits for what is cancelled gets a `CancelledError` without being cancelled.
+        """
+        return await self._rest(within_seconds, is_cut_off=True)
+
+    async def _rest(self, within_seconds: float, *, is_cut_off: bool) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_seconds
+        while self._tasks:
+            remaining_seconds = deadline - loop.time()
+            if remaining_seconds <= 0:
+                return False
+            for task in self._tasks if is_cut_off else ():
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=remaining_seconds)
+        return True
+
     def close(self) -> None:
         """Have those who wait for an end say how things stand instead; calling it again does nothing."""
         if not self.closing.done():

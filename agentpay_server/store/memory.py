@@ -55,6 +55,17 @@ class MemoryDatabase:
         self._check_thread()
         create_missing(self._driver, tables)
 
+    def capture(self) -> Callable[[], None]:
+        """Return what brings the whole database back to what it holds now; no unit is running."""
+        self._check_thread()
+        pages = self._driver.serialize()
+
+        def restore() -> None:
+            self._check_thread()
+            self._driver.deserialize(pages)
+
+        return restore
+
     async def close(self) -> None:
         """Let go of the connection, and with it of all data."""
         self._driver.close()

@@ -15,10 +15,10 @@ from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
 from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
-from agentpay_server.http.app import BOUND_ENDPOINTS
 
 IN_THE_CONTRACT = {
     ("POST", "/v1/accounts"),
@@ -101,6 +101,9 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "sandbox.faults.delete": lambda c: c.sandbox.delete_fault("chain_down"),
     "sandbox.faults.list": lambda c: list(c.sandbox.faults()),
     "sandbox.faults.clear": lambda c: c.sandbox.clear_faults(),
+    "sandbox.snapshots.create": lambda c: c.sandbox.snapshot(),
+    "sandbox.snapshots.restore": lambda c: c.sandbox.restore("snap_a"),
+    "sandbox.reset": lambda c: c.sandbox.reset(),
 }
 
 

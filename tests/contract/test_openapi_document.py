@@ -18,9 +18,10 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.requests import Request
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.embedded.inbox import WebhookInbox
 from agentpay_server.embedded.transports import EmbeddedTransport
-from agentpay_server.http.app import BOUND_ENDPOINTS, DOCUMENTS, document_text
+from agentpay_server.http.app import DOCUMENTS, document_text
 from agentpay_server.http.openapi.schemas import field_words, summary_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from solders.pubkey import Pubkey
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.domain.handles import handle_of
-from agentpay_server.http.app import BOUND_ENDPOINTS
 
 FIELDS = {
     *("account_id", "name", "handle", "chain_address", "usdc_token_account", "balance_usdc"),
@@ -237,6 +237,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         "key_id": key.key_id,
         "webhook_id": webhook.webhook_id,
         "event_id": event["id"],
+        "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
     bodies = {
         "policies.put": {"paused": True},

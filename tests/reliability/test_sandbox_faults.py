@@ -128,8 +128,8 @@ def test_a_server_in_a_process_of_its_own_dies_where_it_is_told_to(tmp_path: Pat
             for point in ("transfer.booked", "transfer.sent")
         ]
         assert [answer.json() for answer in put] == [
-            {"name": "crash_at:transfer.booked", "times": 1},
-            {"name": "crash_at:transfer.sent", "times": 1},
+            {"name": "crash_at:transfer.booked", "times": 1, "effect": None, "delay_ms": None},
+            {"name": "crash_at:transfer.sent", "times": 1, "effect": None, "delay_ms": None},
         ]
         refused = living.request("PUT", "/sandbox/faults/crash_at:transfer.sent", it.key, {"times": 2})
         assert refused is not None

@@ -1,4 +1,4 @@
-"""The sandbox as a resource: test money, a second tenant, outside recipients, the clock, faults."""
+"""The sandbox as a resource: test money, tenants, outside recipients, the clock, faults, snapshots."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,9 +19,11 @@ from agentpay_server.contract.sandbox import (
     Fault,
     Fund,
     Funding,
+    HttpEffect,
     Operator,
     OutsideTokenAccount,
     SetFault,
+    Snapshot,
 )
 
 
@@ -102,18 +104,32 @@ class AsyncSandbox(AsyncResource):
         operator: Operator = await self._call(request, UNSET, UNSET)
         return operator
 
-    async def set_fault(self, name: str, times: int | None = None) -> Fault:
+    async def set_fault(
+        self,
+        name: str,
+        times: int | None = None,
+        *,
+        effect: HttpEffect | str | None = None,
+        delay_ms: int | None = None,
+    ) -> Fault:
         """Let something fail from now on.
 
         Args:
-            name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`, or, on a server in a
-                process of its own, `crash_at:<point>`.
+            name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
+                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`; or, on
+                a server in a process of its own, `crash_at:<point>`.
             times: how often, 1 to 1,000; None until it is deleted.
+            effect: what goes wrong with a request: `delay`, `internal_error`, `reset` (the connection is
+                dropped, nothing is done), `reply_lost` (all is done, the connection is dropped instead of
+                the answer). For faults of requests, and for no other.
+            delay_ms: how long `delay` holds each request, 1 to 60,000 milliseconds of real time.
 
         Raises:
             InvalidRequestError: there is no such fault; the message lists those that there are.
+            ValueError: there is no such effect.
         """
-        request = prepare(sandbox.SET_FAULT, path={"name": name}, body=SetFault(times=times))
+        body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
+        request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
         fault: Fault = await self._call(request, UNSET, UNSET)
         return fault
 
@@ -148,18 +164,68 @@ class AsyncSandbox(AsyncResource):
         await self._call(prepare(sandbox.CLEAR_FAULTS), UNSET, UNSET)
 
     @asynccontextmanager
-    async def fault(self, name: str, times: int | None = None) -> AsyncIterator[Fault]:
+    async def fault(
+        self,
+        name: str,
+        times: int | None = None,
+        *,
+        effect: HttpEffect | str | None = None,
+        delay_ms: int | None = None,
+    ) -> AsyncIterator[Fault]:
         """Let something fail within a `with` block.
 
         Args:
             name: as for `set_fault`.
             times: how often, 1 to 1,000; None until the block ends.
+            effect: as for `set_fault`.
+            delay_ms: as for `set_fault`.
 
         Raises:
             InvalidRequestError: there is no such fault.
+            ValueError: there is no such effect.
         """
-        armed = await self.set_fault(name, times)
+        armed = await self.set_fault(name, times, effect=effect, delay_ms=delay_ms)
         try:
             yield armed
         finally:
             await self.delete_fault(name)
+
+    async def snapshot(self) -> Snapshot:
+        """Remember all that the server knows: database, chain, clock, queues, chance, armed faults.
+
+        For a server in memory. What is under way is waited for, up to five seconds.
+
+        Returns:
+            The snapshot, to go back to any number of times. A server keeps 64; the one that was used least
+            recently makes way.
+
+        Raises:
+            ConflictError: the server keeps its state elsewhere than in memory, or money stays under way.
+        """
+        snapshot: Snapshot = await self._call(prepare(sandbox.CREATE_SNAPSHOT), UNSET, UNSET)
+        return snapshot
+
+    async def restore(self, snapshot: Snapshot | str) -> None:
+        """Go back to a snapshot, for every tenant: what has happened since has not happened.
+
+        What is made since vanishes: accounts, keys, webhooks, inboxes. What is under way is cut off, and
+        whoever waits for it gets no answer. The same operations give the same results as after any other
+        restore of it: on a server with a seed, the same identifiers and signatures.
+
+        Args:
+            snapshot: from `snapshot`, or its identifier.
+
+        Raises:
+            NotFoundError: no such snapshot of this operator.
+            ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
+        """
+        snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
+        await self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), UNSET, UNSET)
+
+    async def reset(self) -> None:
+        """Go back to where the server was when it had started, for every tenant. Snapshots are kept.
+
+        Raises:
+            ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
+        """
+        await self._call(prepare(sandbox.RESET), UNSET, UNSET)

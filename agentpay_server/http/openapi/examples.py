@@ -31,6 +31,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "chain_explorer_url": f"https://explorer.solana.com/tx/{_SIGNATURE}?cluster=devnet",
     "created_at": "2026-01-31T12:00:00.000Z",
     "cursor": "",
+    "delay_ms": 250,
     "duration_ms": 42,
     "escalation_threshold": 50,
     "escrow_token_account": "8sLbNZoA1cfnvMJLPfp98ZLAnFSYCFApfJKMbiXNLwxj",
@@ -85,6 +86,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
     "BalanceLowThresholdData": {"balance_usdc": "9.250000"},
     "Delivery": {"status": "delivered"},
+    "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
     "ListEvents": {"type": "transfer.settled"},
     "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
     "PendingTransfer": {
@@ -104,6 +106,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "SessionCapReachedData": {"running_total_usdc": "20.000000"},
     "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},
     "Transfer": {"status": "settled"},
+    "SetFault": {"times": 1, "effect": "delay"},
     "TransferRejectedData": {
         "rejection_reason": "policy_violation",
         "message": "max_single_transfer is 25 and 30 was asked for.",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain import embedded, instructions, transactions
+from agentpay_server.chain import instructions, machine, transactions
 from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
@@ -132,7 +132,7 @@ def test_the_same_bytes_execute_once_even_after_more_transactions_than_litesvm_r
 def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_for_its_blockhash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedded, "_HISTORY_TRANSACTIONS", 4)
+    monkeypatch.setattr(machine, "HISTORY_TRANSACTIONS", 4)
     world = World()
     world.account(1, 10)
     recipient = world.account(2)

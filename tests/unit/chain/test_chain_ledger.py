@@ -29,6 +29,7 @@ from agentpay_server.chain.base import (
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, LedgerMovedError, Page
+from agentpay_server.chain.machine import new_machine
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.store.file import FileDatabase
@@ -239,15 +240,12 @@ def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World
 
 
 def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: World) -> None:
-    """What the ledger's height prevents: LiteSVM starts with the same blockhash each time."""
+    """What the ledger's height prevents: a machine that is made again has forgotten what it executed."""
     world.account(1, 10)
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
     world.land(transaction)
-    naive = embedded._machine()
-    assert str(naive.latest_blockhash()) == str(
-        VersionedTransaction.from_bytes(transaction.raw).message.recent_blockhash
-    )
+    naive = new_machine()
     for address in (world.token_address(1), recipient, world.custody.address(TREASURY), world.usdc):
         account = world.svm.get_account(Pubkey.from_string(address))
         assert account is not None
@@ -256,6 +254,11 @@ def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: Worl
     assert naive.get_account(Pubkey.from_string(recipient)) != world.svm.get_account(
         Pubkey.from_string(recipient)
     )
+
+
+def test_a_chain_with_a_ledger_goes_on_and_never_back(world: World) -> None:
+    with pytest.raises(RuntimeError, match="ledger"):
+        world.chain.capture()
 
 
 def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(

@@ -1,0 +1,586 @@
+"""Snapshots, restore and reset: everything goes back, and goes on from there as it did before."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import money
+import pytest
+from server_world import START, raw_client, refused, state_of
+
+from agentpay import AuthenticationError, ConflictError, NotFoundError
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.machine import accounts_of
+from agentpay_server.services import snapshots as snapshot_service
+from agentpay_server.store import tables
+
+
+@pytest.fixture
+def seeded() -> Iterator[AgentPayServer]:
+    with AgentPayServer(clock=START, seed=7) as running:
+        yield running
+
+
+def prepared(server: AgentPayServer) -> tuple[Account, Account]:
+    client = server.client()
+    payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+    server.sandbox.fund(payer.account_id, 100)
+    return payer, payee
+
+
+def pay(server: AgentPayServer, payer: Account, to: str, key: str, amount: str = "5") -> Any:
+    return server.client().transfers.create(from_=payer.account_id, to=to, amount=amount, idempotency_key=key)
+
+
+def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
+    """Do a little of everything, and return all that was answered."""
+    client = server.client()
+    outside = server.sandbox.create_token_account()
+    answers: list[object] = [
+        outside,
+        pay(server, payer, payee.account_id, "after-1"),
+        pay(server, payer, outside.usdc_token_account, "after-2"),
+        client.accounts.create(name="Third"),
+        server.sandbox.fund(payee.account_id, 3),
+        server.console.create_agent_key(payer.account_id).key,
+        client.policies.update(payer.account_id, max_single_transfer=50),
+        server.sandbox.clock.advance(hours=1),
+        pay(server, payer, payee.account_id, "after-3"),
+        [client.accounts.balance(account.account_id) for account in (payer, payee)],
+        [list(client.accounts.transactions(account.account_id)) for account in (payer, payee)],
+        [event.id for event in server.console.events()],
+    ]
+    return answers
+
+
+def kept(server: AgentPayServer) -> tuple[Any, ...]:
+    """Return all that a restore brings back but the audit trail, which tells of the restore."""
+    names = sorted(set(tables.metadata.tables) - {"audit", "alembic_version"})
+    rows = {name: money.rows(server, tables.metadata.tables[name]) for name in names}
+
+    async def chain(context: Any) -> Any:
+        inner = context.chain.inner
+        accounts = {str(address): bytes(account) for address, account in accounts_of(inner._svm).items()}
+        return accounts, inner._slot, inner._height, inner._blockhash, dict(inner._statuses)
+
+    return rows, money.on_owner(server, chain), server.sandbox.clock.now()
+
+
+def test_everything_is_as_it_was(server: AgentPayServer):
+    payer, payee = prepared(server)
+    snapshot = server.sandbox.snapshot()
+    before = kept(server)
+
+    run(server, payer, payee)
+    assert kept(server) != before
+    server.sandbox.restore(snapshot)
+
+    assert kept(server) == before
+    assert snapshot.snapshot_id.startswith("snap_")
+    assert snapshot.created_at == START
+
+
+def test_the_same_operations_after_each_restore_give_the_same_identifiers_and_signatures(
+    seeded: AgentPayServer,
+):
+    payer, payee = prepared(seeded)
+    pay(seeded, payer, payee.account_id, "before")
+    snapshot = seeded.sandbox.snapshot()
+
+    first = run(seeded, payer, payee)
+    for _ in range(3):
+        seeded.sandbox.restore(snapshot)
+        assert run(seeded, payer, payee) == first
+
+
+def test_money_moves_after_a_restore_though_its_transaction_was_executed_before(seeded: AgentPayServer):
+    """The machine would refuse the very same transaction, had it not forgotten it."""
+    payer, payee = prepared(seeded)
+    snapshot = seeded.sandbox.snapshot()
+    first = pay(seeded, payer, payee.account_id, "key")
+    seeded.sandbox.restore(snapshot)
+
+    again = pay(seeded, payer, payee.account_id, "key")
+
+    assert again == first
+    assert money.held(seeded, payee.usdc_token_account) == 5_000_000
+
+
+def sent_by(server: AgentPayServer, work: Callable[[], object]) -> list[bytes]:
+    """Return the raw transactions that the server sends during `work`."""
+    sent: list[bytes] = []
+
+    async def watch(context: Any) -> Any:
+        original = context.chain.inner.send
+
+        async def send(raw: bytes) -> None:
+            sent.append(raw)
+            await original(raw)
+
+        context.chain.inner.send = send
+        return original
+
+    async def unwatch(context: Any) -> None:
+        del context.chain.inner.send
+
+    money.on_owner(server, watch)
+    work()
+    money.on_owner(server, unwatch)
+    return sent
+
+
+def send(server: AgentPayServer, raw: bytes) -> None:
+    async def work(context: Any) -> None:
+        await context.chain.inner.send(raw)
+
+    money.on_owner(server, work)
+
+
+def test_what_was_executed_before_the_snapshot_executes_never_again(server: AgentPayServer):
+    payer, payee = prepared(server)
+    (raw,) = sent_by(server, lambda: pay(server, payer, payee.account_id, "before"))
+    snapshot = server.sandbox.snapshot()
+    for _ in range(2):
+        server.sandbox.restore(snapshot)
+        send(server, raw)
+        assert money.held(server, payee.usdc_token_account) == 5_000_000
+
+
+def test_a_transaction_of_an_undone_future_is_one_with_that_of_the_new_one(seeded: AgentPayServer):
+    payer, payee = prepared(seeded)
+    snapshot = seeded.sandbox.snapshot()
+    (raw,) = sent_by(seeded, lambda: pay(seeded, payer, payee.account_id, "key"))
+    seeded.sandbox.restore(snapshot)
+
+    assert sent_by(seeded, lambda: pay(seeded, payer, payee.account_id, "key")) == [raw]
+    send(seeded, raw)
+
+    assert money.held(seeded, payee.usdc_token_account) == 5_000_000
+
+
+def expire(server: AgentPayServer) -> None:
+    async def work(context: Any) -> None:
+        context.chain.inner.expire_blockhash()
+
+    money.on_owner(server, work)
+
+
+def test_a_transaction_of_an_undone_future_never_lands_in_another_one(server: AgentPayServer):
+    payer, payee = prepared(server)
+    snapshot = server.sandbox.snapshot()
+    pay(server, payer, payee.account_id, "one", "1")
+    expire(server)
+    (raw,) = sent_by(server, lambda: pay(server, payer, payee.account_id, "two", "2"))
+
+    # At the same height, after another past: on a chain whose blockhashes only count, it would land.
+    server.sandbox.restore(snapshot)
+    pay(server, payer, payee.account_id, "other", "4")
+    expire(server)
+    send(server, raw)
+
+    assert money.held(server, payee.usdc_token_account) == 4_000_000
+
+
+def test_snapshots_are_restored_in_any_order(server: AgentPayServer):
+    payer, payee = prepared(server)
+    states = {}
+    for number in range(4):
+        snapshot = server.sandbox.snapshot()
+        states[snapshot.snapshot_id] = kept(server)
+        pay(server, payer, payee.account_id, f"key-{number}")
+        server.sandbox.clock.advance(60)
+    names = list(states)
+
+    for name in [names[2], names[0], names[3], names[1], names[1], names[3]]:
+        server.sandbox.restore(name)
+        assert kept(server) == states[name]
+
+
+def test_a_snapshot_that_is_taken_after_a_restore_has_a_name_of_its_own(seeded: AgentPayServer):
+    first = seeded.sandbox.snapshot()
+    second = seeded.sandbox.snapshot()
+    seeded.sandbox.restore(first)
+    third = seeded.sandbox.snapshot()
+    assert len({first.snapshot_id, second.snapshot_id, third.snapshot_id}) == 3
+
+
+def test_reset_is_the_state_right_after_the_start(seeded: AgentPayServer):
+    start = kept(seeded)
+    first = [*prepared(seeded), seeded.sandbox.clock.advance(5)]
+
+    seeded.sandbox.reset()
+
+    assert kept(seeded) == start
+    assert [*prepared(seeded), seeded.sandbox.clock.advance(5)] == first
+
+
+def test_a_snapshot_outlives_a_reset(server: AgentPayServer):
+    payer, _ = prepared(server)
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.reset()
+    with pytest.raises(NotFoundError):
+        server.client().accounts.get(payer.account_id)
+    server.sandbox.restore(snapshot)
+    assert server.client().accounts.get(payer.account_id).balance_usdc == 100
+
+
+# --- What vanishes ----------------------------------------------------------------------------------------
+
+
+def test_keys_that_were_made_since_stop_working(server: AgentPayServer):
+    payer, _ = prepared(server)
+    old = server.agent_client(payer.account_id)
+    snapshot = server.sandbox.snapshot()
+    agent = server.agent_client(payer.account_id)
+    tenant = server.client(api_key=server.sandbox.create_operator("Second").key)
+    assert list(tenant.accounts.list()) == []
+
+    server.sandbox.restore(snapshot)
+
+    assert old.accounts.get(payer.account_id).name == "Payer"
+    for client in (agent, tenant):
+        with pytest.raises(AuthenticationError):
+            client.accounts.get(payer.account_id)
+
+
+def test_an_inbox_goes_back_and_one_that_was_made_since_hears_nothing(server: AgentPayServer):
+    payer, payee = prepared(server)
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    pay(server, payer, payee.account_id, "before")
+    inbox.wait_for("transfer.settled")
+    snapshot = server.sandbox.snapshot()
+    inbox.fail_next(times=3)
+    late = server.webhook_inbox(events=["transfer.settled"])
+    pay(server, payer, payee.account_id, "since")
+    late.wait_for("transfer.settled")
+    heard = len(late.receipts)
+
+    server.sandbox.restore(snapshot)
+
+    assert len(inbox.receipts) == 1
+    assert len(list(server.console.webhooks())) == 1
+    again = pay(server, payer, payee.account_id, "again")
+    inbox.wait_for("transfer.settled", where=lambda event: event.data.transfer_id == again.transfer_id)
+    assert [receipt.status_code for receipt in inbox.receipts] == [200, 200]
+    assert len(late.receipts) == heard
+    assert server.webhook_inbox().url == late.url
+
+
+def test_deliveries_that_wait_are_part_of_it(server: AgentPayServer):
+    payer, payee = prepared(server)
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    inbox.fail_next()
+    pay(server, payer, payee.account_id, "key")
+    server.sandbox.clock.advance(0)
+    snapshot = server.sandbox.snapshot()
+    for _ in range(2):
+        server.sandbox.clock.advance(30)
+        assert [receipt.status_code for receipt in inbox.receipts] == [500, 200]
+        server.sandbox.restore(snapshot)
+        assert [receipt.status_code for receipt in inbox.receipts] == [500]
+        (delivery,) = server.console.deliveries()
+        assert delivery.status == "retrying"
+
+
+def test_armed_faults_are_part_of_it(server: AgentPayServer):
+    server.sandbox.set_fault("chain_slow", 3)
+    server.sandbox.set_fault("http:GET /v1/accounts", 2, effect="internal_error")
+    armed = list(server.sandbox.faults())
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.clear_faults()
+    server.sandbox.set_fault("chain_down")
+    server.sandbox.set_fault("http:POST /v1/accounts", effect="reset")
+
+    server.sandbox.restore(snapshot)
+
+    assert list(server.sandbox.faults()) == armed
+    server.sandbox.reset()
+    assert list(server.sandbox.faults()) == []
+
+
+def test_the_rate_limit_is_part_of_it():
+    limited = AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=4))
+    with limited as server, raw_client(server) as http:
+        snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
+        for _ in range(2):
+            http.get("/v1/accounts")
+        assert http.post(f"/sandbox/snapshots/{snapshot_id}/restore").status_code == 200
+        assert [http.get("/v1/accounts").status_code for _ in range(4)] == [200, 200, 200, 429]
+
+
+def test_the_daily_limit_starts_again_where_it_was(server: AgentPayServer):
+    payer, payee = prepared(server)
+    server.client().policies.update(payer.account_id, max_daily_spend=10)
+    pay(server, payer, payee.account_id, "before", "4")
+    snapshot = server.sandbox.snapshot()
+    for _ in range(3):
+        assert pay(server, payer, payee.account_id, "rest", "6").status == "settled"
+        server.sandbox.clock.advance(hours=25)
+        server.sandbox.restore(snapshot)
+
+
+# --- Who may, and where it cannot be done -----------------------------------------------------------------
+
+
+def test_an_unknown_snapshot_and_that_of_another_operator_are_404(server: AgentPayServer, http: httpx.Client):
+    second = server.sandbox.create_operator("Second")
+    snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
+    with raw_client(server, second.key) as neighbour:
+        theirs = refused(neighbour.post(f"/sandbox/snapshots/{snapshot_id}/restore"), "not_found")
+    unknown = refused(http.post("/sandbox/snapshots/snap_x/restore"), "not_found")
+    assert theirs["message"].replace(snapshot_id, "snap_x") == unknown["message"]
+    with pytest.raises(NotFoundError):
+        server.sandbox.restore("snap_x")
+
+
+def test_an_agent_may_neither_take_nor_restore_nor_reset(server: AgentPayServer):
+    payer, _ = prepared(server)
+    key = server.console.create_agent_key(payer.account_id).key
+    with raw_client(server, key) as agent:
+        for path in ("/sandbox/snapshots", "/sandbox/snapshots/snap_x/restore", "/sandbox/reset"):
+            refused(agent.post(path), "forbidden")
+
+
+def test_who_did_it_is_in_the_audit_trail(server: AgentPayServer):
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.restore(snapshot)
+    entries = [(entry.action, entry.subject) for entry in server.console.audit()]
+    assert entries[:2] == [
+        ("sandbox.snapshots.restore", snapshot.snapshot_id),
+        ("sandbox.snapshots.create", snapshot.snapshot_id),
+    ]
+    server.sandbox.reset()
+    assert next(iter(server.console.audit())).action == "sandbox.reset"
+
+
+def test_a_server_with_a_directory_says_that_it_cannot(tmp_path: Path):
+    with AgentPayServer(clock=START, data_dir=tmp_path / "data") as server:
+        before = state_of(server)
+        with raw_client(server) as http:
+            for path in ("/sandbox/snapshots", "/sandbox/snapshots/snap_x/restore", "/sandbox/reset"):
+                assert "--in-memory" in refused(http.post(path), "not_in_memory")["message"]
+        with pytest.raises(ConflictError):
+            server.sandbox.snapshot()
+        assert state_of(server) == before
+
+
+def test_the_snapshot_that_was_used_least_recently_makes_way(
+    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(snapshot_service, "KEPT", 2)
+    first, second = server.sandbox.snapshot(), server.sandbox.snapshot()
+    server.sandbox.restore(first)
+    third = server.sandbox.snapshot()
+    for known in (first, third):
+        server.sandbox.restore(known)
+    with pytest.raises(NotFoundError):
+        server.sandbox.restore(second)
+
+
+# --- What is under way ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty() -> Iterator[AgentPayServer]:
+    with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0.05)) as running:
+        yield running
+
+
+def test_nothing_is_captured_while_money_is_under_way(hasty: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
+    payer, payee = prepared(hasty)
+    with raw_client(hasty) as http:
+        with hasty.sandbox.fault("chain_never_lands"):
+            unknown = money.post(http, money.order(payer, payee.account_id))
+            assert unknown.json()["status"] == "submitted"
+            refused(http.post("/sandbox/snapshots"), "not_at_rest")
+        monkeypatch.undo()
+        assert http.post("/sandbox/snapshots").status_code == 201
+        assert http.get(f"/v1/transfers/{unknown.json()['transfer_id']}").json()["status"] == "settled"
+
+
+@pytest.mark.parametrize("fault", ["chain_never_lands", "chain_slow"])
+def test_money_under_way_is_cut_off_by_a_restore_and_never_lands(hasty: AgentPayServer, fault: str):
+    payer, payee = prepared(hasty)
+    snapshot = hasty.sandbox.snapshot()
+    before = kept(hasty)
+    with raw_client(hasty) as http:
+        hasty.sandbox.set_fault(fault)
+        assert money.post(http, money.order(payer, payee.account_id)).status_code == 503
+    hasty.sandbox.restore(snapshot)
+    assert kept(hasty) == before
+
+    async def under_way(context: Any) -> int:
+        return len(context.tasks._tasks)
+
+    assert money.on_owner(hasty, under_way) == 0
+    assert money.held(hasty, payee.usdc_token_account) == 0
+    assert pay(hasty, payer, payee.account_id, "key-1").status == "settled"
+    assert money.held(hasty, payee.usdc_token_account) == 5_000_000
+
+
+def test_whoever_waits_for_what_is_cut_off_gets_no_answer(server: AgentPayServer):
+    payer, payee = prepared(server)
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.set_fault("chain_never_lands")
+    failures: list[Exception] = []
+
+    def wait() -> None:
+        with raw_client(server) as http:
+            try:
+                money.post(http, money.order(payer, payee.account_id))
+            except httpx.TransportError as error:
+                failures.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not money.rows(server, tables.transfers):
+        pass
+    server.sandbox.restore(snapshot)
+    waiting.join(timeout=10)
+    assert [type(failure) for failure in failures] == [httpx.RemoteProtocolError]
+    assert money.rows(server, tables.transfers) == []
+
+
+def test_a_request_that_is_half_in_is_not_processed_in_a_state_that_does_not_know_its_key(
+    server: AgentPayServer,
+):
+    """Its key was looked up before; the body comes when the key is gone."""
+    snapshot = server.sandbox.snapshot()
+    key = server.sandbox.create_operator("Second").key
+    base_url = server.listen()
+    half_in, restored = threading.Event(), threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield b'{"name":'
+        half_in.set()
+        assert restored.wait(10)
+        yield b'"Late"}'
+
+    failures: list[Exception] = []
+
+    def create() -> None:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        try:
+            httpx.post(f"{base_url}/v1/accounts", content=body(), headers=headers)
+        except httpx.TransportError as error:
+            failures.append(error)
+
+    late = threading.Thread(target=create)
+    late.start()
+    assert half_in.wait(10)
+    _until_authenticated(server)
+    server.sandbox.restore(snapshot)
+    restored.set()
+    late.join(timeout=10)
+    assert len(failures) == 1
+    assert money.rows(server, tables.accounts) == []
+
+
+def _until_authenticated(server: AgentPayServer) -> None:
+    """Return once a request waits for its body."""
+
+    async def waiting(_: Any) -> bool:
+        return any(_awaits_body(task) for task in asyncio.all_tasks())
+
+    while not money.on_owner(server, waiting):
+        pass
+
+
+def _awaits_body(task: Any) -> bool:
+    awaited = task.get_coro()
+    while awaited is not None:
+        if getattr(awaited, "__name__", "") == "_whole_body":
+            return True
+        awaited = getattr(awaited, "cr_await", None)
+    return False
+
+
+# --- On a running clock -----------------------------------------------------------------------------------
+
+
+def test_work_goes_on_by_itself_after_a_restore_on_a_running_clock():
+    with AgentPayServer(clock="system") as server:
+        payer, payee = prepared(server)
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+        server.client().policies.update(payer.account_id, max_single_transfer=50)
+        snapshot = server.sandbox.snapshot()
+        for key in ("one", "two", "three"):
+            paid = pay(server, payer, payee.account_id, key)
+            inbox.wait_for(
+                "transfer.settled", where=lambda event, paid=paid: event.data.transfer_id == paid.transfer_id
+            )
+            server.sandbox.restore(snapshot)
+            assert inbox.receipts == []
+
+
+@pytest.mark.anyio
+async def test_the_async_sandbox_does_the_same():
+    async with AgentPayServer(clock=datetime(2026, 1, 1, tzinfo=UTC)) as server:
+        client = server.async_client()
+        snapshot = await server.async_sandbox.snapshot()
+        account = await client.accounts.create(name="Since")
+        await server.async_sandbox.restore(snapshot.snapshot_id)
+        with pytest.raises(NotFoundError):
+            await client.accounts.get(account.account_id)
+        await server.async_sandbox.reset()
+
+
+def test_a_loop_outlives_the_work_that_is_cut_off_beneath_it(server: AgentPayServer):
+    """Records of policies are awaited by the loop that serves them; its own end would be the server's."""
+    payer, _ = prepared(server)
+    with server.sandbox.fault("chain_down"):
+        server.client().policies.update(payer.account_id, max_single_transfer=50)
+        server.sandbox.clock.advance(0)
+    records = server._running.runtime.schedule._workers[2]
+    server.sandbox.set_fault("chain_never_lands")
+
+    async def cut_off(context: Any) -> bool:
+        context.clock.move_to(context.clock.now_us() + 2_000_000)
+        serving = asyncio.create_task(records.run_due())
+        for _ in range(3):  # It reads what is due, and starts a writer.
+            await asyncio.sleep(0)
+        assert context.tasks._tasks
+        assert await context.tasks.cut_off(within_seconds=5)
+        return bool(await serving)
+
+    assert money.on_owner(server, cut_off)
+
+
+def test_a_server_that_is_kept_at_work_is_not_brought_back(
+    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
+    snapshot = server.sandbox.snapshot()
+    prepared(server)
+
+    async def stubborn(context: Any) -> Any:
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            while not ended.is_set():
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        context.tasks.start(work())
+        return ended
+
+    ended = money.on_owner(server, stubborn)
+    before = kept(server)
+    with pytest.raises(ConflictError, match="not_at_rest"):
+        server.sandbox.restore(snapshot)
+    assert kept(server) == before
+
+    async def end(_: Any) -> None:
+        ended.set()
+
+    money.on_owner(server, end)
+    server.sandbox.restore(snapshot)
+    assert money.rows(server, tables.accounts) == []
