@@ -19,7 +19,7 @@ from typing import Final
 
 from solders.account import Account
 from solders.clock import Clock
-from solders.litesvm import LiteSVM
+from solders.hash import Hash
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
@@ -32,6 +32,7 @@ from solders.transaction_status import (
     TransactionErrorInstructionError,
 )
 
+from agentpay_server.chain import machines
 from agentpay_server.chain.base import (
     Blockhash,
     ChainUnavailableError,
@@ -50,18 +51,13 @@ from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooL
 from agentpay_server.chain.token_accounts import read_token_account
 from agentpay_server.faults import ChainPoint, chain_fault_point
 
-_HISTORY_TRANSACTIONS: Final = 4_096
-_TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
+_TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside LiteSVM's history, beyond which it would replay.
 _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
 _CREDITS_PER_BATCH: Final = 100
+_FIRST_SLOT: Final = 435_888_000  # As LiteSVM has it: some day on the real chain, not its beginning.
 _TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
-# Neither says that the transaction failed: it may have landed before, and the ledger knows of it.
-_NOT_EXECUTED: Final = (
-    TransactionErrorFieldless.AlreadyProcessed,
-    TransactionErrorFieldless.BlockhashNotFound,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +67,9 @@ class EmbeddedChain:
 
     The block height is the number of blockhashes that expired so far: a transaction can land exactly while
     the height is the one its blockhash was read at, so "unknown, and the height is above the last valid one"
-    proves that it never will. That holds across restarts: the sequence of blockhashes is always the same, and
-    a chain that is made again from its ledger goes on beyond every one that was ever handed out.
+    proves that it never will. That holds across restarts: each height has its blockhash for good, and a chain
+    that is made again from its ledger goes on beyond every one that was ever handed out. LiteSVM has blockhashes
+    of its own, which cannot be chosen; they are not looked at.
     """
 
     def __init__(
@@ -90,8 +87,8 @@ class EmbeddedChain:
         self._treasury = treasury
         self._mint_authority = mint_authority
         self._now_us = now_us
-        self._svm = _machine()
-        self._slot = self._svm.get_clock().slot
+        self._svm = machines.take()
+        self._slot = _FIRST_SLOT
         self._height = 0
         self._landed_under_blockhash = 0
         # LiteSVM forgets; what was executed once must stay known, and must never execute again.
@@ -110,7 +107,9 @@ class EmbeddedChain:
         # Without a ledger: what came in and nobody has passed yet.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
+        self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
         if ledger is None:
+            self._set_clock(self._slot)
             self._set_accounts(self._first_accounts())
 
     async def restore(self) -> None:
@@ -131,6 +130,10 @@ class EmbeddedChain:
         """
         self._listener = listener
 
+    def observe(self, observer: Callable[[VersionedTransaction, SignatureStatus], None]) -> None:
+        """Tell `observer` of every transaction that executes from now on, and of what became of it."""
+        self._observer = observer
+
     @property
     def usdc_mint(self) -> str:
         """The real mint's address: token accounts have the addresses that they have on mainnet."""
@@ -148,7 +151,7 @@ class EmbeddedChain:
     async def latest_blockhash(self) -> Blockhash:
         """Return the one blockhash that is valid now."""
         await self._settled()
-        return Blockhash(value=str(self._svm.latest_blockhash()), last_valid_block_height=self._height)
+        return Blockhash(value=str(self._blockhash()), last_valid_block_height=self._height)
 
     async def block_height(self) -> int:
         """Return how many blockhashes have expired."""
@@ -218,12 +221,23 @@ class EmbeddedChain:
     def expire_blockhash(self) -> None:
         """Let the valid blockhash expire: what was signed with it and has not landed never will."""
         self._check_thread()
-        self._svm.expire_blockhash()
         self._height += 1
         self._landed_under_blockhash = 0
 
+    def release(self) -> None:
+        """Let go of the machine, for the next chain of this process; this one is of no use afterwards."""
+        self._check_thread()
+        machines.give_back(self._svm)
+        del self._svm
+
+    def _blockhash(self) -> Hash:
+        """Return the blockhash of the height: no other chain, and no other height, has the same one."""
+        return Hash(hashlib.sha256(f"{self._genesis} {self._height}".encode()).digest())
+
     def _execute(self, transaction: VersionedTransaction) -> None:
         signature = transaction.signatures[0]
+        if transaction.message.recent_blockhash != self._blockhash():
+            return
         # With a ledger, what is not remembered cannot execute again: its blockhash expired before it was
         # forgotten.
         if str(signature) in self._statuses:
@@ -237,7 +251,8 @@ class EmbeddedChain:
             if not is_own:
                 self._journal(transaction, str(signature), held)
             self._record(transaction, signature, _SUCCEEDED)
-        elif result.err() in _NOT_EXECUTED:
+        elif result.err() == TransactionErrorFieldless.AlreadyProcessed:
+            # It does not say that the transaction failed: it landed before, and the ledger knows of it.
             return
         elif self._svm.get_transaction(signature) is not None:
             # Executed, charged and undone: it is in the chain's history, which makes the failure final.
@@ -254,6 +269,8 @@ class EmbeddedChain:
         self._statuses[str(signature)] = status
         self._slot += 1
         self._landed_under_blockhash += 1
+        if self._observer is not None:
+            self._observer(transaction, status)
         if self._ledger is not None:
             self._note(transaction, signature, status)
         if self._landed_under_blockhash == _TRANSACTIONS_PER_BLOCKHASH:
@@ -352,11 +369,11 @@ class EmbeddedChain:
     async def _restore(self, ledger: Ledger) -> None:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
         found = await ledger.read()
-        self._svm = _machine()
+        self._svm = machines.take()
         self._statuses, self._changed_accounts, self._changed_statuses = {}, {}, {}
         self._new_credits = []
         if found is None:
-            self._written, self._slot, self._height = None, self._svm.get_clock().slot, 0
+            self._written, self._slot, self._height = None, _FIRST_SLOT, 0
             self._changed_accounts |= self._first_accounts()
             self._set_accounts(self._changed_accounts)
         else:
@@ -369,8 +386,6 @@ class EmbeddedChain:
             # Whatever was handed out before, whether it was written or not, has expired.
             self._height = max(self._written.height, self._height) + 1
             self._set_accounts(accounts)
-        for _ in range(self._height):
-            self._svm.expire_blockhash()
         self._landed_under_blockhash = 0
         self._set_clock(self._slot)
         await self._write_page(ledger)
@@ -424,10 +439,6 @@ class EmbeddedChain:
     def _check_thread(self) -> None:
         if get_ident() != self._owner_thread:
             raise RuntimeError("an EmbeddedChain was used outside the thread that made it")
-
-
-def _machine() -> LiteSVM:
-    return LiteSVM().with_transaction_history(_HISTORY_TRANSACTIONS)
 
 
 def _writable(transaction: VersionedTransaction) -> list[Pubkey]:

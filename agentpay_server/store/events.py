@@ -31,6 +31,7 @@ _PAGE: Final = (
     .order_by(events.c.seq.desc())
     .limit(bindparam("count"))
 )
+_NEWEST: Final = select(events).order_by(events.c.seq.desc()).limit(bindparam("count"))
 _BY_TYPE: Final = events.c.type == bindparam("type")
 _BY_ACCOUNT: Final = events.c.account_id == bindparam("account_id")
 _PAGES: Final = {
@@ -69,3 +70,8 @@ def page(
         values["account_id"] = account_id
     rows = connection.execute(_PAGES[type_ is not None, account_id is not None], values)
     return [EventRecord(*row) for row in rows]
+
+
+def newest(connection: Connection, count: int) -> list[EventRecord]:
+    """Return the newest events of all operators, newest first."""
+    return [EventRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
