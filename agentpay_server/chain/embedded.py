@@ -68,8 +68,8 @@ class EmbeddedChain:
     The block height is the number of blockhashes that expired so far: a transaction can land exactly while
     the height is the one its blockhash was read at, so "unknown, and the height is above the last valid one"
     proves that it never will. That holds across restarts: each height has its blockhash for good, and a chain
-    that is made again from its ledger goes on beyond every one that was ever handed out. LiteSVM has blockhashes
-    of its own, which cannot be chosen; they are not looked at.
+    that is made again from its ledger goes on beyond every one that was ever handed out. LiteSVM has
+    blockhashes of its own, which cannot be chosen; they are not looked at.
     """
 
     def __init__(
