@@ -1,5 +1,6 @@
 """The fixtures of pytest, as the test suites of users see them: whole runs of pytest, in process."""
 
+import re
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from agentpay_server import pytest_plugin
 
+ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "agentpay_server.pytest_plugin", "-p", "no:asyncio")
 
 
@@ -33,6 +35,18 @@ def test_ten_lines_test_an_agent(pytester: pytest.Pytester) -> None:
         """,
     )
     result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/test-your-agent.md"])
+def test_the_tests_that_the_documentation_shows_pass(pytester: pytest.Pytester, page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    shown = [
+        block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "agentpay_account" in block
+    ]
+    assert shown
+    for number, block in enumerate(shown):
+        pytester.makepyfile(**{f"test_{number}": block})
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=len(shown))
 
 
 def test_every_test_has_a_world_of_its_own(pytester: pytest.Pytester) -> None:
