@@ -30,7 +30,7 @@ def take() -> LiteSVM:
     try:
         return _spare.pop()
     except IndexError:
-        machine = LiteSVM().with_blockhash_check(False)  # noqa: FBT003 - it takes no keyword
+        machine = LiteSVM().with_blockhash_check(check=False)
         _empty(machine)
         return machine
 

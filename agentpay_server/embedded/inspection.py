@@ -163,6 +163,21 @@ class Recorder:
         self._chain = chain
         return chain
 
+    def capture(self) -> Callable[[], None]:
+        """Return what brings the recorder back to what it holds now, for a server that is brought back."""
+        exchanges, transactions = tuple(self._exchanges), tuple(self._transactions)
+
+        def restore() -> None:
+            for exchange in self._exchanges:
+                exchange.is_kept = False
+            self._exchanges = deque(exchanges)
+            for exchange in exchanges:
+                exchange.is_kept = True
+            self._bytes_kept = sum(exchange.counted_bytes for exchange in exchanges)
+            self._transactions = deque(transactions, maxlen=RECORDS_MAX)
+
+        return restore
+
     def release(self) -> None:
         """Let go of the chain that was watched, which nobody uses any more."""
         if self._chain is not None:

@@ -124,6 +124,22 @@ def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> N
     assert recorder._bytes_kept == 10 * inspection.RECORDS_MAX
 
 
+def test_what_is_kept_can_be_brought_back(server: AgentPayServer, client: AgentPay) -> None:
+    client.accounts.create(name="a")
+    kept_bytes = server._running.recorder._bytes_kept
+    restore = server._running.recorder.capture()
+    for name in "bc":
+        client.accounts.create(name=name)
+    restore()
+    assert [request.body["name"] for request in server.requests] == ["a"]
+    assert len(server.transactions) == 1
+    assert server._running.recorder._bytes_kept == kept_bytes
+    client.accounts.create(name="d")
+    assert [request.body["name"] for request in server.requests] == ["a", "d"]
+    restore()
+    assert len(server.requests) == 1
+
+
 # --- Events, deliveries, transactions
 
 
