@@ -59,7 +59,10 @@ class DueDelivery:
 
 
 _INSERT: Final = insert(deliveries)
-_NEWEST: Final = select(deliveries).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
+# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+_NEWEST: Final = (
+    select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
+)
 _INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
 """How many attempts at one endpoint run at a time: a slow one holds up its own deliveries alone."""

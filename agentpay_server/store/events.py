@@ -31,7 +31,10 @@ _PAGE: Final = (
     .order_by(events.c.seq.desc())
     .limit(bindparam("count"))
 )
-_NEWEST: Final = select(events).order_by(events.c.seq.desc()).limit(bindparam("count"))
+# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+_NEWEST: Final = (
+    select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
+)
 _BY_TYPE: Final = events.c.type == bindparam("type")
 _BY_ACCOUNT: Final = events.c.account_id == bindparam("account_id")
 _PAGES: Final = {
