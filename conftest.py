@@ -4,6 +4,9 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
+# Announced by the installed package too, unless that was installed before it had them.
+pytest_plugins = ["agentpay_server.pytest_plugin", "pytester"]
+
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],

@@ -1,17 +1,55 @@
-"""The reference server: the whole service, with real Solana transactions, in process or on a port."""
+"""The reference server: the whole service, with real Solana transactions, in process or on a port.
 
-from agentpay_server.clients import AsyncServerClient, ServerClient
-from agentpay_server.embedded.inbox import Receipt, WebhookInbox
-from agentpay_server.embedded.server import AgentPayServer
-from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
+Names are loaded when first used: the fixtures of pytest are announced in every test run, whether or not it
+uses them, and must cost next to nothing until then.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentpay_server.clients import AsyncServerClient, ServerClient
+    from agentpay_server.embedded.inbox import Receipt, WebhookInbox
+    from agentpay_server.embedded.inspection import ChainTransaction, RecordedRequest, Records
+    from agentpay_server.embedded.server import AgentPayServer
+    from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
 
 __all__ = [
     "AgentPayServer",
     "AsyncServerClient",
+    "ChainTransaction",
     "OnchainMemo",
     "PolicyUpdate",
     "Receipt",
+    "RecordedRequest",
+    "Records",
     "ServerClient",
     "Settings",
     "WebhookInbox",
 ]
+
+_HOMES = {
+    "AgentPayServer": "agentpay_server.embedded.server",
+    "AsyncServerClient": "agentpay_server.clients",
+    "ChainTransaction": "agentpay_server.embedded.inspection",
+    "OnchainMemo": "agentpay_server.settings",
+    "PolicyUpdate": "agentpay_server.settings",
+    "Receipt": "agentpay_server.embedded.inbox",
+    "RecordedRequest": "agentpay_server.embedded.inspection",
+    "Records": "agentpay_server.embedded.inspection",
+    "ServerClient": "agentpay_server.clients",
+    "Settings": "agentpay_server.settings",
+    "WebhookInbox": "agentpay_server.embedded.inbox",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ from harness import Result, print_table
 
 MODULES = (
     "deliveries",
+    "fixtures",
     "imports",
     "sdk_call",
     "sessions",

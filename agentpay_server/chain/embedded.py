@@ -32,6 +32,7 @@ from solders.transaction_status import (
     TransactionErrorInstructionError,
 )
 
+from agentpay_server.chain import machines
 from agentpay_server.chain.base import (
     Blockhash,
     ChainUnavailableError,
@@ -46,7 +47,7 @@ from agentpay_server.chain.failures import failure_reason
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, USDC_DECIMALS, USDC_MINTS
 from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
 from agentpay_server.chain.ledger import ChainState, Credit, ForeignLedgerError, Ledger, Page
-from agentpay_server.chain.machine import accounts_of, bring_back, new_machine, writable_accounts
+from agentpay_server.chain.machine import accounts_of, bring_back, writable_accounts
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.token_accounts import read_token_account
 from agentpay_server.faults import ChainPoint, chain_fault_point
@@ -54,6 +55,7 @@ from agentpay_server.faults import ChainPoint, chain_fault_point
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
 _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
 _CREDITS_PER_BATCH: Final = 100
+_FIRST_SLOT: Final = 435_888_000  # As LiteSVM has it: some day on the real chain, not its beginning.
 _TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
@@ -86,8 +88,8 @@ class EmbeddedChain:
         self._treasury = treasury
         self._mint_authority = mint_authority
         self._now_us = now_us
-        self._svm = new_machine()
-        self._slot = self._svm.get_clock().slot
+        self._svm = machines.take()
+        self._slot = _FIRST_SLOT
         self._height = 0
         self._landed_under_blockhash = 0
         # LiteSVM forgets; what was executed once must stay known, and must never execute again.
@@ -108,7 +110,9 @@ class EmbeddedChain:
         # Without a ledger: what came in and nobody has passed yet.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
+        self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
         if ledger is None:
+            self._set_clock(self._slot)
             self._set_accounts(self._first_accounts())
 
     async def restore(self) -> None:
@@ -128,6 +132,16 @@ class EmbeddedChain:
         What came before is told by `deposits`.
         """
         self._listener = listener
+
+    def observe(self, observer: Callable[[VersionedTransaction, SignatureStatus], None]) -> None:
+        """Tell `observer` of every transaction that executes from now on, and of what became of it."""
+        self._observer = observer
+
+    def release(self) -> None:
+        """Let go of the machine, for the next chain of this process; this one is of no use afterwards."""
+        self._check_thread()
+        machines.give_back(self._svm)
+        del self._svm
 
     @property
     def usdc_mint(self) -> str:
@@ -280,6 +294,8 @@ class EmbeddedChain:
         self._slot += 1
         self._last_landed = bytes(signature)
         self._landed_under_blockhash += 1
+        if self._observer is not None:
+            self._observer(transaction, status)
         if self._ledger is not None:
             self._note(transaction, signature, status)
         if self._landed_under_blockhash == _TRANSACTIONS_PER_BLOCKHASH:
@@ -378,11 +394,11 @@ class EmbeddedChain:
     async def _restore(self, ledger: Ledger) -> None:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
         found = await ledger.read()
-        self._svm = new_machine()
+        self._svm = machines.take()
         self._statuses, self._changed_accounts, self._changed_statuses = {}, {}, {}
         self._new_credits = []
         if found is None:
-            self._written, self._slot, self._height = None, self._svm.get_clock().slot, 0
+            self._written, self._slot, self._height = None, _FIRST_SLOT, 0
             self._changed_accounts |= self._first_accounts()
             self._set_accounts(self._changed_accounts)
         else:

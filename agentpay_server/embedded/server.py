@@ -5,11 +5,11 @@ without a socket; `listen` opens a real port beside them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NoReturn, Self
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar, overload
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
@@ -23,15 +23,37 @@ from agentpay_server.clients._async.sessions import AsyncSessions
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
-from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.clock import Clock, SystemClock, from_us
+from agentpay_server.contract.webhooks import Delivery, RecordedEvent
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
+from agentpay_server.embedded.inspection import (
+    RECORDS_MAX,
+    ChainTransaction,
+    RecordedRequest,
+    Recorder,
+    Records,
+)
 from agentpay_server.embedded.listener import Listener, bound_socket
 from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.scenarios import (
+    LowBalance,
+    NearDailyLimit,
+    PausedAccount,
+    PendingApproval,
+    Scenario,
+    UndeliveredWebhook,
+    stage,
+)
+from agentpay_server.embedded.timeline import timeline
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
+
+T = TypeVar("T")
+
+_TIMELINE_SECONDS: Final = 5.0
 
 IN_PROCESS_URL = "http://agentpay.invalid"
 """What clients of a server without a port take for its address."""
@@ -102,16 +124,17 @@ class AgentPayServer:
         if self._owner is not None:
             raise RuntimeError("a server starts once; make a new one")
         self._owner = OwnerThread("agentpay-server")
-        inboxes = InboxTransport()
+        inboxes, recorder = InboxTransport(), Recorder(self._clock)
         try:
-            runtime = self._owner.call(self._runtime(inboxes))
+            runtime = self._owner.call(self._runtime(inboxes, recorder))
         except BaseException:
             self._owner.stop()
             raise
-        self._world = _World(runtime, self._owner, inboxes)
+        self._started_at = from_us(self._clock.now_us())
+        self._world = _World(runtime, self._owner, inboxes, recorder)
         return self
 
-    async def _runtime(self, inboxes: InboxTransport) -> Runtime:
+    async def _runtime(self, inboxes: InboxTransport, recorder: Recorder) -> Runtime:
         return await start_runtime(
             storage=await open_storage(
                 self._settings or Settings(), data_dir=self._data_dir, database_url=self._database_url
@@ -120,6 +143,7 @@ class AgentPayServer:
             seed=self._seed,
             operator_key=self._wanted_key,
             lend_key=True,
+            wrap_chain=recorder.watch,
             mounts={INBOX_URL: inboxes},
         )
 
@@ -132,6 +156,11 @@ class AgentPayServer:
         if self._world is not None:
             self._world.close()
             self._world = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and is not closed."""
+        return self._world is not None
 
     @property
     def operator_key(self) -> str:
@@ -280,6 +309,69 @@ class AgentPayServer:
         """
         return self._running.listen(port)
 
+    @property
+    def seed(self) -> int | None:
+        """What identifiers, keys and signatures follow from; None where they come from the system."""
+        return self._seed
+
+    @property
+    def requests(self) -> Records[RecordedRequest]:
+        """The newest requests with their answers, at most 1,000 of them, newest last; secrets are masked."""
+        return self._running.call(_now(self._running.recorder.requests))
+
+    @property
+    def events(self) -> Records[RecordedEvent]:
+        """The newest events of all operators, at most 1,000, newest last, heard by a webhook or not."""
+        return Records(self._running.call(self._running.runtime.deliveries.newest_events(RECORDS_MAX)))
+
+    @property
+    def deliveries(self) -> Records[Delivery]:
+        """The newest deliveries with their attempts, at most 1,000, newest last."""
+        return Records(self._running.call(self._running.runtime.deliveries.newest_deliveries(RECORDS_MAX)))
+
+    @property
+    def transactions(self) -> Records[ChainTransaction]:
+        """The newest transactions that the chain has executed in this run, at most 1,000, newest last."""
+        return self._running.call(_now(self._running.recorder.transactions))
+
+    def timeline(self) -> str:
+        """Return what has happened, in order, to be read by a person: how a test failed, for one.
+
+        It shows requests and answers, chain transactions, events, deliveries, moves of the clock, and how to
+        have the same identifiers again. It is bounded, leaves out the oldest, and holds no secret.
+
+        Raises:
+            TimeoutError: the server does not answer.
+        """
+        world = self._running
+        work = timeline(world.runtime, world.recorder, seed=self._seed, started_at=self._started_at)
+        return world.call(work, timeout=_TIMELINE_SECONDS)
+
+    @overload
+    def scenario(self, name: Literal["near_daily_limit"]) -> NearDailyLimit: ...
+    @overload
+    def scenario(self, name: Literal["paused_account"]) -> PausedAccount: ...
+    @overload
+    def scenario(self, name: Literal["low_balance"]) -> LowBalance: ...
+    @overload
+    def scenario(self, name: Literal["pending_approval"]) -> PendingApproval: ...
+    @overload
+    def scenario(self, name: Literal["undelivered_webhook"]) -> UndeliveredWebhook: ...
+    @overload
+    def scenario(self, name: str) -> Scenario: ...
+    def scenario(self, name: str) -> Scenario:
+        """Bring about a situation that an agent must cope with, by the operations that lead there.
+
+        Args:
+            name: `near_daily_limit`, `paused_account`, `low_balance`, `pending_approval`, or
+                `undelivered_webhook`, which moves the clock. What each is, its type says.
+
+        Raises:
+            ValueError: there is no such scenario.
+            ConflictError: the clock runs by itself, where it has to be moved.
+        """
+        return stage(self, name)
+
     def _pump(self) -> None:
         try:
             self.sandbox.clock.advance(0)
@@ -321,13 +413,17 @@ class AgentPayServer:
 class _World:
     """A running server, and the ways into it."""
 
-    def __init__(self, runtime: Runtime, owner: OwnerThread, inboxes: InboxTransport) -> None:
+    def __init__(
+        self, runtime: Runtime, owner: OwnerThread, inboxes: InboxTransport, recorder: Recorder
+    ) -> None:
         self.runtime = runtime
         self.inboxes = inboxes
+        self.recorder = recorder
         self.base_url = IN_PROCESS_URL
         self._owner = owner
-        self._app = Application(runtime)
+        self._app = recorder.around(Application(runtime))
         runtime.snapshots.include(inboxes)
+        runtime.snapshots.include(recorder)
         self._listener: Listener | None = None
         self._transport = EmbeddedTransport(self._app, owner)
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)
@@ -335,6 +431,10 @@ class _World:
         self.key = key = runtime.operator.key
         self.operator = self.server_client(key)
         self.async_operator = self.async_server_client(key)
+
+    def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Run `work` on the server's thread."""
+        return self._owner.call(work, timeout=timeout)
 
     def client(self, api_key: str | None) -> AgentPay:
         """Return a new client."""
@@ -374,6 +474,11 @@ class _World:
                 await self._listener.close()
         finally:
             await self.runtime.stop()
+            self.recorder.release()
+
+
+async def _now(look: Callable[[], T]) -> T:
+    return look()
 
 
 def _clock(choice: Literal["manual", "system"] | datetime) -> Clock:

@@ -137,6 +137,16 @@ class Deliveries:
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
+    async def newest_events(self, count: int) -> list[RecordedEvent]:
+        """Return the newest events of all operators, newest last: what is shown in process alone."""
+        rows = await self._context.database.read(event_store.newest, count)
+        return [_event(row.body) for row in reversed(rows)]
+
+    async def newest_deliveries(self, count: int) -> list[Delivery]:
+        """Return the newest deliveries for all operators, newest last: as `newest_events`."""
+        rows = await self._context.database.read(_newest_with_attempts, count)
+        return [_delivery(row, attempts) for row, attempts in reversed(rows)]
+
     async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
         """Start new deliveries of an event: the same bytes, the same identifier.
 
@@ -222,7 +232,18 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
 def _with_attempts(
     connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
 ) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
-    rows = store.page(connection, operator_id, before, count, filters)
+    return _and_attempts(connection, store.page(connection, operator_id, before, count, filters))
+
+
+def _newest_with_attempts(
+    connection: Connection, count: int
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+    return _and_attempts(connection, store.newest(connection, count))
+
+
+def _and_attempts(
+    connection: Connection, rows: list[DeliveryRecord]
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
     return [(row, store.attempts(connection, row.delivery_id) if row.attempts else []) for row in rows]
 
 

@@ -59,6 +59,10 @@ class DueDelivery:
 
 
 _INSERT: Final = insert(deliveries)
+# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+_NEWEST: Final = (
+    select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
+)
 _INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
 """How many attempts at one endpoint run at a time: a slow one holds up its own deliveries alone."""
@@ -298,3 +302,8 @@ def page(
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
+
+
+def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
+    """Return the newest deliveries of all operators, newest first."""
+    return [DeliveryRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]

@@ -31,6 +31,10 @@ _PAGE: Final = (
     .order_by(events.c.seq.desc())
     .limit(bindparam("count"))
 )
+# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+_NEWEST: Final = (
+    select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
+)
 _BY_TYPE: Final = events.c.type == bindparam("type")
 _BY_ACCOUNT: Final = events.c.account_id == bindparam("account_id")
 _PAGES: Final = {
@@ -69,3 +73,8 @@ def page(
         values["account_id"] = account_id
     rows = connection.execute(_PAGES[type_ is not None, account_id is not None], values)
     return [EventRecord(*row) for row in rows]
+
+
+def newest(connection: Connection, count: int) -> list[EventRecord]:
+    """Return the newest events of all operators, newest first."""
+    return [EventRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]

@@ -8,6 +8,7 @@ from decimal import Decimal
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource, Exchange
 from agentpay._requests import prepare
+from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
@@ -59,6 +60,27 @@ class AsyncSandboxClock(AsyncResource):
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = await self._call(request, UNSET, UNSET)
         return reading.now
+
+    async def travel_to(self, moment: datetime | str) -> datetime:
+        """Move a manual clock to a moment, as `advance` does.
+
+        Args:
+            moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; where the clock
+                stands already, what is due now is run.
+
+        Returns:
+            What the server takes for now, in UTC.
+
+        Raises:
+            ValueError: the moment is in the past, has no UTC offset, or is no such text.
+            ConflictError: as for `advance`.
+            InvalidRequestError: it lies more than ten years ahead.
+        """
+        target = _moment(moment)
+        now = await self.now()
+        if target < now:
+            raise ValueError(f"the clock stands at {now.isoformat()} and does not go back to {moment}")
+        return await self.advance((target - now) / timedelta(seconds=1))
 
 
 class AsyncSandbox(AsyncResource):
@@ -229,3 +251,14 @@ class AsyncSandbox(AsyncResource):
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
         await self._call(prepare(sandbox.RESET), UNSET, UNSET)
+
+
+def _moment(given: datetime | str) -> datetime:
+    if isinstance(given, str):
+        try:
+            return parse_timestamp(given)
+        except ValueError as error:
+            raise ValueError(f"{given[:64]!r} {error}") from None
+    if given.tzinfo is None:
+        raise ValueError("a moment has a UTC offset, such as datetime(…, tzinfo=UTC)")
+    return given

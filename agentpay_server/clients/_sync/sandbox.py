@@ -9,6 +9,7 @@ from decimal import Decimal
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource, Exchange
 from agentpay._requests import prepare
+from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
@@ -60,6 +61,27 @@ class SandboxClock(Resource):
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = self._call(request, UNSET, UNSET)
         return reading.now
+
+    def travel_to(self, moment: datetime | str) -> datetime:
+        """Move a manual clock to a moment, as `advance` does.
+
+        Args:
+            moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; where the clock
+                stands already, what is due now is run.
+
+        Returns:
+            What the server takes for now, in UTC.
+
+        Raises:
+            ValueError: the moment is in the past, has no UTC offset, or is no such text.
+            ConflictError: as for `advance`.
+            InvalidRequestError: it lies more than ten years ahead.
+        """
+        target = _moment(moment)
+        now = self.now()
+        if target < now:
+            raise ValueError(f"the clock stands at {now.isoformat()} and does not go back to {moment}")
+        return self.advance((target - now) / timedelta(seconds=1))
 
 
 class Sandbox(Resource):
@@ -230,3 +252,14 @@ class Sandbox(Resource):
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
         self._call(prepare(sandbox.RESET), UNSET, UNSET)
+
+
+def _moment(given: datetime | str) -> datetime:
+    if isinstance(given, str):
+        try:
+            return parse_timestamp(given)
+        except ValueError as error:
+            raise ValueError(f"{given[:64]!r} {error}") from None
+    if given.tzinfo is None:
+        raise ValueError("a moment has a UTC offset, such as datetime(…, tzinfo=UTC)")
+    return given

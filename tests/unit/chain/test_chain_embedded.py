@@ -1,6 +1,7 @@
 """The embedded chain: executed at most once, never forgotten, and honest about what can no longer land."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain import instructions, machine, transactions
+from agentpay_server.chain import instructions, machine, machines, transactions
 from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
@@ -133,6 +134,7 @@ def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "HISTORY_TRANSACTIONS", 4)
+    monkeypatch.setattr(machines, "_spare", deque())
     world = World()
     world.account(1, 10)
     recipient = world.account(2)

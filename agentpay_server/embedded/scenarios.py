@@ -1,0 +1,194 @@
+"""Ready worlds: situations that an agent must cope with, brought about by real operations and nothing else.
+
+Each is a function that takes a running server of any state, adds accounts of its own to it, and returns what
+a test needs to go on from there.
+"""
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import field, frozen
+
+from agentpay._sync.client import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transfers import Transfer
+from agentpay_server.clock import SECOND_US
+from agentpay_server.contract.webhooks import Delivery
+from agentpay_server.domain.deliveries import RETRY_DELAYS_US
+from agentpay_server.embedded.inbox import WebhookInbox
+
+if TYPE_CHECKING:
+    from agentpay_server.embedded.server import AgentPayServer
+
+
+@frozen(kw_only=True)
+class Scenario:
+    """What every scenario has: an account with an agent, and somebody to pay.
+
+    Attributes:
+        account: the agent's account, as it stands.
+        payee: another account of the operator's.
+        agent: a client with an agent-scoped key of the account.
+        agent_key: that key, for clients of another kind.
+    """
+
+    account: Account
+    payee: Account
+    agent: AgentPay
+    agent_key: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class NearDailyLimit(Scenario):
+    """The account has a daily limit of 100 USDC, has spent 95 just now, and holds 105.
+
+    Attributes:
+        limit_usdc: `max_daily_spend`.
+        remaining_usdc: what it may still spend until 24 hours have passed.
+    """
+
+    limit_usdc: Decimal
+    remaining_usdc: Decimal
+
+
+@frozen(kw_only=True)
+class PausedAccount(Scenario):
+    """The account holds 100 USDC and is paused."""
+
+
+@frozen(kw_only=True)
+class LowBalance(Scenario):
+    """The account has dropped to 2 USDC, below the threshold of 5 of a webhook.
+
+    Attributes:
+        threshold_usdc: the threshold.
+        inbox: the webhook's receiver, which hears of `balance.low_threshold` at the next
+            `inbox.wait_for`, or when the clock is moved.
+    """
+
+    threshold_usdc: Decimal
+    inbox: WebhookInbox
+
+
+@frozen(kw_only=True)
+class PendingApproval(Scenario):
+    """The account's policy escalates from 50 USDC on, and a transfer of 60 waits for an operator.
+
+    Attributes:
+        transfer: the transfer that waits.
+    """
+
+    transfer: Transfer
+
+
+@frozen(kw_only=True)
+class UndeliveredWebhook(Scenario):
+    """A transfer has settled, and its event was refused five times in 2 h 35 min 30 s: it is undelivered.
+
+    Attributes:
+        transfer: the transfer.
+        inbox: the receiver, which is well again.
+        delivery: what became of the event; `console.replay_event(delivery.event_id)` sends it again.
+    """
+
+    transfer: Transfer
+    inbox: WebhookInbox
+    delivery: Delivery
+
+
+def stage(server: "AgentPayServer", name: str) -> Scenario:
+    """Bring about the scenario of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _SCENARIOS:
+        raise ValueError(f"there is no scenario {name!r}; there are {', '.join(sorted(_SCENARIOS))}")
+    return _SCENARIOS[name](_Stage(server))
+
+
+class _Stage:
+    """A server with two new accounts, of which the first has an agent."""
+
+    def __init__(self, server: "AgentPayServer") -> None:
+        client = server.client()
+        self.server = server
+        self.policies = client.policies
+        self.accounts = client.accounts
+        self.account_id = client.accounts.create(name="Agent").account_id
+        self.payee_id = client.accounts.create(name="Payee").account_id
+        self.agent_key = server.console.create_agent_key(self.account_id).key
+        self.agent = server.client(api_key=self.agent_key)
+
+    def fund(self, amount: int) -> None:
+        self.server.sandbox.fund(self.account_id, amount)
+
+    def pay(self, amount: int) -> Transfer:
+        # A key of its own choice would not repeat with the server's seed.
+        key = f"scenario of {self.account_id}"
+        return self.agent.transfers.create(
+            from_=self.account_id, to=self.payee_id, amount=amount, idempotency_key=key
+        )
+
+    def inbox(self, event: EventType, threshold_usdc: Decimal | None = None) -> WebhookInbox:
+        return self.server.webhook_inbox(
+            events=[event], account_ids=[self.account_id], low_balance_threshold_usdc=threshold_usdc
+        )
+
+    def set(self) -> dict[str, Any]:
+        """Return what every scenario has, its accounts as they stand now."""
+        return {
+            "account": self.accounts.get(self.account_id),
+            "payee": self.accounts.get(self.payee_id),
+            "agent": self.agent,
+            "agent_key": self.agent_key,
+        }
+
+
+def _near_daily_limit(stage: _Stage) -> Scenario:
+    stage.fund(200)
+    stage.policies.update(stage.account_id, max_daily_spend=100)
+    stage.pay(95)
+    remaining = stage.server.console.account(stage.account_id).remaining_usdc
+    return NearDailyLimit(limit_usdc=Decimal(100), remaining_usdc=remaining or Decimal(0), **stage.set())
+
+
+def _paused_account(stage: _Stage) -> Scenario:
+    stage.fund(100)
+    stage.policies.pause(stage.account_id)
+    return PausedAccount(**stage.set())
+
+
+def _low_balance(stage: _Stage) -> Scenario:
+    threshold = Decimal(5)
+    inbox = stage.inbox(EventType.BALANCE_LOW_THRESHOLD, threshold)
+    stage.fund(10)
+    stage.pay(8)
+    return LowBalance(threshold_usdc=threshold, inbox=inbox, **stage.set())
+
+
+def _pending_approval(stage: _Stage) -> Scenario:
+    stage.fund(100)
+    stage.policies.update(stage.account_id, escalation_threshold=50)
+    return PendingApproval(transfer=stage.pay(60), **stage.set())
+
+
+def _undelivered_webhook(stage: _Stage) -> Scenario:
+    stage.fund(100)
+    inbox = stage.inbox(EventType.TRANSFER_SETTLED)
+    inbox.fail_next(times=1 + len(RETRY_DELAYS_US))
+    transfer = stage.pay(10)
+    stage.server.sandbox.clock.advance(sum(RETRY_DELAYS_US) / SECOND_US)
+    (delivery,) = stage.server.console.deliveries(webhook_id=inbox.webhook_id)
+    return UndeliveredWebhook(transfer=transfer, inbox=inbox, delivery=delivery, **stage.set())
+
+
+_SCENARIOS: Final[Mapping[str, Callable[[_Stage], Scenario]]] = {
+    "near_daily_limit": _near_daily_limit,
+    "paused_account": _paused_account,
+    "low_balance": _low_balance,
+    "pending_approval": _pending_approval,
+    "undelivered_webhook": _undelivered_webhook,
+}

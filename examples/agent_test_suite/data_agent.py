@@ -1,0 +1,45 @@
+"""A fictional agent that buys datasets: what the tests beside it are about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from agentpay import AccountPausedError, AgentPay, InsufficientBalanceError, PolicyViolationError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an order: `bought`, `waiting`, `over the limit`, `out of money` or `stopped`."""
+
+    what: str
+    transfer_id: str | None = None
+
+
+@dataclass
+class DataAgent:
+    """Buys datasets from one account, each order once, and tells its owner when it cannot."""
+
+    client: AgentPay
+    account_id: str
+    tell_owner: Callable[[str], None] = print
+
+    def buy(self, order: str, shop: str, price: Decimal | str) -> Outcome:
+        """Pay for an order; asked again about the same order, it pays no second time."""
+        try:
+            transfer = self.client.transfers.create(
+                from_=self.account_id,
+                to=shop,
+                amount=price,
+                memo=order,
+                category="data",
+                idempotency_key=f"order {order}",
+            )
+        except AccountPausedError:
+            return Outcome("stopped")
+        except InsufficientBalanceError:
+            self.tell_owner(f"no money left for order {order}")
+            return Outcome("out of money")
+        except PolicyViolationError as refusal:
+            self.tell_owner(refusal.message)
+            return Outcome("over the limit")
+        return Outcome("bought" if transfer.status == "settled" else "waiting", transfer.transfer_id)

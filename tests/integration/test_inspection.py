@@ -1,0 +1,322 @@
+"""What a server shows of itself in process: requests, events, deliveries, transactions, and the timeline."""
+
+import asyncio
+import threading
+from decimal import Decimal
+
+import httpx
+import pytest
+from server_world import START, Funded
+
+from agentpay import AgentPay, AgentPayError
+from agentpay_server import AgentPayServer
+from agentpay_server.embedded import inspection, timeline
+
+
+@pytest.fixture
+def paid(server: AgentPayServer, client: AgentPay, funded: Funded) -> str:
+    """The transfer_id of 5 USDC that were paid, with two requests refused."""
+    payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
+    transfer = client.transfers.create(from_=payer, to=payee, amount=5, idempotency_key="one")
+    with pytest.raises(AgentPayError):
+        client.transfers.create(from_=payer, to=payee, amount=50, idempotency_key="two")
+    with pytest.raises(AgentPayError):
+        server.client(api_key="ap_operator_wrong").accounts.list()
+    return transfer.transfer_id
+
+
+# --- Requests
+
+
+def test_requests_are_shown_with_their_answers(server: AgentPayServer, paid: str) -> None:
+    settled, refused = server.requests.where(method="POST", path="/v1/transfers")
+    assert settled.body["amount"] == "5.000000"
+    assert (settled.status, settled.answer["transfer_id"]) == (200, paid)
+    assert (refused.status, refused.answer["error"]) == (402, "insufficient_balance")
+    assert settled.at == settled.answered_at == START
+    assert settled.key_id == refused.key_id
+    stranger = server.requests[-1]
+    assert (stranger.status, stranger.key_id) == (401, None)
+
+
+def test_requests_over_the_port_are_shown_too(server: AgentPayServer) -> None:
+    url = server.listen()
+    key = {"Authorization": f"Bearer {server.operator_key}", "Content-Type": "application/json"}
+    httpx.post(f"{url}/v1/accounts?a=b", content=b"no json", headers=key)
+    request = server.requests.one(path="/v1/accounts?a=b")
+    assert (request.method, request.body, request.status) == ("POST", "no json", 400)
+
+
+def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
+    async def hang_up() -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: object) -> None:
+            raise AssertionError("nobody is there")
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/accounts",
+            "raw_path": b"/v1/accounts",
+            "query_string": b"",
+            "headers": [
+                (b"authorization", f"Bearer {server.operator_key}".encode()),
+                (b"content-length", b"9"),
+            ],
+        }
+        await server._running._app(scope, receive, send)  # type: ignore[arg-type]
+
+    server._running.call(hang_up())
+    request = server.requests.one(path="/v1/accounts")
+    assert (request.body, request.status, request.answer) == (None, None, None)
+
+
+def test_the_newest_requests_are_kept_to_a_number(
+    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "RECORDS_MAX", 3)
+    for name in "abcde":
+        client.accounts.create(name=name)
+    assert [request.body["name"] for request in server.requests] == ["c", "d", "e"]
+
+
+def test_the_newest_requests_are_kept_to_a_size(
+    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "_BODIES_MAX_BYTES", 10_000)
+    for name in "abcde":
+        client.accounts.create(name=name, metadata={"long": "x" * 4_000})
+    assert [request.body["name"] for request in server.requests] == ["d", "e"]
+    assert server._running.recorder._bytes_kept < 10_000
+
+
+def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> None:
+    recorder = inspection.Recorder(AgentPayServer(clock=START)._clock)
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: object, receive: object, send: object) -> None:
+        if scope["path"] == "/slow":  # type: ignore[index]
+            entered.set()
+            await go_on.wait()
+        await send({"type": "http.response.body", "body": b"x" * 10})  # type: ignore[operator]
+
+    async def story() -> None:
+        app = recorder.around(slow)
+
+        async def get(path: str) -> None:
+            async def nothing(*_: object) -> dict[str, object]:
+                return {}
+
+            scope = {"type": "http", "method": "GET", "path": path, "query_string": b""}
+            await app(scope, nothing, nothing)  # type: ignore[arg-type]
+
+        late = asyncio.create_task(get("/slow"))
+        await entered.wait()
+        for _ in range(inspection.RECORDS_MAX):
+            await get("/fast")
+        go_on.set()
+        await late
+
+    asyncio.run(story())
+    assert {request.path for request in recorder.requests()} == {"/fast"}
+    assert recorder._bytes_kept == 10 * inspection.RECORDS_MAX
+
+
+def test_what_is_kept_can_be_brought_back(server: AgentPayServer, client: AgentPay) -> None:
+    client.accounts.create(name="a")
+    kept_bytes = server._running.recorder._bytes_kept
+    restore = server._running.recorder.capture()
+    for name in "bc":
+        client.accounts.create(name=name)
+    restore()
+    assert [request.body["name"] for request in server.requests] == ["a"]
+    assert len(server.transactions) == 1
+    assert server._running.recorder._bytes_kept == kept_bytes
+    client.accounts.create(name="d")
+    assert [request.body["name"] for request in server.requests] == ["a", "d"]
+    restore()
+    assert len(server.requests) == 1
+
+
+# --- Events, deliveries, transactions
+
+
+def test_events_and_deliveries_are_shown_newest_last(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
+    transfer = client.transfers.create(from_=payer, to=payee, amount=5)
+    assert [event.type for event in server.events] == ["transfer.initiated", "transfer.settled"]
+    assert server.events.one(type="transfer.settled").data["transfer_id"] == transfer.transfer_id
+    assert server.deliveries.one().status == "pending"
+    inbox.wait_for("transfer.settled")
+    (attempt,) = server.deliveries.one(webhook_id=inbox.webhook_id, status="delivered").attempts
+    assert attempt.status_code == 200
+
+
+def test_events_of_every_operator_are_shown(server: AgentPayServer) -> None:
+    other = server.client(api_key=server.sandbox.create_operator("other").key)
+    payer = other.accounts.create(name="Payer").account_id
+    with pytest.raises(AgentPayError):
+        other.transfers.create(from_=payer, to=other.accounts.create(name="B").account_id, amount=5)
+    assert server.events.one(type="transfer.rejected").data["account_id"] == payer
+
+
+def test_chain_transactions_are_shown(server: AgentPayServer, client: AgentPay, paid: str) -> None:
+    payer, payee = (
+        next(account for account in client.accounts.list() if account.name == name)
+        for name in ("Payer", "Payee")
+    )
+    transfer = server.transactions.one(memo=paid)
+    assert transfer.signature == client.transfers.get(paid).tx_signature
+    (moved,) = transfer.movements
+    assert (moved.source, moved.destination) == (payer.usdc_token_account, payee.usdc_token_account)
+    assert (moved.amount_usdc, transfer.error, transfer.at) == (Decimal(5), None, START)
+    minted = [t for t in server.transactions if t.movements and t.movements[0].source is None]
+    assert [t.movements[0].amount_usdc for t in minted] == [Decimal(10)]
+    assert len(server.transactions) == 4
+
+
+def test_a_transaction_that_the_chain_refuses_is_shown_with_its_reason(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    payer = funded("10").account_id
+    frozen = server.sandbox.create_token_account().usdc_token_account
+    with server.sandbox.fault("chain_never_lands", times=1):
+        client.transfers.create(from_=payer, to=frozen, amount=1)
+    # What never reached the chain is not the chain's.
+    assert len([t for t in server.transactions if (t.memo or "").startswith("txn_")]) == 1
+    assert all(t.error is None for t in server.transactions)
+
+
+# --- Lists
+
+
+def test_records_are_plain_lists(server: AgentPayServer, paid: str) -> None:
+    assert isinstance(server.events, list)
+    assert server.events[-1] == server.events.one(type="transfer.rejected")
+    assert server.events.where(type="none") == []
+
+
+def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, paid: str) -> None:
+    with pytest.raises(AssertionError) as none:
+        server.events.one(type="session.opened")
+    assert "0 records with type='session.opened', not one; there is:" in str(none.value)
+    assert "transfer.settled" in str(none.value)
+    with pytest.raises(AssertionError, match=r"3 records with no conditions, not one"):
+        server.events.one()
+    with pytest.raises(AssertionError, match="nothing"):
+        server.deliveries.one()
+
+
+def test_a_field_that_does_not_exist_is_no_silent_nothing(server: AgentPayServer, paid: str) -> None:
+    with pytest.raises(
+        TypeError, match="RecordedEvent has no field 'typ'; it has created_at, data, id, type"
+    ):
+        server.events.where(typ="transfer.settled")
+
+
+def test_looking_is_safe_while_others_write(server: AgentPayServer, client: AgentPay) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for _ in range(50):
+                client.accounts.create(name="A")
+        finally:
+            done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not done.is_set():
+        seen.append(len(server.requests))
+        server.timeline()
+    writer.join()
+    assert seen == sorted(seen)
+    assert len(server.requests) == 50
+
+
+# --- The timeline
+
+
+def test_the_timeline_puts_each_thing_where_it_belongs(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    server.webhook_inbox(low_balance_threshold_usdc=6).fail_next(503)
+    payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
+    client.policies.update(payer, escalation_threshold=4)
+    asked = client.transfers.create(from_=payer, to=payee, amount=5)
+    client.accounts.get(payer)
+    server.console.approve(asked.transfer_id)
+    client.accounts.get(payer)
+    client.transfers.create(from_=payer, to=payee, amount=4)
+    server.sandbox.clock.advance(0)
+    server.sandbox.clock.advance(days=1)
+    told = [line.split(maxsplit=2)[1:] for line in server.timeline().splitlines()[1:]]
+    kinds = [(kind, text.split()[0], text.split()[1] if " " in text else "") for kind, text in told]
+    start = kinds.index(("request", "POST", "/v1/transfers"))
+    assert [kind if kind == "chain" else f"{kind} {first}" for kind, first, _ in kinds[start:]] == [
+        "request POST",
+        "event escalation.required",
+        "request GET",
+        "request POST",
+        "chain",
+        "event transfer.initiated",
+        "event transfer.settled",
+        "event balance.low_threshold",
+        "request GET",
+        "request POST",
+        "event escalation.required",
+        "delivery escalation.required",
+        "delivery transfer.initiated",
+        "delivery transfer.settled",
+        "delivery balance.low_threshold",
+        "delivery escalation.required",
+        "clock moved",
+        "event transfer.rejected",
+        "delivery escalation.required",
+        "delivery transfer.rejected",
+    ]
+    assert "attempt 1: 503" in server.timeline()
+    assert "attempt 2: 200, delivered" in server.timeline()
+
+
+def test_the_timeline_is_bounded(
+    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "LINES_MAX", 4)
+    for name in "abcde":
+        client.accounts.create(name=name * 50, metadata={"text": "x" * 5_000})
+    lines = server.timeline().splitlines()
+    assert len(lines) == 6
+    assert lines[1] == "… 6 earlier lines are left out"
+    assert max(map(len, lines)) <= 300
+
+
+def test_the_timeline_of_an_idle_server_without_a_seed() -> None:
+    with AgentPayServer(clock=START) as server:
+        assert server.timeline() == (
+            "clock from 2026-01-01T00:00:00.000Z to 2026-01-01T00:00:00.000Z; no seed"
+        )
+
+
+def test_a_failure_of_the_chain_is_in_the_timeline(
+    server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    with server.sandbox.fault("chain_down"):
+        account = client.with_options(max_retries=0)
+        with pytest.raises(AgentPayError):
+            account.accounts.create(name="x")
+    assert '-> 503 {"error":"chain_unavailable"' in server.timeline()
+
+
+def test_a_closed_server_shows_nothing() -> None:
+    with AgentPayServer() as server:
+        assert server.is_running
+    assert not server.is_running
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.requests

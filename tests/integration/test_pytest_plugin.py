@@ -1,0 +1,407 @@
+"""The fixtures of pytest, as the test suites of users see them: whole runs of pytest, in process."""
+
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from agentpay_server import pytest_plugin
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ("-p", "agentpay_server.pytest_plugin", "-p", "no:asyncio")
+
+
+def run(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
+    """Run a test module as a user would; what it fails for shows in its output."""
+    pytester.makepyfile(source)
+    return pytester.runpytest_inprocess(*PLUGIN, *arguments)
+
+
+def test_ten_lines_test_an_agent(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        def pay_the_shop(client, account_id, shop):
+            return client.transfers.create(from_=account_id, to=shop, amount="5", idempotency_key="1")
+
+        def test_my_agent_pays(agentpay_server, agentpay_client, agentpay_account, agentpay_inbox):
+            shop = agentpay_server.sandbox.create_token_account().usdc_token_account
+            agent = agentpay_server.agent_client(agentpay_account.account_id)
+            paid = pay_the_shop(agent, agentpay_account.account_id, shop)
+            assert agentpay_inbox.wait_for("transfer.settled").data.transfer_id == paid.transfer_id
+            assert agentpay_client.accounts.balance(agentpay_account.account_id).balance_usdc == 95
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/test-your-agent.md"])
+def test_the_tests_that_the_documentation_shows_pass(pytester: pytest.Pytester, page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    shown = [
+        block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "agentpay_account" in block
+    ]
+    assert shown
+    for number, block in enumerate(shown):
+        pytester.makepyfile(**{f"test_{number}": block})
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=len(shown))
+
+
+def test_every_test_has_a_world_of_its_own(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        @pytest.mark.parametrize("number", range(5))
+        def test_it_is_empty(agentpay_client, agentpay_server, number):
+            assert not list(agentpay_client.accounts.list())
+            assert not agentpay_server.transactions
+            account = agentpay_client.accounts.create(name="mine").account_id
+            agentpay_server.sandbox.fund(account, 7)
+            assert agentpay_client.accounts.balance(account).balance_usdc == 7
+        """,
+    )
+    result.assert_outcomes(passed=5)
+
+
+def test_the_marker_says_how_a_test_begins(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        from datetime import UTC, datetime
+        import pytest
+
+        @pytest.mark.agentpay(fund="2.5", clock="2026-01-01T00:00:00Z")
+        class TestMarked:
+            @pytest.mark.agentpay(policy={"max_single_transfer": "1"}, seed=7)
+            def test_nearer_markers_add_to_farther_ones(self, agentpay_server, agentpay_account):
+                assert agentpay_server.seed == 7
+                assert agentpay_server.sandbox.clock.now() == datetime(2026, 1, 1, tzinfo=UTC)
+                assert agentpay_account.balance_usdc == pytest.approx(2.5)
+                assert agentpay_account.policy.max_single_transfer == 1
+
+            @pytest.mark.agentpay(fund=0)
+            def test_and_win_over_them(self, agentpay_account):
+                assert agentpay_account.balance_usdc == 0
+
+        def test_without_a_marker(agentpay_account):
+            assert agentpay_account.balance_usdc == 100
+            assert agentpay_account.policy.max_single_transfer is None
+        """,
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_a_marker_that_says_something_else_is_told_so(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        @pytest.mark.agentpay(polcy={"paused": True})
+        def test_misspelt(): pass
+
+        @pytest.mark.agentpay("100")
+        def test_positional(agentpay_account): pass
+
+        @pytest.mark.agentpay(clock="2026-01-01T00:00:00")
+        def test_no_offset(agentpay_server): pass
+
+        @pytest.mark.agentpay(clock="tomorrow")
+        def test_no_time(agentpay_server): pass
+        """,
+        "-p",
+        "no:randomly",
+    )
+    result.assert_outcomes(errors=4)
+    result.stdout.fnmatch_lines(
+        [
+            "*agentpay does not take 'polcy'; it takes policy=, fund=, clock=, seed=",
+            "*agentpay does not take the positional '100'; it takes *",
+            "*it has no UTC offset; write clock='2026-01-01T00:00:00Z'",
+            "*it is not ISO 8601 text; write *",
+        ]
+    )
+
+
+def test_settings_are_overridden_where_one_likes(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+        from agentpay import RateLimitedError
+        from agentpay_server import Settings
+
+        @pytest.fixture
+        def agentpay_settings():
+            return Settings(rate_limit_per_minute=1)
+
+        def test_the_limit_is_in_force(agentpay_client):
+            client = agentpay_client.with_options(max_retries=0)
+            client.accounts.list()
+            with pytest.raises(RateLimitedError):
+                client.accounts.list()
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+FAILING = """
+    import pytest
+
+    @pytest.mark.agentpay(seed=7, clock="2026-01-01T00:00:00Z")
+    def test_wrong(agentpay_server, agentpay_account, agentpay_inbox):
+        shop = agentpay_server.sandbox.create_token_account().usdc_token_account
+        agent = agentpay_server.agent_client(agentpay_account.account_id)
+        agent.transfers.create(from_=agentpay_account.account_id, to=shop, amount=5)
+        agentpay_server.sandbox.clock.advance(hours=25)
+        assert agentpay_inbox.events == []
+
+    def test_right(agentpay_account): pass
+"""
+
+
+def test_a_failing_test_shows_what_happened(pytester: pytest.Pytester) -> None:
+    result = run(pytester, FAILING)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*- agentpay timeline -*",
+            'clock from 2026-01-01T00:00:00.000Z to 2026-01-02T01:00:00.000Z; *seed=7, clock="2026-01-01T*"',
+            '* request  POST /v1/accounts {"name":"Agent"} -> 201 {"account_id":"acct_*',
+            "* chain    *100.000000 USDC mint -> *; memo entry_*",
+            '* request  POST /console/agent-keys *"key":"ap_agent_[*][*][*]"*',
+            '* request  POST /v1/transfers *"amount":"5.000000"* -> 200 {"transfer_id":"txn_*',
+            "* chain    *5.000000 USDC * -> *; memo txn_*",
+            "* event    transfer.initiated evt_*",
+            "* event    transfer.settled evt_*",
+            "* clock    moved to 2026-01-02T01:00:00.000Z",
+            "* delivery transfer.settled to wh_*, attempt 1: 200, delivered",
+        ]
+    )
+    # Of the one that passed, nothing.
+    assert result.stdout.str().count("agentpay timeline") == 1
+
+
+def test_no_secret_is_in_the_timeline(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        def test_wrong(agentpay_server, agentpay_account):
+            client = agentpay_server.client()
+            webhook = client.webhooks.create(url="https://example.com/", events=["transfer.settled"])
+            key = agentpay_server.console.create_agent_key(agentpay_account.account_id).key
+            agentpay_server.client(api_key=key).accounts.get(agentpay_account.account_id)
+            new = agentpay_server.console.rotate_webhook_secret(webhook.webhook_id)
+            other = agentpay_server.sandbox.create_operator("other").key
+            secrets = [webhook.secret, key, new, other, agentpay_server.operator_key]
+            assert all(len(secret) > 40 for secret in secrets)
+            timeline = agentpay_server.timeline()
+            shown = timeline + repr(agentpay_server.requests) + repr(agentpay_server.transactions)
+            assert [secret for secret in secrets if secret in shown] == []
+            assert timeline.count("***") == 4
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_a_server_of_a_wider_scope_comes_from_the_factory(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        started = []
+
+        @pytest.fixture(scope="module")
+        def world(agentpay_server_factory):
+            server = agentpay_server_factory(seed=3)
+            started.append(server)
+            server.client().accounts.create(name="shared")
+            return server
+
+        def test_one(world):
+            assert [a.name for a in world.client().accounts.list()] == ["shared"]
+
+        def test_other_fails(world, agentpay_server_factory):
+            started.append(agentpay_server_factory())
+            assert world is started[0] and world.seed == 4
+        """,
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*- agentpay timeline -*", '*"name":"shared"*'])
+
+
+def test_servers_that_a_suite_leaves_open_are_closed_with_the_session(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        started = []
+
+        def pytest_sessionfinish():
+            print("still running:", [server for server in started if server.is_running])
+        """
+    )
+    result = run(
+        pytester,
+        """
+        from conftest import started
+
+        def test_it(agentpay_server_factory):
+            started.append(agentpay_server_factory())
+            assert started[0].is_running
+        """,
+    )
+    result.stdout.fnmatch_lines(["*still running: []*"])
+
+
+IDENTITIES = """
+    import pathlib
+    import pytest
+
+    pytestmark = pytest.mark.agentpay(clock="2026-01-01T00:00:00Z")
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_it(agentpay_server, agentpay_account, number):
+        settled = agentpay_server.client().transfers.create(
+            from_=agentpay_account.account_id,
+            to=agentpay_server.sandbox.create_token_account().usdc_token_account,
+            amount=1,
+            idempotency_key="one",
+        )
+        with open({path!r} + "-" + str(number), "a") as file:
+            file.write(f"{{agentpay_server.operator_key}} {{settled}}\\n")
+"""
+
+
+def test_identities_do_not_depend_on_order_nor_on_the_process(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
+    for arguments in (["-p", "no:randomly"], ["-p", "randomly", "-p", "xdist", "-n", "2"]):
+        pytester.runpytest_inprocess(*PLUGIN, *arguments).assert_outcomes(passed=6)
+    seen = [path.read_text().splitlines() for path in tmp_path.glob("seen-*")]
+    assert len(seen) == 6
+    assert all(first == second for first, second in seen)
+    assert len({first for first, _ in seen}) == 6
+
+
+ASYNC_BODY = """
+        account = await agentpay_async_client.accounts.get(agentpay_account.account_id)
+        assert account.balance_usdc == 100
+        await agentpay_server.async_sandbox.clock.advance(hours=1)
+        outside = await agentpay_server.async_sandbox.create_token_account()
+        paid = await agentpay_async_client.transfers.create(
+            from_=account.account_id, to=outside.usdc_token_account, amount=1
+        )
+        event = await agentpay_inbox.wait_for_async("transfer.settled")
+        assert event.data.transfer_id == paid.transfer_id
+"""
+ASYNC_FIXTURES = "agentpay_server, agentpay_async_client, agentpay_account, agentpay_inbox"
+
+
+def test_async_tests_run_under_anyio(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        f"""
+    import pytest
+
+    @pytest.fixture
+    def anyio_backend():
+        return "asyncio"
+
+    @pytest.mark.anyio
+    @pytest.mark.parametrize("number", range(2))
+    async def test_it({ASYNC_FIXTURES}, number):{ASYNC_BODY}
+    """,
+    )
+    result.assert_outcomes(passed=2)
+
+
+@pytest.mark.skipif(find_spec("pytest_asyncio") is None, reason="pytest-asyncio is not installed")
+def test_async_tests_run_under_pytest_asyncio(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        f"""
+    import pytest
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("number", range(2))
+    async def test_it({ASYNC_FIXTURES}, number):{ASYNC_BODY}
+    """
+    )
+    result = pytester.runpytest_inprocess(
+        *PLUGIN[:2], "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error"
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_async_clients_are_bound_to_no_loop(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        f"""
+    import asyncio
+
+    def test_it({ASYNC_FIXTURES}):
+        async def body():
+            assert [account.name async for account in agentpay_async_client.accounts.list()] == ["Agent"]
+
+        asyncio.run(body())
+        asyncio.run(body())
+    """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_a_report_never_fails_for_its_timeline(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        def test_wrong(agentpay_server, monkeypatch):
+            monkeypatch.setattr(type(agentpay_server), "timeline", lambda self: 1 / 0)
+            assert agentpay_server is None
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["the timeline cannot be read: ZeroDivisionError*"])
+
+
+def test_a_suite_that_does_not_use_it_has_nothing_of_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_wrong():
+            loaded = sorted({name.split(".")[0] for name in sys.modules})
+            heavy = {"agentpay", "solders", "sqlalchemy", "starlette", "httpx", "attr", "asyncio"}
+            print(heavy & set(loaded))
+            assert not heavy & set(loaded) - {"asyncio"}
+            assert False, "as it should"
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        *PLUGIN, *("-p", "no:anyio", "-p", "no:schemathesis", "-p", "no:hypothesispytest", "-p", "no:respx")
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*as it should*"])
+    assert "agentpay timeline" not in result.stdout.str()
+
+
+def test_the_markers_are_announced(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess(*PLUGIN, "--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.agentpay(policy={...}, fund=*"])
+
+
+def test_loading_the_plugin_again_does_nothing() -> None:
+    # It is loaded before coverage is measured; here its lines are seen.
+    loaded = runpy.run_path(str(pytest_plugin.__file__))
+    assert {name for name in loaded if name.startswith("agentpay_")} == {
+        "agentpay_account",
+        "agentpay_async_client",
+        "agentpay_client",
+        "agentpay_inbox",
+        "agentpay_server",
+        "agentpay_server_factory",
+        "agentpay_settings",
+    }

@@ -1,0 +1,68 @@
+"""Machines are used again, and nobody can tell."""
+
+from collections import deque
+
+import pytest
+from chain_world import World
+from solders.pubkey import Pubkey
+
+from agentpay_server.chain import machines
+
+
+@pytest.fixture(autouse=True)
+def _no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "_spare", deque(maxlen=4))
+
+
+def story() -> tuple[World, list[object]]:
+    """Return a world of a fixed seed in which something happened, and all that it showed."""
+    world = World()
+    payer, payee = world.account(1, 10), world.account(2)
+    transfers = [world.transfer(1, payee, 3), world.transfer(1, payee, 11)]
+    shown: list[object] = [world.blockhash(), world.svm.get_clock(), payer, payee]
+    for transfer in transfers:
+        shown += [transfer.signature, world.send(transfer), world.balance(payee), world.height()]
+    world.chain.expire_blockhash()
+    return world, [*shown, world.blockhash()]
+
+
+def test_a_chain_on_a_used_machine_shows_what_one_on_a_new_machine_shows() -> None:
+    first, shown = story()
+    machine = first.svm
+    first.chain.release()
+    second, shown_again = story()
+    assert second.svm is machine
+    assert shown_again == shown
+
+
+def test_nothing_of_a_chain_is_left_for_the_next() -> None:
+    world = World()
+    world.account(1, 10)
+    address = Pubkey.from_string(world.token_address(1))
+    transaction = world.transfer(1, world.account(2), 3)
+    world.land(transaction)
+    machine = world.svm
+    world.chain.release()
+    assert machine.get_account(address) is None
+    assert machines.take() is machine
+    assert not machines.accounts_of(machine)
+    assert machine.get_account(Pubkey.from_string(world.usdc)) is None
+
+
+def test_two_chains_at_once_have_a_machine_each() -> None:
+    first, second = World(), World()
+    assert first.svm is not second.svm
+
+
+def test_a_machine_that_cannot_be_emptied_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    monkeypatch.setattr(machines, "accounts_of", lambda machine: {"left": None})
+    world.chain.release()
+    assert not machines._spare
+
+
+def test_no_more_machines_are_kept_than_a_few() -> None:
+    worlds = [World() for _ in range(6)]
+    for world in worlds:
+        world.chain.release()
+    assert len(machines._spare) == 4
