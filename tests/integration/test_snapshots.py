@@ -17,6 +17,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.machine import accounts_of
 from agentpay_server.services import snapshots as snapshot_service
+from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.store import tables
 
 
@@ -537,7 +538,8 @@ def test_a_loop_outlives_the_work_that_is_cut_off_beneath_it(server: AgentPaySer
     with server.sandbox.fault("chain_down"):
         server.client().policies.update(payer.account_id, max_single_transfer=50)
         server.sandbox.clock.advance(0)
-    records = server._running.runtime.schedule._workers[2]
+    workers = server._running.runtime.schedule._workers
+    records = next(worker for worker in workers if isinstance(worker, PolicyRecords))
     server.sandbox.set_fault("chain_never_lands")
 
     async def cut_off(context: Any) -> bool:
