@@ -2,9 +2,11 @@
 
 It runs the real System, Token, Token-2022 and Memo programs, and holds a USDC mint at its mainnet address,
 under an authority of ours. A send executes at once and its outcome is final at once, so no coroutine here
-ever suspends. It keeps nothing beyond the process, and belongs to the thread that made it.
+suspends, but for the wait for nothing. It keeps nothing beyond the process, and belongs to the thread that
+made it.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Final
@@ -97,6 +99,10 @@ class EmbeddedChain:
         """Return what became of a transaction, however long ago; None when it never landed."""
         self._check_thread()
         return self._statuses.get(signature)
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
+        """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
+        await asyncio.sleep(seconds)
 
     async def send(self, raw: bytes) -> None:
         """Execute a transaction, unless it was executed before or its blockhash has expired.

@@ -16,6 +16,7 @@ from solders.token.associated import get_associated_token_address
 
 __all__ = [
     "ASSOCIATED_TOKEN_PROGRAM",
+    "COMPUTE_BUDGET_PROGRAM",
     "MEMO_PROGRAM",
     "SYSTEM_PROGRAM",
     "TOKEN_2022_PROGRAM",
@@ -32,6 +33,8 @@ __all__ = [
     "memo",
     "mint_to_checked",
     "remove_metadata_field",
+    "set_compute_unit_limit",
+    "set_compute_unit_price",
     "transfer_checked",
     "transfer_lamports",
     "update_metadata_field",
@@ -39,6 +42,7 @@ __all__ = [
 
 TOKEN_2022_PROGRAM: Final = Pubkey.from_string("TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb")
 ASSOCIATED_TOKEN_PROGRAM: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
+COMPUTE_BUDGET_PROGRAM: Final = Pubkey.from_string("ComputeBudget111111111111111111111111111111")
 MEMO_PROGRAM: Final = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
 
 USDC_DECIMALS: Final = 6
@@ -77,6 +81,19 @@ def assign(account: Pubkey, program: Pubkey) -> Instruction:
     return Instruction(
         SYSTEM_PROGRAM, struct.pack("<I", 1) + bytes(program), [_signer(account, writable=True)]
     )
+
+
+# --- Compute budget program
+
+
+def set_compute_unit_limit(units: int) -> Instruction:
+    """Let the transaction use `units` compute units, and no more."""
+    return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BI", 2, units), [])
+
+
+def set_compute_unit_price(micro_lamports: int) -> Instruction:
+    """Pay `micro_lamports` for each compute unit of the limit, beside the fee for signatures."""
+    return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BQ", 3, micro_lamports), [])
 
 
 # --- Memo program
