@@ -1,4 +1,4 @@
-"""A tiny HTTP server on a free port, whose answers a test decides byte by byte: a node that can be at fault."""
+"""A tiny HTTP server on a free port, whose answers a test decides byte by byte: a node at fault."""
 
 import asyncio
 import json

@@ -65,6 +65,18 @@ class RpcWorld:
                     return status
                 await self.chain.wait_for_notice(signed.signature, 0.02)
 
+    async def irreversible(self, signed: SignedTransaction) -> None:
+        """Wait until a transaction that was sent can no longer vanish."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (await self.end(signed)).is_irreversible:
+                await self.chain.wait_for_notice(signed.signature, 0.1)
+
+    async def expired(self, signed: SignedTransaction) -> None:
+        """Wait until a transaction can no longer land."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.chain.block_height() <= signed.last_valid_block_height:
+                await self.chain.wait_for_notice(signed.signature, 0.1)
+
     async def send(self, signed: SignedTransaction) -> SignatureStatus:
         await self.chain.send(signed.raw)
         return await self.end(signed)

@@ -1,7 +1,8 @@
 """Surfpool, a real Solana validator for tests: installed once, started on free ports, always torn down.
 
 It is an addon of Node, which `npm` fetches into a cache directory at the first use: `AGENTPAY_SURFPOOL_DIR`,
-or a directory of its own in the user's cache. Where it cannot run, tests that need it are skipped, and say why.
+or a directory of its own in the user's cache. Where it cannot run, tests that need it are skipped, with the
+reason.
 """
 
 import fcntl
@@ -111,7 +112,15 @@ def _package() -> Path:
 
 
 def _install(directory: Path) -> None:
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(directory), f"{PACKAGE}@{VERSION}"]
+    command = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        str(directory),
+        f"{PACKAGE}@{VERSION}",
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:

@@ -14,6 +14,7 @@ How a call fails is `client.py`'s, what an answer must look like is `replies.py`
 
 import asyncio
 import base64
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -270,7 +271,7 @@ class RpcChain:
         return replies.read_accounts(reply, len(addresses))
 
     async def _history(self, token_account: str, after: str | None) -> list[replies.HistoryLine]:
-        """Return the transactions of an account since a cursor, oldest first."""
+        """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines: list[replies.HistoryLine] = []
         seen: set[str] = set()
         while True:
@@ -283,7 +284,8 @@ class RpcChain:
             lines += page
             seen |= {line.signature for line in page}
             if len(page) < _MAX_HISTORY_LINES:
-                return lines[::-1]
+                # Not every node heeds the commitment. What comes after a line that may vanish waits for it.
+                return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
 
     async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
         options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0, **_FINALIZED}

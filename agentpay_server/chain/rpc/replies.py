@@ -58,10 +58,17 @@ class ChainAccount:
 
 @frozen(kw_only=True)
 class HistoryLine:
-    """A transaction in an account's history: its signature, and whether it failed."""
+    """A transaction in an account's history.
+
+    Attributes:
+        signature: which one.
+        failed: whether it moved nothing.
+        finalized: whether it can no longer vanish.
+    """
 
     signature: str
     failed: bool
+    finalized: bool
 
 
 @frozen(kw_only=True)
@@ -173,7 +180,11 @@ def read_history(reply: object) -> list[HistoryLine]:
     """Return an account's transactions, newest first, as `getSignaturesForAddress` answers them."""
     lines: list[Any] = exactly(reply, list, "history")
     return [
-        HistoryLine(signature=signature_text(member(line, "signature", str)), failed=_error(line) is not None)
+        HistoryLine(
+            signature=signature_text(member(line, "signature", str)),
+            failed=_error(line) is not None,
+            finalized=member(line, "confirmationStatus", str) == "finalized",
+        )
         for line in lines
     ]
 

@@ -31,8 +31,8 @@ class RpcSettings:
         max_connections: connections to the endpoint at most.
         blockhash_seconds: how long a blockhash is used for new transactions; it is valid for about a minute.
         status_interval_seconds: pause between two questions about all waiting transactions together.
-        compute_unit_limit: compute units that each transaction may use. The default is over twice what the
-            largest of ours used in simulation.
+        compute_unit_limit: compute units that each transaction may use. The default is some three times what
+            the largest of ours used in simulation.
         priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
     """
 
@@ -48,7 +48,7 @@ class RpcSettings:
     )
     status_interval_seconds: float = field(default=0.1, validator=validators.ge(0))
     compute_unit_limit: int = field(
-        default=100_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
+        default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
     )
     priority_fee_micro_lamports: int = field(
         default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))

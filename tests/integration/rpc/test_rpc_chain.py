@@ -67,9 +67,7 @@ async def test_a_confirmed_transaction_is_final_and_becomes_irreversible(world: 
     signed = await world.provision(1)
     first = await world.send(signed)
     assert (first.is_final, first.is_irreversible) == (True, False)
-    async with asyncio.timeout(10):
-        while not (await world.end(signed)).is_irreversible:
-            await asyncio.sleep(0.1)
+    await world.irreversible(signed)
 
 
 async def test_with_finality_finalized_nothing_is_final_that_is_not_irreversible(surfpool: Surfpool) -> None:
@@ -162,9 +160,7 @@ async def test_a_transaction_that_was_not_sent_in_time_can_never_land() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
             signed = await world.provision(1)
-            async with asyncio.timeout(30):
-                while await world.chain.block_height() <= signed.last_valid_block_height:
-                    await asyncio.sleep(0.1)
+            await world.expired(signed)
             assert await world.chain.signature_status(signed.signature) is None
             with pytest.raises(ChainUnavailableError):
                 await world.chain.send(signed.raw)
@@ -178,9 +174,7 @@ async def test_a_landed_transaction_is_known_after_its_blockhash_has_expired() -
         async with rpc_world.world(fast) as world:
             signed = await world.provision(1)
             await world.land(signed)
-            async with asyncio.timeout(30):
-                while await world.chain.block_height() <= signed.last_valid_block_height:
-                    await asyncio.sleep(0.1)
+            await world.expired(signed)
             assert (await world.end(signed)).is_irreversible
 
 
