@@ -10,7 +10,7 @@ import binascii
 from typing import Any, Final, TypeVar
 
 from attrs import frozen
-from solders.hash import Hash
+from solders.hash import Hash, ParseHashError
 from solders.signature import Signature
 
 from agentpay_server.chain.base import ChainUnavailableError
@@ -141,7 +141,7 @@ def read_hash(reply: object) -> str:
     text = exactly(reply, str, "hash")
     try:
         Hash.from_string(text)
-    except ValueError:
+    except (ParseHashError, ValueError):
         raise malformed("a hash that is none") from None
     return text
 
