@@ -6,9 +6,12 @@ over these calls, in `services/settlement.py`.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import Factory, field, frozen
+
+BLOCKHASH_LIFE_BLOCKS: Final = 150
+"""In how many blocks a transaction can land, at most: those up to its last valid block height."""
 
 
 class ChainUnavailableError(Exception):
@@ -141,6 +144,14 @@ class Chain(Protocol):
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when the chain has not seen it (yet)."""
+        ...
+
+    async def first_known_height(self) -> int:
+        """Return the lowest block height from which on the chain still knows all signatures.
+
+        Nodes forget after some days. An unknown signature is no proof of expiry unless the chain knows every
+        block that could hold it: those from `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
+        """
         ...
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:

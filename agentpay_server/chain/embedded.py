@@ -100,6 +100,10 @@ class EmbeddedChain:
         self._check_thread()
         return self._statuses.get(signature)
 
+    async def first_known_height(self) -> int:
+        """Return 0: it forgets nothing."""
+        return 0
+
     async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
         """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
         await asyncio.sleep(seconds)

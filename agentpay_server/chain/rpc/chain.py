@@ -123,6 +123,17 @@ class RpcChain:
             failure = await self._failure(signature, status)
         return SignatureStatus(is_final=is_final, failure=failure, is_irreversible=is_irreversible)
 
+    async def first_known_height(self) -> int:
+        """Return the lowest block height from which on the node still knows all signatures."""
+        slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
+        options = {
+            "transactionDetails": "none",
+            "rewards": False,
+            "maxSupportedTransactionVersion": 0,
+            **_FINALIZED,
+        }
+        return replies.count(await self._call("getBlock", slot, options), "blockHeight")
+
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         """Wait until it may be worth asking for the status again: until a notice, or for `seconds`."""
         await self._notices.wait(signature, seconds)

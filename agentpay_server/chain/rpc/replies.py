@@ -176,6 +176,11 @@ def read_lamports(reply: object) -> int:
     return _u64(exactly(reply, int, "lamports"), "lamports")
 
 
+def read_slot(reply: object) -> int:
+    """Return a slot, as `getFirstAvailableBlock` answers it."""
+    return _u64(exactly(reply, int, "slot"), "slot")
+
+
 def read_history(reply: object) -> list[HistoryLine]:
     """Return an account's transactions, newest first, as `getSignaturesForAddress` answers them."""
     lines: list[Any] = exactly(reply, list, "history")

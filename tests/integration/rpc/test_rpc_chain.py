@@ -11,7 +11,13 @@ from solders.keypair import Keypair
 from surfpool import Surfpool
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, FailureReason, SignedTransaction
+from agentpay_server.chain.base import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Blockhash,
+    ChainUnavailableError,
+    FailureReason,
+    SignedTransaction,
+)
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -161,6 +167,8 @@ async def test_a_transaction_that_was_not_sent_in_time_can_never_land() -> None:
         async with rpc_world.world(fast) as world:
             signed = await world.provision(1)
             await world.expired(signed)
+            earliest = signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
+            assert await world.chain.first_known_height() <= earliest
             assert await world.chain.signature_status(signed.signature) is None
             with pytest.raises(ChainUnavailableError):
                 await world.chain.send(signed.raw)

@@ -55,6 +55,8 @@ class FakeNode:
         self.answers: dict[str, Reply] = {
             "getGenesisHash": lambda: GENESIS_HASH,
             "getEpochInfo": lambda options: {"absoluteSlot": self.slot, "blockHeight": self.height},
+            "getFirstAvailableBlock": lambda: 300,
+            "getBlock": lambda slot, options: {"blockHeight": slot - 200},
             "getLatestBlockhash": lambda options: self._at(
                 {"blockhash": BLOCKHASH, "lastValidBlockHeight": self.height + 150}
             ),

@@ -34,6 +34,8 @@ OPERATIONS: dict[str, tuple[str, Operation]] = {
     "blockhash": ("getLatestBlockhash", lambda chain: chain.latest_blockhash()),
     "status": ("getSignatureStatuses", status),
     "failure": ("getTransaction", status),
+    "first slot": ("getFirstAvailableBlock", lambda chain: chain.first_known_height()),
+    "first height": ("getBlock", lambda chain: chain.first_known_height()),
     "send": ("sendTransaction", lambda chain: chain.send(SIGNED.raw)),
     "simulation": ("simulateTransaction", lambda chain: chain.simulate(SIGNED.raw)),
     "balances": ("getMultipleAccounts", lambda chain: chain.token_accounts([TOKEN_ACCOUNT, TOKEN_ACCOUNT])),
