@@ -30,16 +30,31 @@ def error(code: int, message: str, data: Any = None) -> Answer:
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
     """Serve `handler` and yield the URL; whatever is under way at the end is cut off."""
-    connections: set[asyncio.Task[None]] = set()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _converse(handler, reader, writer)
+
+    async with listening(converse) as url:
+        yield url
+
+
+@asynccontextmanager
+async def listening(
+    converse: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """Hold conversations, byte by byte, and yield the URL; whatever is under way at the end is cut off."""
+    conversations: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+        conversations.add(task)
+        task.add_done_callback(conversations.discard)
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            await _converse(handler, reader, writer)
+            await converse(reader, writer)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -47,10 +62,10 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.close()
-        for task in connections:
+        for task in list(conversations):
             task.cancel()
-        if connections:
-            await asyncio.wait(connections)
+        if conversations:
+            await asyncio.wait(conversations)
 
 
 async def _converse(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

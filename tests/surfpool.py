@@ -5,7 +5,6 @@ or a directory of its own in the user's cache. Where it cannot run, tests that n
 reason.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -99,6 +98,8 @@ def _package() -> Path:
         pytest.skip("Surfpool's addon is for Linux on x86-64")
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("Surfpool needs Node and npm")
+    import fcntl  # noqa: PLC0415 - elsewhere than on Linux there is none.
+
     directory = _directory()
     package = directory / "node_modules" / PACKAGE
     directory.mkdir(parents=True, exist_ok=True)

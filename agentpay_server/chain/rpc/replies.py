@@ -6,7 +6,6 @@ status without `err` is not a success.
 """
 
 import base64
-import binascii
 from typing import Any, Final, TypeVar
 
 from attrs import frozen
@@ -241,7 +240,7 @@ def _account(line: object) -> ChainAccount:
         raise malformed("data that is not in base64")
     try:
         decoded = base64.b64decode(exactly(data[0], str, "data"), validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise malformed("data that is not in base64") from None
     return ChainAccount(program=member(line, "owner", str), lamports=count(line, "lamports"), data=decoded)
 

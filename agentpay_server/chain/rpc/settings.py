@@ -1,8 +1,10 @@
 """How a cluster is reached and what is asked of it: the settings of the RPC chain, with their defaults."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
-from attrs import field, frozen, validators
+import httpx2
+from attrs import Attribute, field, frozen, validators
 
 from agentpay_server.chain.base import ComputeBudget
 
@@ -15,6 +17,20 @@ class Finality(StrEnum):
 
     FINALIZED = "finalized"
     """Its block can no longer be undone, some 13 seconds later."""
+
+
+def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
+    def check(_: object, attribute: "Attribute[str]", value: str) -> None:
+        try:
+            url = httpx2.URL(value)
+            if url.scheme in schemes and url.host:
+                return
+        except httpx2.InvalidURL:
+            pass
+        # Without the URL: it may hold a key.
+        raise ValueError(f"{attribute.name} must be a URL with {' or '.join(schemes)} and a host")
+
+    return check
 
 
 @frozen(kw_only=True)
@@ -36,8 +52,10 @@ class RpcSettings:
         priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
     """
 
-    url: str = field(repr=False)
-    websocket_url: str | None = field(default=None, repr=False)
+    url: str = field(repr=False, validator=_url("http", "https"))
+    websocket_url: str | None = field(
+        default=None, repr=False, validator=validators.optional(_url("ws", "wss"))
+    )
     finality: Finality = field(default=Finality.CONFIRMED, converter=Finality)
     allow_mainnet: bool = False
     usdc_mint: str | None = None

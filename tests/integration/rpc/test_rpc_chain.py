@@ -260,7 +260,7 @@ async def test_a_priority_fee_is_paid_and_the_limit_suffices_for_every_kind_of_t
     async with rpc_world.world(surfpool, priority_fee_micro_lamports=10_000) as world:
         chain, custody = world.chain, world.custody
         rpc_world.put_lamports(surfpool, custody.address(POLICY_AUTHORITY), 10**9)
-        half_limit = RpcSettings(url="").compute_unit_limit // 2
+        half_limit = RpcSettings(url=surfpool.url).compute_unit_limit // 2
 
         async def lands_within_half_the_limit(signed: SignedTransaction) -> None:
             simulation = await chain.simulate(signed.raw)

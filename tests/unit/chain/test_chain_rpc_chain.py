@@ -287,7 +287,8 @@ def test_a_public_cluster_is_no_test_chain_and_has_its_explorer() -> None:
     chain = RpcChain(FakeNode(), RpcSettings(url="https://rpc.example/SECRET"), cluster)  # type: ignore[arg-type]
     assert not chain.is_test_chain
     assert chain.explorer_url("5sig").endswith("/tx/5sig?cluster=devnet")
-    assert "SECRET" not in repr(RpcSettings(url="SECRET", websocket_url="SECRET"))
+    keyed = RpcSettings(url="https://rpc.example/SECRET", websocket_url="wss://rpc.example/SECRET")
+    assert "SECRET" not in repr(keyed)
 
 
 # --- The cluster behind the endpoint

@@ -124,22 +124,17 @@ async def test_a_node_that_answers_byte_by_byte_is_given_up_in_time() -> None:
     async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
-        try:
-            while True:
-                writer.write(b" ")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-        except ConnectionError:
-            writer.close()
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
 
-    server = await asyncio.start_server(dripping, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    client = RpcClient(f"http://{host}:{port}", timeout_seconds=0.3, max_connections=1)
-    async with asyncio.timeout(5):
-        with pytest.raises(ChainUnavailableError, match=re.escape("no answer within 0.3 s")):
-            await client.call("getThing")
-    await client.close()
-    server.close()
+    async with json_rpc_server.listening(dripping) as url:
+        client = RpcClient(url, timeout_seconds=0.3, max_connections=1)
+        async with asyncio.timeout(5):
+            with pytest.raises(ChainUnavailableError, match=re.escape("no answer within 0.3 s")):
+                await client.call("getThing")
+        await client.close()
 
 
 async def test_after_an_outage_calls_work_again_without_ado() -> None:

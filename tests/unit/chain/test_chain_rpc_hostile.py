@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rpc_node import SHORTFALL, SIGNED, TOKEN_ACCOUNT, FakeNode, rpc_chain
+from rpc_node import SHORTFALL, SIGNED, TOKEN_ACCOUNT, FakeNode, rpc_chain, transaction_json
 
 from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
 from agentpay_server.chain.deposits import DepositBatch
+from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.replies import Simulation
 
@@ -185,6 +186,40 @@ def test_an_amount_that_is_no_whole_number_is_no_deposit(amount: Any) -> None:
     node = failed_node()
     node.answers[method] = lambda *params: replaced(HEALTHY["deposit"], path, amount)
     assert asyncio.run(answered(node, operation)) is ChainUnavailableError
+
+
+def test_a_block_height_above_its_slot_is_not_believed() -> None:
+    node = FakeNode()
+    node.height = node.slot + 1
+    assert asyncio.run(answered(node, OPERATIONS["height"][1])) is ChainUnavailableError
+
+
+@pytest.mark.parametrize(
+    "data", ["AA==", ["AA==", "base58"], ["A", "base64"], ["AA==", "base64", ""], ["\ud800", "base64"]]
+)
+def test_data_in_another_encoding_is_not_read(data: Any) -> None:
+    node = FakeNode()
+    account = {"data": data, "owner": TOKEN_ACCOUNT, "lamports": 1}
+    node.answers["getMultipleAccounts"] = lambda *params: {"value": [account]}
+    assert asyncio.run(answered(node, OPERATIONS["size"][1])) is ChainUnavailableError
+
+
+@pytest.mark.parametrize("commitment", ["rooted", "", "Finalized"])
+def test_a_commitment_that_nobody_knows_is_not_believed(commitment: str) -> None:
+    node = FakeNode()
+    node.lands(commitment=commitment)
+    assert asyncio.run(answered(node, OPERATIONS["status"][1])) is ChainUnavailableError
+
+
+def test_an_instruction_of_a_program_from_a_lookup_table_is_found_behind_the_others() -> None:
+    told = transaction_json(SIGNED.signature, "json")
+    told["transaction"]["message"]["accountKeys"].pop()
+    told["meta"]["loadedAddresses"] = {"writable": [], "readonly": [str(TOKEN_PROGRAM)]}
+    node = failed_node()
+    node.answers["getTransaction"] = lambda *params: told
+    assert asyncio.run(answered(node, OPERATIONS["failure"][1])) == TRUTH["failure"]
+    told["transaction"]["message"]["instructions"] = [{"programIdIndex": 4}]
+    assert asyncio.run(answered(node, OPERATIONS["failure"][1])) is ChainUnavailableError
 
 
 def test_results_have_their_types() -> None:
