@@ -125,6 +125,8 @@ class RpcChain:
 
     async def first_known_height(self) -> int:
         """Return the lowest block height from which on the node still knows all signatures."""
+        # The last question before an expiry is believed, hence the time to make sure who has been answering.
+        self._identity.forget()
         slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
         options = {
             "transactionDetails": "none",

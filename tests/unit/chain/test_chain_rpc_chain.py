@@ -90,10 +90,15 @@ async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> 
 
 async def test_how_far_back_a_node_knows_signatures_is_told_in_block_heights() -> None:
     node = FakeNode()
-    assert await rpc_chain(node).first_known_height() == 100
+    chain = rpc_chain(node)
+    assert await chain.first_known_height() == 100
+    node.answers["getGenesisHash"] = lambda: USDC  # Whoever it was that did not know the signature.
+    with pytest.raises(ChainUnavailableError, match="serves the cluster"):
+        await chain.first_known_height()
+    node.answers["getGenesisHash"] = lambda: GENESIS_HASH
     node.answers["getBlock"] = raising(RpcRefusalError("getBlock", -32001, "Block 300 cleaned up", None))
-    with pytest.raises(ChainUnavailableError):
-        await rpc_chain(node).first_known_height()
+    with pytest.raises(ChainUnavailableError, match="cleaned up"):
+        await chain.first_known_height()
 
 
 async def test_a_failure_is_not_asked_about_before_it_is_final() -> None:

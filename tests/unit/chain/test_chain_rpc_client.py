@@ -11,6 +11,7 @@ import pytest
 from json_rpc_server import Answer
 
 from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.rpc import client as client_module
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +144,14 @@ async def test_after_an_outage_calls_work_again_without_ado() -> None:
             with pytest.raises(ChainUnavailableError):
                 await client.call("getThing")
         assert await client.call("getThing") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0), ("3", 3), ("86400", 10), ("9" * 400, 1), ("", 1), ("-5", 1), ("soon", 1), ("\u0663", 1)],
+)
+async def test_a_node_cannot_silence_the_server_for_long(header: str, seconds: float) -> None:
+    assert client_module._retry_after_seconds(header) == seconds
 
 
 @pytest.mark.parametrize("status", [429, 503])
