@@ -256,7 +256,9 @@ class RpcChain:
         reply = await self._call("getTransaction", signature, options)
         if reply is None and status.commitment != "finalized":
             raise ChainUnavailableError("the node does not show a failed transaction yet")
-        calls = replies.Calls(programs=(), last_log=None) if reply is None else replies.read_calls(reply)
+        calls = replies.Calls(programs=(), last_log=None)
+        if reply is not None:
+            calls = replies.read_calls(reply, signature)
         detail = f"{status.error}: {calls.last_log}" if calls.last_log else str(status.error)
         reason = json_failure_reason(status.error, calls.programs)
         return Failure(reason=reason, detail=detail[:_MAX_DETAIL])

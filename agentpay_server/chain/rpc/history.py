@@ -9,7 +9,7 @@ from typing import Final
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.rpc.replies import count, malformed, member, signature_text
+from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction
 
 _MAX_U64_DIGITS: Final = 20
 
@@ -28,10 +28,7 @@ def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint
     """
     if reply is None:
         raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
-    transaction, meta = member(reply, "transaction", dict), member(reply, "meta", dict)
-    signatures: list[object] = member(transaction, "signatures", list)
-    if not signatures or signature_text(signatures[0]) != signature:
-        raise malformed("another transaction than the one that was asked for")
+    transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
     if "err" not in meta:
         raise malformed("no word on whether it failed")
     if meta["err"] is not None:

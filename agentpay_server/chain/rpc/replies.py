@@ -193,9 +193,18 @@ def read_history(reply: object) -> list[HistoryLine]:
     ]
 
 
-def read_calls(reply: object) -> Calls:
+def read_transaction(reply: object, signature: str) -> dict[str, Any]:
+    """Return the transaction of an answer to `getTransaction`, if it is the one that was asked for."""
+    transaction: dict[str, Any] = member(reply, "transaction", dict)
+    signatures: list[object] = member(transaction, "signatures", list)
+    if not signatures or signature_text(signatures[0]) != signature:
+        raise malformed("another transaction than the one that was asked for")
+    return transaction
+
+
+def read_calls(reply: object, signature: str) -> Calls:
     """Return what a transaction called, as `getTransaction` answers it in the encoding `json`."""
-    message = member(member(reply, "transaction", dict), "message", dict)
+    message = member(read_transaction(reply, signature), "message", dict)
     meta = member(reply, "meta", dict)
     keys: list[object] = list(member(message, "accountKeys", list))
     loaded = optional_member(meta, "loadedAddresses", dict) or {}

@@ -147,6 +147,14 @@ async def test_a_failure_whose_transaction_is_not_shown_yet_is_asked_for_again()
     assert status.failure == Failure(reason=FailureReason.OTHER, detail=str(SHORTFALL))
 
 
+async def test_the_reason_of_another_transaction_is_not_believed() -> None:
+    node = FakeNode()
+    node.lands(SHORTFALL)
+    node.answers["getTransaction"] = lambda signature, options: transaction_json("1" * 64, "json")
+    with pytest.raises(ChainUnavailableError, match="another transaction"):
+        await rpc_chain(node).signature_status(SIGNED.signature)
+
+
 async def test_a_hundred_waiting_transfers_cost_two_questions_a_look() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
