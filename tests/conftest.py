@@ -1,4 +1,4 @@
-"""How Hypothesis runs, and where the servers of the tests keep what they know."""
+"""How Hypothesis runs, where the servers of the tests keep what they know, and a validator for each module."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any
 import postgres_server
 import pytest
 import stores
+import surfpool as validators
 from hypothesis import settings
+from surfpool import Surfpool
 
 settings.register_profile("agentpay", deadline=None, print_blob=True)
 settings.load_profile("agentpay")
@@ -37,3 +39,10 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentpay_server.embedded.server.open_storage", stores.open_anywhere)
         yield
+
+
+@pytest.fixture(scope="module")
+def surfpool() -> Iterator[Surfpool]:
+    """A real validator; the test is skipped where there can be none."""
+    with validators.running() as node:
+        yield node

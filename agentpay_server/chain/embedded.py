@@ -166,6 +166,14 @@ class EmbeddedChain:
                 raise ChainUnavailableError("the ledger of the chain cannot be read") from error
         return status
 
+    async def first_known_height(self) -> int:
+        """Return 0: it forgets nothing."""
+        return 0
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
+        """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
+        await asyncio.sleep(seconds)
+
     async def send(self, raw: bytes) -> None:
         """Execute a transaction, unless it was executed before or its blockhash has expired.
 

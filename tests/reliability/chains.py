@@ -208,6 +208,12 @@ class FaultyChain:
 
         return await self._call("signature_status", proceed)
 
+    async def first_known_height(self) -> int:
+        return await self._call("first_known_height", self.inner.first_known_height)
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        await self.inner.wait_for_notice(signature, seconds)
+
     async def send(self, raw: bytes) -> None:
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
         self.sent.append((signature, raw))

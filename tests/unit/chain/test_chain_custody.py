@@ -54,6 +54,22 @@ def test_keys_are_the_slip_10_keys_of_their_documented_paths(seed: bytes, accoun
         assert custody.address(key) == str(Keypair.from_seed(slip10_secret(seed, 44, 501, n, k)).pubkey())
 
 
+def test_a_key_that_is_given_takes_the_place_of_the_derived_one_alone() -> None:
+    given = Keypair.from_seed(bytes(32))
+    custody = Custody(SEED, given={TREASURY: bytes(given)})
+    assert custody.address(TREASURY) == str(given.pubkey())
+    assert custody.sign(TREASURY, b"message") == bytes(given.sign_message(b"message"))
+    for key in (POLICY_AUTHORITY, TEST_MINT_AUTHORITY, spending_key(1)):
+        assert custody.address(key) == Custody(SEED).address(key)
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(63), bytes(32) + bytes([7]) * 32])
+def test_a_given_key_that_is_none_is_refused_without_a_trace_of_it(secret: bytes) -> None:
+    with pytest.raises(ValueError, match="solana-keygen") as caught:
+        Custody(SEED, given={TREASURY: secret})
+    assert caught.value.__suppress_context__
+
+
 @settings(deadline=None)
 @given(account=INDEXES, message=st.binary(max_size=1232))
 def test_a_signature_verifies_under_the_address(account: int, message: bytes) -> None:
