@@ -92,7 +92,8 @@ class SignatureStatus:
     """What the chain knows of a signature.
 
     Attributes:
-        is_final: whether it has reached the finality that counts as settled here.
+        is_final: whether it has reached the finality that counts as settled here. A failure is final only
+            when it is irreversible: should its block vanish, the same bytes may yet succeed.
         failure: why it moved nothing; None when it succeeded, or is not final yet.
         is_irreversible: whether it can no longer vanish with the block that it is in (D35). What is
             irreversible is final.
@@ -129,6 +130,11 @@ class Chain(Protocol):
     @property
     def is_test_chain(self) -> bool:
         """Whether money on it is worthless, so that the sandbox may mint."""
+        ...
+
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it; 0 where it executes at once."""
         ...
 
     def explorer_url(self, signature: str) -> str:

@@ -66,8 +66,8 @@ def choose_cluster(
         )
     if name == MAINNET and not allow_mainnet:
         raise ClusterRefusedError(
-            "the RPC endpoint serves Solana's mainnet, where money is real: allow that explicitly, or use "
-            "another endpoint"
+            "the RPC endpoint serves Solana's mainnet, where money is real: say that this is meant "
+            "(--allow-mainnet, allow_mainnet=True), or use another endpoint"
         )
     circles_mint = USDC_MINTS.get(name or "")
     if circles_mint is not None:

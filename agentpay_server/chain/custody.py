@@ -5,6 +5,7 @@ exists already, such as a fee payer that holds SOL, keeps that key. Nothing here
 and no method returns one.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn, Protocol
@@ -13,6 +14,9 @@ from solders.keypair import Keypair
 
 _SEED_BYTES: Final = 64
 _MAX_INDEX: Final = 2**31 - 1
+_NO_KEY: Final = (
+    "a key is 64 bytes, a secret and the public half that belongs to it, as solana-keygen writes them"
+)
 _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 
 
@@ -59,6 +63,18 @@ def escrow_authority(account_index: int) -> KeyPath:
 def outside_address(seed: bytes) -> str:
     """Return the address of the key that 32 bytes make; the key itself is not kept."""
     return str(Keypair.from_seed(seed).pubkey())
+
+
+def read_key(text: str) -> bytes:
+    """Return the key in the text of a file of `solana-keygen`: 64 numbers, a secret and its public half.
+
+    Raises:
+        ValueError: it is none; nothing of it is told.
+    """
+    try:
+        return bytes(Keypair.from_bytes(bytes(list(json.loads(text)))))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(_NO_KEY) from None
 
 
 class Signer(Protocol):
@@ -121,9 +137,7 @@ def _keypair(secret: bytes) -> Keypair:
         return Keypair.from_bytes(secret)
     except ValueError:
         # Without the cause: nothing that was made of a secret belongs into a traceback.
-        raise ValueError(
-            "a key is 64 bytes, a secret and the public half that belongs to it, as solana-keygen writes them"
-        ) from None
+        raise ValueError(_NO_KEY) from None
 
 
 def _account(account_index: int) -> int:

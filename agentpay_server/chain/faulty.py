@@ -96,6 +96,11 @@ class FaultyChain:
         """Whether money on it is worthless."""
         return self.inner.is_test_chain
 
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it."""
+        return self.inner.landing_seconds
+
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up."""
         return self.inner.explorer_url(signature)

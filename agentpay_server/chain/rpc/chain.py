@@ -37,10 +37,10 @@ from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 from agentpay_server.chain.rpc.history import read_deposit
 from agentpay_server.chain.rpc.notices import Notices
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
 from agentpay_server.chain.rpc.recent import Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Epoch, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain.rpc.statuses import StatusPoller
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.token_accounts import read_token_account
 
@@ -48,6 +48,7 @@ _HEIGHT_SECONDS: Final = 0.4  # A slot: the height does not change faster.
 _IDENTITY_SECONDS: Final = 30.0
 _RENT_SECONDS: Final = 600.0
 _MAX_ACCOUNTS: Final = 100
+_READS_AT_ONCE: Final = 2  # More questions would share less.
 _MAX_HISTORY_LINES: Final = 1_000
 _DEPOSIT_BATCH: Final = 100
 _MAX_DETAIL: Final = 500
@@ -73,7 +74,8 @@ class RpcChain:
         self._epoch = Recent(self._fetch_epoch, _HEIGHT_SECONDS)
         self._blockhash = Recent(self._fetch_blockhash, settings.blockhash_seconds)
         self._rents: dict[int, Recent[int]] = {}
-        self._statuses = StatusPoller(self._fetch_statuses, settings.status_interval_seconds)
+        self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
+        self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
     @property
@@ -90,6 +92,11 @@ class RpcChain:
     def is_test_chain(self) -> bool:
         """Whether it is a cluster of our own; on none that is public the sandbox may do anything."""
         return not self._cluster.is_public
+
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it: about two slots."""
+        return self._settings.landing_seconds
 
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up (D34)."""
@@ -111,13 +118,15 @@ class RpcChain:
         """
         if not _is_signature(signature):
             return None
-        slot, status = await self._statuses.status(signature)
+        slot, status = await self._statuses.answer(signature)
         if status is None:
             if slot < self._known_slot:
                 raise ChainUnavailableError("a node that lags behind does not know a signature")
             return None
         is_irreversible = status.commitment == "finalized"
-        is_final = is_irreversible or status.commitment == self._settings.finality.value
+        # A failure that vanished with its block could yet be a success.
+        is_reached = status.commitment == self._settings.finality.value and status.error is None
+        is_final = is_irreversible or is_reached
         failure = None
         if is_final and status.error is not None:
             failure = await self._failure(signature, status)
@@ -207,6 +216,7 @@ class RpcChain:
     async def close(self) -> None:
         """Let go of every connection; who waits is told that the chain is gone."""
         self._statuses.close()
+        self._account_reads.close()
         recents: list[Recent[Any]] = [self._identity, self._epoch, self._blockhash, *self._rents.values()]
         for recent in recents:
             recent.close()
@@ -274,9 +284,14 @@ class RpcChain:
 
     async def _accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
         wanted = sorted({address for address in addresses if _is_address(address)})
-        parts = [wanted[at : at + _MAX_ACCOUNTS] for at in range(0, len(wanted), _MAX_ACCOUNTS)]
-        answers = await asyncio.gather(*(self._fetch_accounts(part) for part in parts))
-        found = dict(zip(wanted, (account for answer in answers for account in answer), strict=True))
+        reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
+        try:
+            # The wait for one's turn included.
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                answers = await reads
+        except TimeoutError:
+            raise ChainUnavailableError("the accounts could not be read in time") from None
+        found = dict(zip(wanted, answers, strict=True))
         return [found.get(address) for address in addresses]
 
     async def _fetch_accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:

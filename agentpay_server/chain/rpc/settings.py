@@ -46,10 +46,16 @@ class RpcSettings:
         timeout_seconds: how long any call may take, its wait for a connection included.
         max_connections: connections to the endpoint at most.
         blockhash_seconds: how long a blockhash is used for new transactions; it is valid for about a minute.
+        landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
+            for no earlier, unless the websocket says so.
         status_interval_seconds: pause between two questions about all waiting transactions together.
         compute_unit_limit: compute units that each transaction may use. The default is some three times what
             the largest of ours used in simulation.
         priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
+        deposit_interval_seconds: pause between two looks for money that came into the accounts.
+        fee_payer_key: the 64 bytes of the key that pays fees and rents; None for one of the server's own,
+            whose address the log names until it holds SOL.
+        mint_authority_key: those of the key that mints on a cluster of our own; None for one of the server's.
     """
 
     url: str = field(repr=False, validator=_url("http", "https"))
@@ -64,6 +70,7 @@ class RpcSettings:
     blockhash_seconds: float = field(
         default=2.0, validator=validators.and_(validators.ge(0), validators.le(20))
     )
+    landing_seconds: float = field(default=0.4, validator=validators.ge(0))
     status_interval_seconds: float = field(default=0.1, validator=validators.ge(0))
     compute_unit_limit: int = field(
         default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
@@ -71,6 +78,9 @@ class RpcSettings:
     priority_fee_micro_lamports: int = field(
         default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
     )
+    deposit_interval_seconds: float = field(default=10.0, validator=validators.gt(0))
+    fee_payer_key: bytes | None = field(default=None, repr=False)
+    mint_authority_key: bytes | None = field(default=None, repr=False)
 
     @property
     def compute_budget(self) -> ComputeBudget | None:
