@@ -1,4 +1,4 @@
-"""How Hypothesis runs, where the servers of the tests keep what they know, and a validator for each module."""
+"""How Hypothesis runs, where the servers of the tests keep what they know, and validators for modules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 import postgres_server
 import pytest
 import stores
-import surfpool as validators
+import surfpool as surfpools
+import validators
 from hypothesis import settings
 from surfpool import Surfpool
 
@@ -23,6 +24,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     stores.run.kind = config.getoption("--store")
+    validators.run.kind = config.getoption("--chain")
     told = getattr(config, "workerinput", None)
     if told is None:
         directory = postgres_server.directory()
@@ -38,11 +40,19 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     stores.run.scratch = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentpay_server.embedded.server.open_storage", stores.open_anywhere)
+        patch.setattr("agentpay_server.embedded.server.start_runtime", validators.start_anywhere)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _validator() -> Iterator[None]:
+    """End the validator that the servers of a module have worked on, if one was started."""
+    yield
+    validators.run.stop()
 
 
 @pytest.fixture(scope="module")
 def surfpool() -> Iterator[Surfpool]:
     """A real validator; the test is skipped where there can be none."""
-    with validators.running() as node:
+    with surfpools.running() as node:
         yield node

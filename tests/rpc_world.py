@@ -30,7 +30,7 @@ USDC = instructions.USDC_MINTS["mainnet-beta"]
 PATIENCE_SECONDS = 20.0
 
 # One fee payer and one mint for all tests on a validator; the accounts are each test's own.
-_GIVEN = {
+GIVEN = {
     TREASURY: bytes(Keypair.from_seed(b"fee payer of the rpc tests......")),
     TEST_MINT_AUTHORITY: bytes(Keypair.from_seed(b"mint authority of the rpc tests.")),
 }
@@ -47,6 +47,13 @@ def put_mint(
 
 def put_lamports(surfpool: Surfpool, address: str, lamports: int) -> None:
     surfpool.call("surfnet_setAccount", address, {"lamports": lamports})
+
+
+def prepare(surfpool: Surfpool) -> None:
+    """Give a validator the test mint, and SOL to the fee payer."""
+    custody = new_custody()
+    put_mint(surfpool, custody.address(TEST_MINT_AUTHORITY))
+    put_lamports(surfpool, custody.address(TREASURY), 10**15)
 
 
 class RpcWorld:
@@ -169,15 +176,14 @@ class RpcWorld:
 
 
 def new_custody() -> Custody:
-    return Custody(os.urandom(64), given=_GIVEN)
+    return Custody(os.urandom(64), given=GIVEN)
 
 
 @asynccontextmanager
 async def world(surfpool: Surfpool, *, url: str | None = None, **settings: Any) -> AsyncIterator[RpcWorld]:
     """Seed a validator with the test mint and SOL, connect to it (by way of `url`), and let go in the end."""
     custody = new_custody()
-    put_mint(surfpool, custody.address(TEST_MINT_AUTHORITY))
-    put_lamports(surfpool, custody.address(TREASURY), 10**15)
+    prepare(surfpool)
     chain = await connect(
         RpcSettings(url=url or surfpool.url, **{"status_interval_seconds": 0.01, **settings}),
         stored_genesis_hash=None,

@@ -96,37 +96,38 @@ def _package() -> Path:
     """Return where the addon is, installed if it is not there yet."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("Surfpool's addon is for Linux on x86-64")
+    return installed("complete", f"{PACKAGE}@{VERSION}") / PACKAGE
+
+
+def installed(mark: str, *packages: str) -> Path:
+    """Return the `node_modules` that holds packages of npm, installed once; skip the test without Node.
+
+    Args:
+        mark: names them: a file beside them says that they are complete.
+        packages: each with its version.
+    """
     if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("Surfpool needs Node and npm")
-    import fcntl  # noqa: PLC0415 - elsewhere than on Linux there is none.
+        pytest.skip("needs Node and npm")
+    import fcntl  # noqa: PLC0415 - elsewhere than on Unix there is none.
 
     directory = _directory()
-    package = directory / "node_modules" / PACKAGE
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         # Test processes start together, and only one is to install.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "complete").exists():
-            _install(directory)
-            (directory / "complete").touch()
-    return package
+        if not (directory / mark).exists():
+            _install(directory, packages)
+            (directory / mark).touch()
+    return directory / "node_modules"
 
 
-def _install(directory: Path) -> None:
-    command = [
-        "npm",
-        "install",
-        "--no-audit",
-        "--no-fund",
-        "--prefix",
-        str(directory),
-        f"{PACKAGE}@{VERSION}",
-    ]
+def _install(directory: Path, packages: tuple[str, ...]) -> None:
+    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(directory), *packages]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or str(error)
-        pytest.skip(f"Surfpool could not be installed: {told[-300:]}")
+        pytest.skip(f"{', '.join(packages)} could not be installed: {told[-300:]}")
 
 
 def _directory() -> Path:

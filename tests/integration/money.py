@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import httpx
+import outsiders
+import validators
 from solders.instruction import AccountMeta, Instruction
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
@@ -96,6 +98,7 @@ def held(server: AgentPayServer, address: str) -> int:
 
 def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
     """Return what `look` finds in the virtual machine under the chain."""
+    validators.embedded_only("it looks into the virtual machine")
 
     async def work(context: Context) -> T:
         assert isinstance(context.chain, FaultyChain)
@@ -122,6 +125,7 @@ def freeze(server: AgentPayServer, address: str) -> None:
             TEST_MINT_AUTHORITY,
         )
         await context.chain.send(signed.raw)
+        assert await outsiders.landed(context.chain, signed.signature)
 
     on_owner(server, work)
     assert token_account(server, address).is_frozen

@@ -183,6 +183,10 @@ class FaultyChain:
     def is_test_chain(self) -> bool:
         return self.inner.is_test_chain
 
+    @property
+    def landing_seconds(self) -> float:
+        return self.inner.landing_seconds
+
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 

@@ -2,6 +2,7 @@
 
 import copy
 import hmac
+import json
 import pickle
 import struct
 import traceback
@@ -21,6 +22,7 @@ from agentpay_server.chain.custody import (
     Custody,
     KeyPath,
     escrow_authority,
+    read_key,
     record_key,
     spending_key,
 )
@@ -147,3 +149,31 @@ def test_custody_can_be_neither_pickled_nor_copied() -> None:
     for duplicate in (copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled"):
             duplicate(custody)
+
+
+def test_a_key_is_read_as_solana_keygen_writes_it():
+    secret = bytes(Keypair.from_seed(b"a key of solana-keygen..........."[:32]))
+    assert read_key(json.dumps(list(secret))) == secret
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "7",
+        "null",
+        "[1, 2, 3]",
+        json.dumps([256] * 64),
+        json.dumps([1] * 64),
+        '["a"]',
+        "[[1]]",
+        "[" * 9_999,
+    ],
+)
+def test_a_key_that_is_none_is_refused_without_being_told(text):
+    with pytest.raises(ValueError, match="a key is 64 bytes") as caught:
+        read_key(text)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
 from agentpay_server.chain.rpc.recent import Recent
-from agentpay_server.chain.rpc.statuses import MAX_SIGNATURES, StatusPoller
 
 pytestmark = pytest.mark.anyio
 
@@ -125,23 +125,23 @@ class Statuses:
 
 async def test_all_who_wait_are_in_one_question() -> None:
     statuses = Statuses()
-    poller = StatusPoller(statuses, 0)
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
     asked = [f"s{n}" for n in range(200)]
-    assert await asyncio.gather(*(poller.status(signature) for signature in asked)) == [1] * 200
+    assert await asyncio.gather(*(poller.answer(signature) for signature in asked)) == [1] * 200
     assert statuses.questions == [asked]
 
 
 async def test_a_signature_is_asked_for_once_for_all_who_want_it() -> None:
     statuses = Statuses()
-    poller = StatusPoller(statuses, 0)
-    assert await asyncio.gather(poller.status("s"), poller.status("s")) == [1, 1]
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    assert await asyncio.gather(poller.answer("s"), poller.answer("s")) == [1, 1]
     assert statuses.questions == [["s"]]
 
 
 async def test_no_question_has_more_signatures_than_a_node_takes() -> None:
     statuses = Statuses()
-    poller = StatusPoller(statuses, 0)
-    await asyncio.gather(*(poller.status(f"s{n}") for n in range(2 * MAX_SIGNATURES + 1)))
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    await asyncio.gather(*(poller.answer(f"s{n}") for n in range(2 * MAX_SIGNATURES + 1)))
     assert [len(question) for question in statuses.questions] == [MAX_SIGNATURES, MAX_SIGNATURES, 1]
 
 
@@ -149,11 +149,11 @@ async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> N
     # Its answer may have been read before the height that the newcomer knows.
     statuses = Statuses()
     statuses.gate.clear()
-    poller = StatusPoller(statuses, 0)
-    first = asyncio.create_task(poller.status("s"))
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    first = asyncio.create_task(poller.answer("s"))
     await turn()
     assert statuses.questions == [["s"]]
-    second = asyncio.create_task(poller.status("s"))
+    second = asyncio.create_task(poller.answer("s"))
     await turn()
     assert len(statuses.questions) == 1  # One at a time.
     statuses.gate.set()
@@ -162,12 +162,12 @@ async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> N
 
 async def test_questions_keep_their_distance() -> None:
     statuses = Statuses()
-    poller = StatusPoller(statuses, 0.1)
+    poller = Poller(statuses, 0.1, most=MAX_SIGNATURES)
     loop = asyncio.get_running_loop()
-    await poller.status("s")
+    await poller.answer("s")
     started = loop.time()
-    await poller.status("s")
-    await poller.status("s")
+    await poller.answer("s")
+    await poller.answer("s")
     assert loop.time() - started >= 0.15
 
 
@@ -175,18 +175,18 @@ async def test_questions_keep_their_distance() -> None:
 async def test_a_fault_is_told_to_all_who_wait_and_ends_with_them(fault: Exception) -> None:
     statuses = Statuses()
     statuses.fault = fault
-    poller = StatusPoller(statuses, 0)
-    told = await asyncio.gather(poller.status("a"), poller.status("b"), return_exceptions=True)
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    told = await asyncio.gather(poller.answer("a"), poller.answer("b"), return_exceptions=True)
     assert told == [fault, fault]
     statuses.fault = None
-    assert await poller.status("a") == 2
+    assert await poller.answer("a") == 2
 
 
 async def test_who_gives_up_disturbs_nobody_else() -> None:
     statuses = Statuses()
     statuses.gate.clear()
-    poller = StatusPoller(statuses, 0)
-    impatient, patient = (asyncio.create_task(poller.status("s")) for _ in range(2))
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    impatient, patient = (asyncio.create_task(poller.answer("s")) for _ in range(2))
     await turn()
     impatient.cancel()
     await turn()
@@ -198,10 +198,10 @@ async def test_who_gives_up_disturbs_nobody_else() -> None:
 async def test_who_waits_when_it_is_closed_is_told() -> None:
     statuses = Statuses()
     statuses.gate.clear()
-    poller = StatusPoller(statuses, 0)
-    under_way = asyncio.create_task(poller.status("a"))
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    under_way = asyncio.create_task(poller.answer("a"))
     await turn()
-    queued = asyncio.create_task(poller.status("b"))
+    queued = asyncio.create_task(poller.answer("b"))
     await turn()
     poller.close()
     for waiting in (under_way, queued):
