@@ -11,6 +11,7 @@ MODULES = (
     "sdk_call",
     "start",
     "transfer",
+    "rpc",
     "webhooks",
     "window",
     "stores",
