@@ -14,12 +14,18 @@ pytest_collect_file = Sybil(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take where the servers of the tests keep what they know (tests/stores.py)."""
+    """Take where the servers of the tests keep what they know, and on which chain they work."""
     parser.addoption(
         "--store",
         choices=["memory", "file", "postgres"],
         default="memory",
         help="where the servers that the tests start keep what they know",
+    )
+    parser.addoption(
+        "--chain",
+        choices=["embedded", "surfpool"],
+        default="embedded",
+        help="on which chain the servers that the tests start work",
     )
 
 

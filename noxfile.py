@@ -3,6 +3,7 @@
 lint, unasync, types, tests, stores, docs    all that a change must pass; the default
 quickstart                           the example of the README
 bench                                measured ratios against floors taken in the same run
+validator                            the behaviour suite, and what a network can do to it, on a real validator
 deep                                 minutes to hours
 """
 
@@ -24,6 +25,26 @@ CODE = [
     "noxfile.py",
     "conftest.py",
 ]
+
+EVERY_RUN = "not deep and not validator"
+ON_EVERY_CHAIN = [
+    f"tests/integration/test_{subject}.py"
+    for subject in (
+        "accounts",
+        "approvals",
+        "deposits",
+        "events",
+        "history",
+        "idempotency",
+        "policies",
+        "policies_on_chain",
+        "spending",
+        "transfers",
+        "transfers_refused",
+        "transfers_waiting",
+    )
+]
+"""The behaviour suite: what must hold whatever the chain."""
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -64,7 +85,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests, in parallel and in random order, with coverage as a gate."""
     install(session, "test")
     session.run("coverage", "erase")
-    session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", "not deep", *session.posargs)
+    session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", EVERY_RUN, *session.posargs)
     if not session.posargs:
         session.run("coverage", "report")
 
@@ -75,7 +96,20 @@ def stores(session: nox.Session) -> None:
     install(session, "test")
     for store in ("file", "postgres"):
         suite = session.posargs or ["tests/integration", "tests/reliability"]
-        session.run("pytest", "-n", "auto", "-m", "not deep", "--store", store, *suite)
+        session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--store", store, *suite)
+
+
+@nox.session
+def validator(session: nox.Session) -> None:
+    """Run the behaviour suite on Surfpool, and all that tests of the RPC chain keep for it."""
+    install(session, "test")
+    if session.posargs:
+        session.run("pytest", "--chain", "surfpool", *session.posargs)
+        return
+    # One worker takes all of a module: its tests share a validator.
+    together = ("-n", "auto", "--dist", "loadfile")
+    session.run("pytest", *together, "--chain", "surfpool", "-m", EVERY_RUN, *ON_EVERY_CHAIN)
+    session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
 
 
 @nox.session

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncServerClient, ServerClient
     from agentpay_server.embedded.inbox import Receipt, WebhookInbox
     from agentpay_server.embedded.inspection import ChainTransaction, RecordedRequest, Records
@@ -18,11 +19,13 @@ __all__ = [
     "AgentPayServer",
     "AsyncServerClient",
     "ChainTransaction",
+    "Finality",
     "OnchainMemo",
     "PolicyUpdate",
     "Receipt",
     "RecordedRequest",
     "Records",
+    "RpcSettings",
     "ServerClient",
     "Settings",
     "WebhookInbox",
@@ -32,11 +35,13 @@ _HOMES = {
     "AgentPayServer": "agentpay_server.embedded.server",
     "AsyncServerClient": "agentpay_server.clients",
     "ChainTransaction": "agentpay_server.embedded.inspection",
+    "Finality": "agentpay_server.chain.rpc.settings",
     "OnchainMemo": "agentpay_server.settings",
     "PolicyUpdate": "agentpay_server.settings",
     "Receipt": "agentpay_server.embedded.inbox",
     "RecordedRequest": "agentpay_server.embedded.inspection",
     "Records": "agentpay_server.embedded.inspection",
+    "RpcSettings": "agentpay_server.chain.rpc.settings",
     "ServerClient": "agentpay_server.clients",
     "Settings": "agentpay_server.settings",
     "WebhookInbox": "agentpay_server.embedded.inbox",

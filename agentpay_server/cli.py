@@ -23,10 +23,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from agentpay._version import __version__
+from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.listener import bound_socket, server_config, url_of
 from agentpay_server.http.app import Application, document_text
 from agentpay_server.logs import LogFormat, log, logging_to
+from agentpay_server.rpc_options import takes_cluster
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
 from agentpay_server.storage import KEY_VARIABLE, open_storage
@@ -125,6 +127,7 @@ def main() -> None:
     help="How events are printed on standard error.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
+@takes_cluster
 def serve(
     *,
     host: str,
@@ -142,6 +145,7 @@ def serve(
     shutdown_wait: float,
     log_format: str,
     allow_remote: bool,
+    rpc: RpcSettings | None,
 ) -> None:
     """Serve until it is stopped.
 
@@ -178,6 +182,7 @@ def serve(
                     settings,
                     data_dir=data_dir,
                     database_url=database_url,
+                    rpc=rpc,
                     clock=chosen,
                     operator_key=operator_key,
                 )
@@ -208,15 +213,20 @@ async def _serve(
     *,
     data_dir: Path | None,
     database_url: str | None,
+    rpc: RpcSettings | None,
     clock: Clock,
     operator_key: str | None,
 ) -> None:
     try:
-        storage = await open_storage(settings, data_dir=data_dir, database_url=database_url)
+        storage = await open_storage(
+            settings, data_dir=data_dir, database_url=database_url, keeps_chain=rpc is None
+        )
     except ValueError as error:
         raise _BadUrlError(str(error)) from None
     try:
-        runtime = await start_runtime(storage=storage, clock=clock, operator_key=operator_key, may_crash=True)
+        runtime = await start_runtime(
+            storage=storage, rpc=rpc, clock=clock, operator_key=operator_key, may_crash=True
+        )
     except ValueError as error:
         raise _BadKeyError(str(error)) from None
     try:

@@ -1,23 +1,30 @@
 """The one place where a server is put together: parts, services, workers, and their start and stop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import httpx
 from attrs import frozen
 
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.clusters import ClusterRefusedError
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
 from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
-from agentpay_server.clock import Clock, ManualClock, SystemClock
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.connecting import connect
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.clock import SECOND_US, Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness, randomness
 from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
+from agentpay_server.services.confirmations import Confirmations
 from agentpay_server.services.context import Context
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.deposits import Deposits
@@ -43,14 +50,20 @@ from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
+from agentpay_server.store.database import StartRefusedError
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.approvals import ApprovalWorker
+from agentpay_server.workers.confirmations import ConfirmationWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
+
+
+class ClusterError(StartRefusedError):
+    """The server must not run on this cluster as it was told to, or the cluster does not answer."""
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
@@ -82,6 +95,7 @@ class Runtime:
         snapshots: all that the server has known, and the way back.
         operator: the operator that the server was first started with.
         storage: where everything is stored.
+        close_chain: lets go of the connections to a cluster.
     """
 
     context: Context
@@ -103,6 +117,7 @@ class Runtime:
     snapshots: Snapshots
     operator: FirstOperator
     storage: Storage
+    close_chain: Callable[[], Awaitable[None]]
 
     @property
     def principal(self) -> Principal:
@@ -123,6 +138,7 @@ class Runtime:
         try:
             await self.keys.take_back(self.operator)
         finally:
+            await self.close_chain()
             await self.storage.close()
 
 
@@ -134,7 +150,8 @@ async def start_runtime(
     operator_key: str | None = None,
     lend_key: bool = False,
     storage: Storage | None = None,
-    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None = None,
+    rpc: RpcSettings | None = None,
+    wrap_chain: Callable[[Any], WatchedChain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
     may_crash: bool = False,
 ) -> Runtime:
@@ -148,19 +165,23 @@ async def start_runtime(
         lend_key: whether a key is made for this run where none is given and the first is long known.
         storage: where everything is stored, from `open_storage`; it is closed when the server stops. Its
             settings take the place of `settings`. In memory if None.
+        rpc: the cluster to work on; None for a chain within the process.
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
         mounts: transports for receivers of events within the process, by URL prefix.
         may_crash: whether the sandbox may kill the process, because it is the server's own.
 
     Raises:
         ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
-        StartRefusedError: the storage belongs to another chain, or was sealed under another key.
+        StartRefusedError: the storage belongs to another chain, or was sealed under another key; or the
+            cluster is not to be used so, or does not answer.
     """
-    storage = storage or await open_storage(settings or Settings())
+    storage = storage or await open_storage(settings or Settings(), keeps_chain=rpc is None)
     async with AsyncExitStack() as opened:
         opened.push_async_callback(storage.close)
         runtime = await _started(
             storage,
+            opened,
+            rpc=rpc,
             clock=clock or SystemClock(),
             seed=seed,
             operator_key=operator_key,
@@ -175,12 +196,14 @@ async def start_runtime(
 
 async def _started(
     storage: Storage,
+    opened: AsyncExitStack,
     *,
+    rpc: RpcSettings | None,
     clock: Clock,
     seed: int | None,
     operator_key: str | None,
     lend_key: bool,
-    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None,
+    wrap_chain: Callable[[Any], WatchedChain] | None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
     may_crash: bool,
 ) -> Runtime:
@@ -188,12 +211,14 @@ async def _started(
     tasks, wakeup = Tasks(), Wakeup()
     source = randomness(seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
-    custody = Custody(await identity.custody_seed(database, vault, source))
+    custody = Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
-    embedded = await _embedded_chain(storage, custody, clock, source)
+    inner = await _chain(storage, custody, clock, source, rpc)
+    opened.push_async_callback(inner.close)
     chain = FaultyChain(
-        embedded if wrap_chain is None else wrap_chain(embedded), expire=embedded.expire_blockhash
+        inner if wrap_chain is None else wrap_chain(inner),
+        expire=inner.expire_blockhash if isinstance(inner, EmbeddedChain) else None,
     )
     context = Context(
         database=database,
@@ -209,7 +234,8 @@ async def _started(
     )
     settlement = Settlement(context)
     deposits = Deposits(context, settlement)
-    embedded.listen(deposits)
+    if isinstance(inner, EmbeddedChain):
+        inner.listen(deposits)
     execution = Execution(context, settlement, deposits)
     approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
@@ -226,7 +252,8 @@ async def _started(
         await resumption.free_all()
         await session_resumption.free_all()
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
-    deposit_worker = DepositWorker(deposits, clock=clock)
+    look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
+    deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
     workers: list[Worker] = [
         settlement_worker,
         deposit_worker,
@@ -235,18 +262,17 @@ async def _started(
         ApprovalWorker(approvals),
         delivery_worker,
     ]
+    if rpc is not None:
+        workers.append(ConfirmationWorker(Confirmations(context, settlement), clock=clock))
     note_time = partial(identity.note_clock, database)
     schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     http_faults = HttpFaults()
     faults = Faults(chain, http_faults, may_crash=may_crash)
-    parts: list[Part] | None = None
-    if isinstance(database, MemoryDatabase) and storage.ledger is None:
-        # A clock that runs by itself and the system's source of chance cannot go back.
-        parts = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
-        parts += [database, embedded, faults]
-        parts += [settlement, deposits, records, settlement_worker, deposit_worker]
+    # A clock that runs by itself and the system's source of chance cannot go back.
+    parts: list[Part] = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
+    parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
     names = Identifiers(clock, randomness(seed, stream="snapshots"))
-    snapshots = Snapshots(context, names, parts)
+    snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -265,8 +291,9 @@ async def _started(
         faults=faults,
         http_faults=http_faults,
         snapshots=snapshots,
-        operator=await keys.first_operator(key=operator_key, lend_key=lend_key),
+        operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,
+        close_chain=inner.close,
     )
     # What an earlier process left under way goes on at once, whatever the clock.
     await settlement_worker.resume()
@@ -279,10 +306,27 @@ async def _started(
     return runtime
 
 
+def _with_world(parts: list[Part], storage: Storage, chain: EmbeddedChain | RpcChain) -> list[Part] | None:
+    """Return all that goes back with a snapshot; None where the database or the chain cannot go back."""
+    database = storage.database
+    if not (isinstance(database, MemoryDatabase) and isinstance(chain, EmbeddedChain)) or storage.ledger:
+        return None
+    return [database, chain, *parts]
+
+
+async def _chain(
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings | None
+) -> EmbeddedChain | RpcChain:
+    if rpc is None:
+        return await _embedded_chain(storage, custody, clock, source)
+    return await _cluster(storage, custody, clock, rpc)
+
+
 async def _embedded_chain(
     storage: Storage, custody: Custody, clock: Clock, source: Randomness
 ) -> EmbeddedChain:
-    await identity.check_genesis(storage.database, storage.ledger, source)
+    genesis = await identity.embedded_genesis(storage.ledger, source)
+    await identity.check_genesis(storage.database, genesis)
     chain = EmbeddedChain(
         treasury=custody.address(TREASURY),
         mint_authority=custody.address(TEST_MINT_AUTHORITY),
@@ -294,3 +338,48 @@ async def _embedded_chain(
     except ForeignLedgerError as error:
         raise identity.ForeignChainError(str(error)) from error
     return chain
+
+
+async def _cluster(storage: Storage, custody: Custody, clock: Clock, rpc: RpcSettings) -> RpcChain:
+    try:
+        chain = await connect(
+            rpc,
+            stored_genesis_hash=await identity.known_genesis(storage.database),
+            treasury=custody.address(TREASURY),
+            mint_authority=custody.address(TEST_MINT_AUTHORITY),
+        )
+    except ClusterRefusedError as error:
+        raise ClusterError(str(error)) from error
+    except ChainUnavailableError as error:
+        raise ClusterError(f"the RPC endpoint gave no answer: {error}; start again once it does") from error
+    try:
+        _check_use(chain, storage, clock)
+        # Before anything is signed for it.
+        await identity.check_genesis(storage.database, chain.genesis_hash)
+    except BaseException:
+        await chain.close()
+        raise
+    return chain
+
+
+def _check_use(chain: RpcChain, storage: Storage, clock: Clock) -> None:
+    """Refuse what could only do harm on a public cluster."""
+    if chain.is_test_chain:
+        return
+    if clock.is_manual:
+        raise ClusterError(
+            "on a public cluster time goes on by itself, and limits must go with it: start without a manual "
+            "clock"
+        )
+    if isinstance(storage.database, MemoryDatabase):
+        raise ClusterError(
+            "a server in memory forgets the keys of its accounts when it ends, and on a public cluster what "
+            "they hold would be lost: give a data directory or a database"
+        )
+
+
+def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:
+    if rpc is None:
+        return {}
+    given = {TREASURY: rpc.fee_payer_key, TEST_MINT_AUTHORITY: rpc.mint_authority_key}
+    return {path: secret for path, secret in given.items() if secret is not None}

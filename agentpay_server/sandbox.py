@@ -30,9 +30,11 @@ from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit, snapshots
+from agentpay_server.services.deposits import book_deposit
 from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
+from agentpay_server.store import accounts as account_store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -79,7 +81,19 @@ class Sandbox:
         """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
         context, deposits = self._context, self._runtime.deposits
 
-        def audited(connection: Connection) -> None:
+        def booked(connection: Connection) -> None:
+            # What a cluster lists as irreversible comes later than what has landed.
+            locked = account_store.account(connection, account.account_id, lock=True)
+            assert locked is not None  # noqa: S101 - accounts are never deleted
+            book_deposit(
+                connection,
+                context,
+                locked,
+                signature=signed.signature,
+                amount_micro=amount_micro,
+                sender=None,
+                now_us=context.clock.now_us(),
+            )
             audit.record(
                 connection,
                 principal,
@@ -94,7 +108,7 @@ class Sandbox:
             if not isinstance(outcome, Landed):
                 raise chain_unavailable()
             try:
-                await deposits.look(account.usdc_token_account, beside=audited)
+                await deposits.look(account.usdc_token_account, beside=booked)
                 fault_point(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnavailableError:
@@ -142,6 +156,7 @@ class Sandbox:
 
     async def clock(self) -> ClockReading:
         """Return what the server takes for now."""
+        self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
 
     async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
@@ -188,6 +203,7 @@ class Sandbox:
         Raises:
             Problem: `invalid_request` where there is no such fault.
         """
+        self._require_test_chain()
         faults = self._runtime.faults
         faults.check_name(name)
         if name in (fault.name for fault in faults.armed()):
@@ -196,6 +212,7 @@ class Sandbox:
 
     async def clear_faults(self, principal: Principal) -> None:
         """Let nothing fail any more."""
+        self._require_test_chain()
         faults = self._runtime.faults
         armed = faults.armed()
         if armed:
@@ -206,6 +223,7 @@ class Sandbox:
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
         """Return a page of the faults that will happen, the one that was armed last first."""
+        self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
         rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
@@ -258,7 +276,9 @@ class Sandbox:
     def _require_test_chain(self) -> None:
         if not self._context.chain.is_test_chain:
             raise Problem(
-                ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
+                ErrorCode.FORBIDDEN,
+                "The sandbox works on a chain of one's own alone, and this server is on a public cluster: "
+                "start one without --rpc-url, or on a validator of your own.",
             )
 
 

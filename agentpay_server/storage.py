@@ -37,7 +37,7 @@ class Storage:
         ledger: where an embedded chain is kept; None when it ends with the process.
         settings: with the key that secrets are sealed under.
         is_alone: whether no other process can be at work on the database. A server with an embedded chain is
-            alone, and is kept so by a lock; several that share a database are not.
+            alone, and is kept so by a lock; those on a cluster may share a PostgreSQL database, and are not.
         lost: set once that lock is lost, with the connection to PostgreSQL: the server must end, since
             another may be at work from then on.
     """
@@ -58,7 +58,11 @@ class Storage:
 
 
 async def open_storage(
-    settings: Settings, *, data_dir: Path | None = None, database_url: str | None = None
+    settings: Settings,
+    *,
+    data_dir: Path | None = None,
+    database_url: str | None = None,
+    keeps_chain: bool = True,
 ) -> Storage:
     """Open the database of a server and bring it to the tables of this version.
 
@@ -67,6 +71,8 @@ async def open_storage(
             AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
         data_dir: a directory, made if it is not there.
         database_url: a PostgreSQL database, `postgresql://…`. With neither, everything is in memory.
+        keeps_chain: whether the chain is within the server and kept here too. Servers whose chain is a
+            cluster may share a PostgreSQL database.
 
     Raises:
         StartRefusedError: another server uses it, a newer version laid it out, or there is no key for it.
@@ -77,13 +83,13 @@ async def open_storage(
         raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
     settings = evolve(settings, encryption_key=settings.encryption_key or _key_of_environment())
     if data_dir is not None:
-        return await _in_directory(settings, data_dir)
+        return await _in_directory(settings, data_dir, keeps_chain=keeps_chain)
     if database_url is not None:
-        return await _in_postgres(settings, database_url)
+        return await _in_postgres(settings, database_url, keeps_chain=keeps_chain)
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 
-async def _in_directory(settings: Settings, directory: Path) -> Storage:
+async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
     # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
     from agentpay_server.store import migrations  # noqa: PLC0415
 
@@ -92,16 +98,18 @@ async def _in_directory(settings: Settings, directory: Path) -> Storage:
         # The first of them keeps other servers away from all of the directory.
         database = FileDatabase(directory / _STORE_NAME)
         opened.push_async_callback(database.close)
-        ledger = FileDatabase(directory / _LEDGER_NAME)
-        opened.push_async_callback(ledger.close)
         await migrations.upgrade(database)
-        await migrations.upgrade(ledger)
+        ledger = None
+        if keeps_chain:
+            ledger = FileDatabase(directory / _LEDGER_NAME)
+            opened.push_async_callback(ledger.close)
+            await migrations.upgrade(ledger)
         key = settings.encryption_key or _key_in(directory)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
 
 
-async def _in_postgres(settings: Settings, url: str) -> Storage:
+async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> Storage:
     from agentpay_server.store import migrations  # noqa: PLC0415
     from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
 
@@ -114,11 +122,13 @@ async def _in_postgres(settings: Settings, url: str) -> Storage:
     async with AsyncExitStack() as opened:
         database = PostgresDatabase(url)
         opened.push_async_callback(database.close)
-        # Before anything is changed: the chain inside this server makes the database its own.
-        await database.hold_alone(lost.set)
+        if keeps_chain:
+            # Before anything is changed: the chain inside this server makes the database its own.
+            await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()
-    return Storage(database=database, ledger=database, settings=settings, is_alone=True, lost=lost)
+    ledger = database if keeps_chain else None
+    return Storage(database=database, ledger=ledger, settings=settings, is_alone=keeps_chain, lost=lost)
 
 
 def _make_directory(path: Path) -> None:

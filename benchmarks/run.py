@@ -14,6 +14,7 @@ MODULES = (
     "snapshots",
     "start",
     "transfer",
+    "rpc",
     "webhooks",
     "window",
     "stores",

@@ -1,4 +1,4 @@
-"""How Hypothesis runs, and where the servers of the tests keep what they know."""
+"""How Hypothesis runs, where the servers of the tests keep what they know, and validators for modules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,10 @@ from typing import Any
 import postgres_server
 import pytest
 import stores
+import surfpool as surfpools
+import validators
 from hypothesis import settings
+from surfpool import Surfpool
 
 settings.register_profile("agentpay", deadline=None, print_blob=True)
 settings.load_profile("agentpay")
@@ -21,6 +24,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     stores.run.kind = config.getoption("--store")
+    validators.run.kind = config.getoption("--chain")
     told = getattr(config, "workerinput", None)
     if told is None:
         directory = postgres_server.directory()
@@ -36,4 +40,19 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     stores.run.scratch = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentpay_server.embedded.server.open_storage", stores.open_anywhere)
+        patch.setattr("agentpay_server.embedded.server.start_runtime", validators.start_anywhere)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _validator() -> Iterator[None]:
+    """End the validator that the servers of a module have worked on, if one was started."""
+    yield
+    validators.run.stop()
+
+
+@pytest.fixture(scope="module")
+def surfpool() -> Iterator[Surfpool]:
+    """A real validator; the test is skipped where there can be none."""
+    with surfpools.running() as node:
+        yield node

@@ -131,8 +131,13 @@ class Wallet:
 
 
 async def landed(chain: Chain, signature: str) -> bool:
-    """Whether a transaction did what it says."""
-    return await chain.signature_status(signature) == SignatureStatus(is_final=True)
+    """Whether a transaction did what it says, and can no longer vanish, once that is known."""
+    status = await chain.signature_status(signature)
+    # Where a send does not execute at once, and what has landed can be undone for a while.
+    while chain.landing_seconds and (status is None or not status.is_irreversible):
+        await chain.wait_for_notice(signature, 0.1)
+        status = await chain.signature_status(signature)
+    return status == SignatureStatus(is_final=True)
 
 
 def _account(address: Pubkey, *, signs: bool = False, changes: bool = False) -> AccountMeta:

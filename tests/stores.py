@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import postgres_server
+import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
@@ -138,15 +139,24 @@ async def new_database(kind: str | None = None) -> Database:
 
 
 async def open_anywhere(
-    settings: Settings, *, data_dir: Path | None = None, database_url: str | None = None
+    settings: Settings,
+    *,
+    data_dir: Path | None = None,
+    database_url: str | None = None,
+    keeps_chain: bool = True,
 ) -> Storage:
     """Stand in for `open_storage`: what would be in memory is where the run was told to keep it."""
+    keeps_chain = keeps_chain and validators.run.kind == "embedded"
     if data_dir is not None or database_url is not None or run.kind == "memory":
-        return await open_storage(settings, data_dir=data_dir, database_url=database_url)
+        return await open_storage(
+            settings, data_dir=data_dir, database_url=database_url, keeps_chain=keeps_chain
+        )
     settings = evolve(settings, encryption_key=settings.encryption_key or KEY)
     if run.kind == "file":
-        return await open_storage(settings, data_dir=_fresh_directory())
+        return await open_storage(settings, data_dir=_fresh_directory(), keeps_chain=keeps_chain)
     database = _Returned(await fresh_url())
+    if not keeps_chain:
+        return Storage(database=database, ledger=None, settings=settings, is_alone=False)
     await database.hold_alone()
     return Storage(database=database, ledger=database, settings=settings)
 

@@ -6,9 +6,12 @@ over these calls, in `services/settlement.py`.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
+
+BLOCKHASH_LIFE_BLOCKS: Final = 150
+"""In how many blocks a transaction can land, at most: those up to its last valid block height."""
 
 
 class ChainUnavailableError(Exception):
@@ -26,16 +29,32 @@ class FailureReason(StrEnum):
 
 
 @frozen(kw_only=True)
+class ComputeBudget:
+    """What a transaction asks of the validators, and offers them for being taken early.
+
+    Attributes:
+        unit_limit: compute units that it may use; it fails when it needs more.
+        unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
+            a lamport.
+    """
+
+    unit_limit: int
+    unit_price_micro_lamports: int
+
+
+@frozen(kw_only=True)
 class Blockhash:
-    """A recent blockhash.
+    """A recent blockhash, and what else a new transaction needs to land.
 
     Attributes:
         value: base58 text.
         last_valid_block_height: a transaction that names it can land up to this block height, never above.
+        compute_budget: what the transaction is to say about its computing; None to say nothing.
     """
 
     value: str
     last_valid_block_height: int
+    compute_budget: ComputeBudget | None = None
 
 
 @frozen(kw_only=True)
@@ -73,12 +92,16 @@ class SignatureStatus:
     """What the chain knows of a signature.
 
     Attributes:
-        is_final: whether it has reached the finality that counts as settled here.
-        failure: why it moved nothing; None when it succeeded.
+        is_final: whether it has reached the finality that counts as settled here. A failure is final only
+            when it is irreversible: should its block vanish, the same bytes may yet succeed.
+        failure: why it moved nothing; None when it succeeded, or is not final yet.
+        is_irreversible: whether it can no longer vanish with the block that it is in (D35). What is
+            irreversible is final.
     """
 
     is_final: bool
     failure: Failure | None = None
+    is_irreversible: bool = Factory(lambda self: self.is_final, takes_self=True)
 
 
 @frozen(kw_only=True)
@@ -109,6 +132,11 @@ class Chain(Protocol):
         """Whether money on it is worthless, so that the sandbox may mint."""
         ...
 
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it; 0 where it executes at once."""
+        ...
+
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up (D34)."""
         ...
@@ -123,6 +151,18 @@ class Chain(Protocol):
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when the chain has not seen it (yet)."""
+        ...
+
+    async def first_known_height(self) -> int:
+        """Return the lowest block height from which on the chain still knows all signatures.
+
+        Nodes forget after some days. An unknown signature is no proof of expiry unless the chain knows every
+        block that could hold it: those from `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
+        """
+        ...
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        """Return once it may be worth asking for the status again, after `seconds` at the latest."""
         ...
 
     async def send(self, raw: bytes) -> None:

@@ -1,10 +1,12 @@
 """Who signs: one seed, a key for each account and role, and the protocol that a KMS could serve instead.
 
-Keys follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, every level hardened. Nothing here stores or
-encrypts the seed, and no method returns a secret.
+Keys follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, every level hardened. A role whose key
+exists already, such as a fee payer that holds SOL, keeps that key. Nothing here stores or encrypts a secret,
+and no method returns one.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn, Protocol
 
@@ -12,6 +14,9 @@ from solders.keypair import Keypair
 
 _SEED_BYTES: Final = 64
 _MAX_INDEX: Final = 2**31 - 1
+_NO_KEY: Final = (
+    "a key is 64 bytes, a secret and the public half that belongs to it, as solana-keygen writes them"
+)
 _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 
 
@@ -60,6 +65,18 @@ def outside_address(seed: bytes) -> str:
     return str(Keypair.from_seed(seed).pubkey())
 
 
+def read_key(text: str) -> bytes:
+    """Return the key in the text of a file of `solana-keygen`: 64 numbers, a secret and its public half.
+
+    Raises:
+        ValueError: it is none; nothing of it is told.
+    """
+    try:
+        return bytes(Keypair.from_bytes(bytes(list(json.loads(text)))))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(_NO_KEY) from None
+
+
 class Signer(Protocol):
     """Whatever holds the keys. Both calls are synchronous: signing happens inside a unit of work."""
 
@@ -73,18 +90,28 @@ class Signer(Protocol):
 
 
 class Custody:
-    """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` says nothing."""
+    """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` says nothing.
+
+    Args:
+        seed: 64 secret bytes.
+        given: keys that take the place of derived ones: 64 bytes each, secret and public half, as in the
+            files of `solana-keygen`.
+
+    Raises:
+        ValueError: a seed or a key of another length, or a key whose halves do not belong together.
+    """
 
     __slots__ = ("_derive",)
 
-    def __init__(self, seed: bytes) -> None:
+    def __init__(self, seed: bytes, *, given: Mapping[KeyPath, bytes] | None = None) -> None:
         if len(seed) != _SEED_BYTES:
             raise ValueError(f"a custody seed has {_SEED_BYTES} bytes, not {len(seed)}")
+        keypairs = {path: _keypair(secret) for path, secret in (given or {}).items()}
 
         @lru_cache(maxsize=_CACHED_KEYS)
         def derive(key: KeyPath) -> tuple[Keypair, str]:
             path = f"m/44'/501'/{_index(key.account)}'/{_index(key.change)}'"
-            keypair = Keypair.from_seed_and_derivation_path(seed, path)
+            keypair = keypairs.get(key) or Keypair.from_seed_and_derivation_path(seed, path)
             # The address is kept beside its key: a Keypair computes it anew each time, half a signature long.
             return keypair, str(keypair.pubkey())
 
@@ -103,6 +130,14 @@ class Custody:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Custody holds secret keys and cannot be pickled or copied")
+
+
+def _keypair(secret: bytes) -> Keypair:
+    try:
+        return Keypair.from_bytes(secret)
+    except ValueError:
+        # Without the cause: nothing that was made of a secret belongs into a traceback.
+        raise ValueError(_NO_KEY) from None
 
 
 def _account(account_index: int) -> int:

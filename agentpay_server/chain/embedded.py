@@ -153,6 +153,11 @@ class EmbeddedChain:
         """It is: whoever holds the mint authority makes its money."""
         return True
 
+    @property
+    def landing_seconds(self) -> float:
+        """Nothing: a send executes at once."""
+        return 0.0
+
     def explorer_url(self, signature: str) -> str:
         """Return the page that the explorer would have, were this chain served at the usual local address."""
         return explorer_url(signature, _LOCAL_RPC_URL)
@@ -177,6 +182,17 @@ class EmbeddedChain:
             except Exception as error:
                 raise ChainUnavailableError("the ledger of the chain cannot be read") from error
         return status
+
+    async def first_known_height(self) -> int:
+        """Return 0: it forgets nothing."""
+        return 0
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
+        """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Do nothing: what is remembered is written, and the rest ends with the process."""
 
     async def send(self, raw: bytes) -> None:
         """Execute a transaction, unless it was executed before or its blockhash has expired.

@@ -1,5 +1,6 @@
 """What a refusal by a program means to the service: one table, for every kind of chain."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from agentpay_server.chain.base import FailureReason
@@ -31,3 +32,19 @@ def failure_reason(program: str, error: int | str) -> FailureReason:
     if program != _TOKEN_PROGRAM:
         return FailureReason.OTHER
     return _REASONS.get(error, FailureReason.OTHER)
+
+
+def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason:
+    """Return why a transaction failed, from its error as JSON-RPC says it.
+
+    Args:
+        error: such as `{"InstructionError": [1, {"Custom": 1}]}` or `"AccountNotFound"`.
+        programs: the program of each of the transaction's instructions; empty when they are not known.
+    """
+    match error:
+        case {"InstructionError": [int(index), {"Custom": int(cause)} | str(cause)]} if (
+            0 <= index < len(programs)
+        ):
+            return failure_reason(programs[index], cause)
+        case _:
+            return FailureReason.OTHER

@@ -108,6 +108,11 @@ class FaultyChain:
         """Whether money on it is worthless."""
         return self.inner.is_test_chain
 
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it."""
+        return self.inner.landing_seconds
+
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up."""
         return self.inner.explorer_url(signature)
@@ -137,6 +142,15 @@ class FaultyChain:
             self._shown.add(signature)
             self._note_trouble()
         return None
+
+    async def first_known_height(self) -> int:
+        """Return the lowest block height from which on the chain still knows all signatures."""
+        self._take_call()
+        return await self.inner.first_known_height()
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        """Return once it may be worth asking for the status again, after `seconds` at the latest."""
+        await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes) -> None:
         """Hand a signed transaction over: to be executed, to be lost, or with its answer lost."""

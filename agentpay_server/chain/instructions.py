@@ -16,6 +16,7 @@ from solders.token.associated import get_associated_token_address
 
 __all__ = [
     "ASSOCIATED_TOKEN_PROGRAM",
+    "COMPUTE_BUDGET_PROGRAM",
     "MEMO_PROGRAM",
     "SYSTEM_PROGRAM",
     "TOKEN_2022_PROGRAM",
@@ -37,6 +38,8 @@ __all__ = [
     "memo",
     "mint_to_checked",
     "remove_metadata_field",
+    "set_compute_unit_limit",
+    "set_compute_unit_price",
     "transfer_checked",
     "transfer_lamports",
     "update_metadata_field",
@@ -44,6 +47,7 @@ __all__ = [
 
 TOKEN_2022_PROGRAM: Final = Pubkey.from_string("TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb")
 ASSOCIATED_TOKEN_PROGRAM: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
+COMPUTE_BUDGET_PROGRAM: Final = Pubkey.from_string("ComputeBudget111111111111111111111111111111")
 MEMO_PROGRAM: Final = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
 
 USDC_DECIMALS: Final = 6
@@ -111,6 +115,19 @@ def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -
         struct.pack("<I32sQ", 9, bytes(base), len(text)) + text + struct.pack("<Q", size) + bytes(program),
         [_writable(address_with_seed(base, seed, program)), _signer(base)],
     )
+
+
+# --- Compute budget program
+
+
+def set_compute_unit_limit(units: int) -> Instruction:
+    """Let the transaction use `units` compute units, and no more."""
+    return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BI", 2, units), [])
+
+
+def set_compute_unit_price(micro_lamports: int) -> Instruction:
+    """Pay `micro_lamports` for each compute unit of the limit, beside the fee for signatures."""
+    return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BQ", 3, micro_lamports), [])
 
 
 # --- Memo program

@@ -12,8 +12,9 @@ from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.chain.base import Blockhash, ComputeBudget, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
+from agentpay_server.chain.instructions import set_compute_unit_limit, set_compute_unit_price
 
 MAX_TRANSACTION_BYTES: Final = 1_232
 """The largest transaction that Solana's network forwards: one IPv6 packet."""
@@ -32,7 +33,7 @@ def sign_transaction(
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one; it bounds the transaction's life.
+        blockhash: a recent one; it bounds the transaction's life, and says what to offer for it.
         instructions: what to do, in order, all or nothing.
         cosigners: the other keys whose signature the instructions require.
 
@@ -41,7 +42,8 @@ def sign_transaction(
     """
     keys = {signer.address(key): key for key in (TREASURY, *cosigners)}
     treasury = Pubkey.from_string(signer.address(TREASURY))
-    message = Message.new_with_blockhash(instructions, treasury, Hash.from_string(blockhash.value))
+    steps = [*_budget(blockhash.compute_budget), *instructions]
+    message = Message.new_with_blockhash(steps, treasury, Hash.from_string(blockhash.value))
     count = message.header.num_required_signatures
     payload = bytes(message)
     size = 1 + count * _SIGNATURE_BYTES + len(payload)
@@ -57,3 +59,12 @@ def sign_transaction(
         raw=b"".join((bytes((count,)), *signatures, payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
     )
+
+
+def _budget(budget: ComputeBudget | None) -> list[Instruction]:
+    if budget is None:
+        return []
+    return [
+        set_compute_unit_limit(budget.unit_limit),
+        set_compute_unit_price(budget.unit_price_micro_lamports),
+    ]

@@ -31,8 +31,8 @@ from agentpay_server.chain.policy_record import (
 )
 from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction
 
-MAX_MEMO_BYTES: Final = 821
-"""The longest memo, in bytes of UTF-8, that fits into a transfer."""
+MAX_MEMO_BYTES: Final = 769
+"""The longest memo, in bytes of UTF-8, that fits into a transfer, whatever it says of its compute budget."""
 
 MemoMode = Literal["id", "full"]
 
@@ -174,8 +174,8 @@ def write_policy_record(
     """Return what makes an account's policy record (D26) say `record`, creating it if there is none.
 
     The policy itself is written where it is publishable and fits the packet, which holds some 430 bytes of it
-    beside a creation and over 700 beside an update. Elsewhere the field is removed, so that an older policy
-    never stands beside a newer digest.
+    beside a creation and over 700 beside an update, both less 52 with a compute budget. Elsewhere the field
+    is removed, so that an older policy never stands beside a newer digest.
 
     Args:
         signer: holds the keys.

@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.base import SignatureStatus
+from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.movements import memo, movements
 from agentpay_server.clock import Clock, from_us
@@ -153,8 +154,10 @@ class Recorder:
             maxlen=RECORDS_MAX
         )
 
-    def watch(self, chain: EmbeddedChain) -> EmbeddedChain:
-        """Keep the transactions of a chain from now on, and return it."""
+    def watch(self, chain: WatchedChain) -> WatchedChain:
+        """Keep the transactions of a chain from now on, if it executes them itself, and return it."""
+        if not isinstance(chain, EmbeddedChain):
+            return chain
 
         def executed(transaction: VersionedTransaction, status: SignatureStatus) -> None:
             self._transactions.append((next(self._numbers), self._clock.now_us(), transaction, status))

@@ -16,6 +16,7 @@ from agentpay._sync.client import AgentPay
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
+from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
@@ -81,6 +82,7 @@ class AgentPayServer:
         settings: Settings | None = None,
         data_dir: Path | str | None = None,
         database_url: str | None = None,
+        rpc: RpcSettings | None = None,
     ) -> None:
         """Put a server together; it starts with `with`, or with `start`.
 
@@ -96,6 +98,7 @@ class AgentPayServer:
             database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
                 encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
                 With neither, everything ends with the server.
+            rpc: a Solana cluster to work on, in the place of the chain within the server.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another word for `clock`; or both a data_dir and
@@ -105,6 +108,7 @@ class AgentPayServer:
             raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._database_url = database_url
+        self._rpc = rpc
         self._clock = _clock(clock)
         self._seed = seed
         self._wanted_key = operator_key
@@ -118,7 +122,8 @@ class AgentPayServer:
         Raises:
             RuntimeError: it was started before.
             ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
-            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong.
+            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong;
+                or the cluster is not to be used so, or does not answer.
             DatabaseUnavailableError: the data cannot be reached.
         """
         if self._owner is not None:
@@ -137,8 +142,12 @@ class AgentPayServer:
     async def _runtime(self, inboxes: InboxTransport, recorder: Recorder) -> Runtime:
         return await start_runtime(
             storage=await open_storage(
-                self._settings or Settings(), data_dir=self._data_dir, database_url=self._database_url
+                self._settings or Settings(),
+                data_dir=self._data_dir,
+                database_url=self._database_url,
+                keeps_chain=self._rpc is None,
             ),
+            rpc=self._rpc,
             clock=self._clock,
             seed=self._seed,
             operator_key=self._wanted_key,
@@ -331,7 +340,10 @@ class AgentPayServer:
 
     @property
     def transactions(self) -> Records[ChainTransaction]:
-        """The newest transactions that the chain has executed in this run, at most 1,000, newest last."""
+        """The newest transactions that the chain has executed in this run, at most 1,000, newest last.
+
+        None of a cluster's: with `rpc`, other servers' would be among them, so the list is empty.
+        """
         return self._running.call(_now(self._running.recorder.transactions))
 
     def timeline(self) -> str:

@@ -12,7 +12,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import ChainUnavailableError, Failure
+from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import from_us
@@ -26,8 +26,10 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as store
+from agentpay_server.store import confirmed
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.database import run_again_if_late
 
 _CUSTODIAL = "custodial"
 
@@ -47,12 +49,12 @@ class Accounts:
         """
         principal.require_operator("POST /v1/accounts")
         fault_point(Operation.ACCOUNT, Step.BEGUN)
-        key_index = await self._context.database.run(store.next_key_index)
+        key_index = await run_again_if_late(self._context.database, store.next_key_index)
         try:
-            await self._provision(key_index)
+            watched = await self._provision(key_index)
         except ChainUnavailableError:
             raise chain_unavailable() from None
-        record = await self._context.database.run(self._insert, principal, request, key_index)
+        record = await self._context.database.run(self._insert, principal, request, key_index, watched)
         fault_point(Operation.ACCOUNT, Step.BOOKED)
         return _account(record, 0)
 
@@ -108,8 +110,12 @@ class Accounts:
             raise chain_unavailable() from None
         return [0 if account is None else account.amount_micro for account in found]
 
-    async def _provision(self, key_index: int) -> None:
-        """Put the account on chain; repeated until it is there, which it can be without harm."""
+    async def _provision(self, key_index: int) -> SignedTransaction | None:
+        """Put the account on chain; repeated until it is there, which it can be without harm.
+
+        Returns:
+            The transaction that did it, if it may yet vanish.
+        """
         chain, signer = self._context.chain, self._context.signer
         authority = signer.address(spending_key(key_index))
         while True:
@@ -127,12 +133,17 @@ class Accounts:
                 signed, operation=Operation.ACCOUNT, is_new=True, patience_seconds=patience_seconds
             )
             if isinstance(outcome, Landed):
-                return
+                return None if outcome.is_irreversible else signed
             if isinstance(outcome, Failure):
                 raise ChainUnavailableError(f"the chain refused to provision an account: {outcome.detail}")
 
     def _insert(
-        self, connection: Connection, principal: Principal, request: CreateAccount, key_index: int
+        self,
+        connection: Connection,
+        principal: Principal,
+        request: CreateAccount,
+        key_index: int,
+        watched: SignedTransaction | None,
     ) -> AccountRecord:
         context, now_us = self._context, self._context.clock.now_us()
         account_id = context.identifiers.new(identifiers.ACCOUNT)
@@ -160,6 +171,8 @@ class Accounts:
             session_reserved=0,
             created_us=now_us,
         )
+        if watched is not None:
+            confirmed.watch(connection, watched, account_id)
         audit.record(connection, principal, action="accounts.create", subject=account_id, now_us=now_us)
         return own_account(connection, principal, account_id)
 

@@ -11,7 +11,7 @@ from agentpay_server.randomness import Randomness
 from agentpay_server.services.vault import Vault, VaultError
 from agentpay_server.store import state
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import Database, StartRefusedError
+from agentpay_server.store.database import Database, StartRefusedError, run_again_if_late
 
 SEED_BYTES: Final = 64
 _SEED: Final = "custody_seed"
@@ -33,7 +33,7 @@ class ForeignChainError(StartRefusedError):
 
 async def count_start(database: Database) -> int:
     """Return how often a server was started on the database before, and count this start."""
-    return await database.run(_count_start)
+    return await run_again_if_late(database, _count_start)
 
 
 async def custody_seed(database: Database, vault: Vault, randomness: Randomness) -> bytes:
@@ -42,7 +42,7 @@ async def custody_seed(database: Database, vault: Vault, randomness: Randomness)
     Raises:
         WrongKeyError: it was sealed under another key.
     """
-    sealed = await database.run(_seed, vault, randomness)
+    sealed = await run_again_if_late(database, _seed, vault, randomness)
     try:
         return bytes.fromhex(vault.open(sealed, _SEED))
     except VaultError:
@@ -51,32 +51,41 @@ async def custody_seed(database: Database, vault: Vault, randomness: Randomness)
         ) from None
 
 
-async def check_genesis(database: Database, ledger: Database | None, randomness: Randomness) -> None:
-    """Note the chain at the first start, and hold every later one against it.
+async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> str:
+    """Return what names the embedded chain for good.
 
     Args:
-        database: the server's.
-        ledger: where the embedded chain is kept, and its name with it; None for one that ends with the
-            process, and is another one at each start.
+        ledger: where the chain is kept, and its name with it; None for one that ends with the process, and is
+            another one at each start.
         randomness: gives a new chain its name.
+    """
+    genesis = randomness.randbytes(16).hex()
+    return genesis if ledger is None else await run_again_if_late(ledger, _known_or, _CHAIN, genesis)
+
+
+async def known_genesis(database: Database) -> str | None:
+    """Return what names the chain that the database was written for; None before the first start."""
+    known = await database.read(state.get, _GENESIS)
+    return None if known is None else known.decode("ascii")
+
+
+async def check_genesis(database: Database, genesis: str) -> None:
+    """Note the chain at the first start, and hold every later one against it.
 
     Raises:
         ForeignChainError: it is another chain.
     """
-    genesis = randomness.randbytes(16).hex()
-    if ledger is not None:
-        genesis = await ledger.run(_known_or, _CHAIN, genesis)
-    known = await database.run(_known_or, _GENESIS, genesis)
+    known = await run_again_if_late(database, _known_or, _GENESIS, genesis)
     if known != genesis:
         raise ForeignChainError(
-            f"this database belongs to the chain {known}, and the chain beside it is {genesis}: put back the "
-            "one that it was written for, or start with neither"
+            f"this database belongs to the chain {known}, and the chain that it would be used with is "
+            f"{genesis}: put back the one that it was written for, or start with neither"
         )
 
 
 async def restore_clock(database: Database, clock: ManualClock) -> None:
     """Let a manual clock stand where it stood when the server was last stopped, or note where it stands."""
-    clock.set_to(int(await database.run(_known_or, _CLOCK, str(clock.now_us()))))
+    clock.set_to(int(await run_again_if_late(database, _known_or, _CLOCK, str(clock.now_us()))))
 
 
 async def note_clock(database: Database, now_us: int) -> None:
@@ -94,7 +103,7 @@ def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> bytes
     sealed = state.get(connection, _SEED)
     if sealed is None:
         sealed = vault.seal(randomness.randbytes(SEED_BYTES).hex(), _SEED)
-        state.put(connection, _SEED, sealed)
+        state.add(connection, _SEED, sealed)
     return sealed
 
 
@@ -102,6 +111,6 @@ def _known_or(connection: Connection, name: str, value: str) -> str:
     """Return what is stored under a name, or store `value` there and return it."""
     known = state.get(connection, name)
     if known is None:
-        state.put(connection, name, value.encode("ascii"))
+        state.add(connection, name, value.encode("ascii"))
         return value
     return known.decode("ascii")

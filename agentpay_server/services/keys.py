@@ -16,9 +16,12 @@ from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import own_account
 from agentpay_server.store import keys as store
+from agentpay_server.store import state
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.database import run_again_if_late
 
 _LENT_KEY: Final = "this run"
+_FIRST_OPERATOR: Final = "first_operator"
 
 
 @frozen(kw_only=True)
@@ -80,19 +83,24 @@ class Keys:
         key = self._new_key(KeyKind.OPERATOR) if key is None else _operator_key(key)
         return await self._context.database.run(self._insert_operator, name, key, asked_by)
 
-    async def first_operator(self, *, key: str | None = None, lend_key: bool = False) -> FirstOperator:
+    async def first_operator(
+        self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
+    ) -> FirstOperator:
         """Return the operator that the server was first started with, made if this is that start.
 
         Args:
             key: an operator key of its own; one that the database does not know is added to it.
             lend_key: whether a key is made for this run when none is given and the first is long known.
+            is_alone: whether no other server can be at work on the database.
 
         Raises:
             ValueError: `key` is not an operator key, is revoked, or is another operator's.
         """
         key = None if key is None else _operator_key(key)
         new_key = self._new_key(KeyKind.OPERATOR)
-        return await self._context.database.run(self._first_operator, key, new_key, lend_key=lend_key)
+        return await run_again_if_late(
+            self._context.database, self._first_operator, key, new_key, lend_key=lend_key, is_alone=is_alone
+        )
 
     async def take_back(self, operator: FirstOperator) -> None:
         """Revoke the key that was made for this run, if one was."""
@@ -145,15 +153,18 @@ class Keys:
         return new_key(kind, self._context.randomness.randbytes(32))
 
     def _first_operator(
-        self, connection: Connection, key: str | None, new_key: str, *, lend_key: bool
+        self, connection: Connection, key: str | None, new_key: str, *, lend_key: bool, is_alone: bool
     ) -> FirstOperator:
         found = store.first_operator(connection)
         if found is None:
+            # Of two servers that start at once, one makes it.
+            state.add(connection, _FIRST_OPERATOR, b"")
             made = self._insert_operator(connection, "operator", key or new_key, None)
             return FirstOperator(operator_id=made.operator_id, key_id=made.key_id, key=made.key)
         operator_id, key_id = found
-        # Whoever was lent one before has died without giving it back.
-        store.revoke_operator_keys(connection, operator_id, _LENT_KEY, self._context.clock.now_us())
+        if is_alone:
+            # Whoever was lent one before has died without giving it back.
+            store.revoke_operator_keys(connection, operator_id, _LENT_KEY, self._context.clock.now_us())
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
         elif lend_key:

@@ -105,8 +105,13 @@ class PolicyRecords:
                 # Another server was first: what it has stored is followed to its end.
                 return True
         patience_seconds = self._context.settings.settlement_wait_seconds
+        # Irreversibly: were it undone and sent again, it might land after a newer one.
         outcome = await self._settlement.outcome(
-            signed, operation=Operation.POLICY_RECORD, is_new=is_new, patience_seconds=patience_seconds
+            signed,
+            operation=Operation.POLICY_RECORD,
+            is_new=is_new,
+            patience_seconds=patience_seconds,
+            irreversibly=True,
         )
         if isinstance(outcome, Landed):
             is_more = await database.run(self._book, account_id, signed, version)

@@ -3,8 +3,9 @@
 The rules, each for a reason (the chain may lose requests, lose replies, lag or go away):
 
 1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
-2. The block height is read before the status, from the same chain: a status that is missing after the height
-   has passed the transaction's last valid one is proof that it can never land.
+2. A status that is missing counts as proof that a transaction can never land only if it was read after the
+   block height had passed the transaction's last valid one, from a chain that still knows all blocks that
+   could hold it: nodes forget after some days.
 3. An error of the chain decides nothing. The loop asks again.
 
 Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
@@ -19,7 +20,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from attrs import frozen
 
-from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.base import (
+    BLOCKHASH_LIFE_BLOCKS,
+    ChainUnavailableError,
+    Failure,
+    SignedTransaction,
+)
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.logs import log
 from agentpay_server.services.context import Context
@@ -39,10 +45,15 @@ class Expired(Enum):
     EXPIRED = "expired"
 
 
-class Landed(Enum):
-    """The transaction is final on chain, and did what it says."""
+@frozen
+class Landed:
+    """The transaction is final on chain, and did what it says.
 
-    LANDED = "landed"
+    Attributes:
+        is_irreversible: whether it can no longer vanish with the block that it is in.
+    """
+
+    is_irreversible: bool
 
 
 Outcome = Landed | Expired | Failure
@@ -64,7 +75,7 @@ class Steps(Protocol, Generic[T_co]):
         """The transaction was handed over, and is not final yet."""
         ...
 
-    async def landed(self, signed: SignedTransaction) -> T_co:
+    async def landed(self, signed: SignedTransaction, end: Landed) -> T_co:
         """Book that it is done."""
         ...
 
@@ -194,7 +205,7 @@ class Settlement:
     async def _booked(self, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure) -> T:
         """Book an end, and return what the steps return for it."""
         if isinstance(end, Landed):
-            result = await steps.landed(signed)
+            result = await steps.landed(signed, end)
         else:
             result = await steps.failed(signed, end)
         fault_point(steps.operation, Step.BOOKED)
@@ -208,6 +219,7 @@ class Settlement:
         operation: Operation,
         is_new: bool,
         patience_seconds: float = math.inf,
+        irreversibly: bool = False,
     ) -> Outcome:
         """Send a stored transaction until its end is known, and return that end.
 
@@ -217,23 +229,22 @@ class Settlement:
             operation: what it is for.
             is_new: whether it certainly was never sent.
             patience_seconds: how long to go on asking.
+            irreversibly: whether an end that may yet be undone is none.
 
         Raises:
             ChainUnavailableError: the end was not known within `patience_seconds`; it may still land.
         """
         deadline = asyncio.get_running_loop().time() + patience_seconds
-        pause = FIRST_PAUSE_SECONDS
+        pause = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
         is_sent = False
         must_send = is_new
         while True:
             try:
                 if must_send:
-                    fault_point(operation, Step.SIGNED)
-                    await self._chain.send(signed.raw)
+                    await self._send(signed, operation)
                     is_sent = True
-                    fault_point(operation, Step.SENT)
                 end, must_send = await self._look(signed, operation)
-                if end is not None:
+                if end is not None and not (irreversibly and end == Landed(is_irreversible=False)):
                     return end
             except ChainUnavailableError:
                 # A reply was lost, or a request: the next look tells.
@@ -243,7 +254,7 @@ class Settlement:
                 sent = None
             if asyncio.get_running_loop().time() + pause > deadline:
                 raise ChainUnavailableError("the end of a transaction was not known in time")
-            await asyncio.sleep(pause)
+            await self._chain.wait_for_notice(signed.signature, pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _first_look(
@@ -253,29 +264,57 @@ class Settlement:
         is_sent, end = False, None
         try:
             async with asyncio.timeout_at(deadline):
-                fault_point(operation, Step.SIGNED)
-                await self._chain.send(signed.raw)
+                await self._send(signed, operation)
                 is_sent = True
-                fault_point(operation, Step.SENT)
                 end, _ = await self._look(signed, operation)
         except (ChainUnavailableError, TimeoutError):
             # Whoever drives it asks again.
             return is_sent, None
         return is_sent, end
 
+    async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
+        """Hand a transaction over, and leave it the time that it needs to land."""
+        fault_point(operation, Step.SIGNED)
+        await self._chain.send(signed.raw)
+        fault_point(operation, Step.SENT)
+        if self._chain.landing_seconds:
+            await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
+
     async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
         """Return the end, if it is known, and else whether the bytes should be sent again."""
-        height = await self._chain.block_height()
-        status = await self._chain.signature_status(signed.signature)
+        end, must_send = await self.look(signed)
+        if end is not None:
+            fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
+        return end, must_send
+
+    async def look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+        """Look once at a transaction that may have been sent; decide nothing, and send nothing.
+
+        Returns:
+            The end, if it is known; and whether the bytes should be sent again.
+
+        Raises:
+            ChainUnavailableError: nothing is known.
+        """
+        chain = self._chain
+        status = await chain.signature_status(signed.signature)
         if status is None:
-            if height > signed.last_valid_block_height:
-                fault_point(operation, Step.EXPIRED)
+            if await chain.block_height() <= signed.last_valid_block_height:
+                return None, True
+            # Read once more, now that the height is known: it may have landed in the last block it could.
+            status = await chain.signature_status(signed.signature)
+        if status is None:
+            first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
+            if await chain.first_known_height() <= first_block:
                 return Expired.EXPIRED, False
-            return None, True
+            # Nobody but a node with a longer memory can tell.
+            log(logger, logging.WARNING, "transaction.forgotten", signature=signed.signature)
+            return None, False
         if not status.is_final:
             return None, False
-        fault_point(operation, Step.LANDED)
-        return (Landed.LANDED if status.failure is None else status.failure), False
+        if status.failure is not None:
+            return status.failure, False
+        return Landed(is_irreversible=status.is_irreversible), False
 
     async def _patiently(
         self,

@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import MetaData
 
-from agentpay_server.store.connection import Connection
+from agentpay_server.store.connection import ConflictError, Connection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,3 +69,17 @@ class Database(Protocol):
     async def close(self) -> None:
         """Finish what is under way and let go of all connections."""
         ...
+
+
+async def run_again_if_late(
+    database: Database, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run a unit that stores what is not there yet, and returns what is there then.
+
+    Two servers that start at once both find nothing. The one that comes late runs it again, and finds what
+    the other has stored.
+    """
+    try:
+        return await database.run(unit, *args, **kwargs)
+    except ConflictError:
+        return await database.run(unit, *args, **kwargs)

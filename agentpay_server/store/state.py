@@ -22,6 +22,15 @@ def get(connection: Connection, name: str) -> bytes | None:
     return None if value is None else bytes(value)
 
 
+def add(connection: Connection, name: str, value: bytes) -> None:
+    """Store a value under a name that has none.
+
+    Raises:
+        ConflictError: it has one by now.
+    """
+    connection.execute(_INSERT, {"name": name, "value": value})
+
+
 def put(connection: Connection, name: str, value: bytes) -> None:
     """Store a value under a name, in the place of what was there."""
     if connection.execute(_UPDATE, {"state_name": name, "new_value": value}).rowcount == 0:

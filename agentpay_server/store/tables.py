@@ -163,6 +163,18 @@ Index(
     postgresql_where=transfers.c.status == "pending_approval",
 )
 
+confirmed_transactions: Final = Table(
+    "confirmed_transactions",
+    metadata,
+    # What counts as settled and may yet vanish with its block: it is watched, and sent again if it does.
+    Column("signature", Text, primary_key=True),
+    # What it was for: a transfer_id, a session_id or an account_id.
+    Column("subject", Text, nullable=False),
+    Column("raw", LargeBinary, nullable=False),
+    Column("last_valid_block_height", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 expired_transactions: Final = Table(
     "expired_transactions",
     metadata,

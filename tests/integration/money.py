@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import httpx
+import outsiders
+import validators
 from solders.instruction import AccountMeta, Instruction
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
@@ -96,6 +98,7 @@ def held(server: AgentPayServer, address: str) -> int:
 
 def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
     """Return what `look` finds in the virtual machine under the chain."""
+    validators.embedded_only("it looks into the virtual machine")
 
     async def work(context: Context) -> T:
         assert isinstance(context.chain, FaultyChain)
@@ -132,6 +135,7 @@ def _freeze_or_thaw(server: AgentPayServer, address: str, instruction: bytes) ->
             TEST_MINT_AUTHORITY,
         )
         await context.chain.send(signed.raw)
+        assert await outsiders.landed(context.chain, signed.signature)
 
     on_owner(server, work)
 

@@ -11,6 +11,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.custody import TREASURY
 from agentpay_server.embedded.transports import EmbeddedTransport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -101,10 +102,12 @@ def faults(response: httpx.Response) -> dict[str, str]:
 
 
 def state_of(server: AgentPayServer) -> tuple[bytes, int]:
-    """Return all that a request could change: the database, and how many transactions the chain has run."""
+    """Return all that a request could change: the database, and what the treasury has left."""
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:
-        return await stores.contents(context.database), context.chain.inner._slot
+        # Every transaction of the service costs its treasury a fee.
+        treasury = await context.chain.account_size(context.signer.address(TREASURY))
+        return await stores.contents(context.database), treasury[0]
 
     return server._running._owner.call(read())

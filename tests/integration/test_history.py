@@ -2,10 +2,10 @@
 
 import re
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
+import validators
 from server_world import Funded, refused
 
 from agentpay import AgentPay, PolicyViolationError
@@ -36,9 +36,7 @@ def history(http: httpx.Client, account_id: str, **query: Any) -> list[dict[str,
 
 
 def explorer(signature):
-    return f"https://explorer.solana.com/tx/{signature}?cluster=custom&customUrl=" + quote(
-        "http://localhost:8899", safe=""
-    )
+    return validators.explorer_url(signature)
 
 
 def test_a_new_account_has_no_history(http: httpx.Client, client: AgentPay):

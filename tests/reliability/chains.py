@@ -183,6 +183,10 @@ class FaultyChain:
     def is_test_chain(self) -> bool:
         return self.inner.is_test_chain
 
+    @property
+    def landing_seconds(self) -> float:
+        return self.inner.landing_seconds
+
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 
@@ -207,6 +211,12 @@ class FaultyChain:
             return status
 
         return await self._call("signature_status", proceed)
+
+    async def first_known_height(self) -> int:
+        return await self._call("first_known_height", self.inner.first_known_height)
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes) -> None:
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])

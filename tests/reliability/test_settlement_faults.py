@@ -18,7 +18,7 @@ from agentpay_server.store import transfers as transfer_store
 
 pytestmark = pytest.mark.anyio
 
-ORDER_OF_CALLS = ["token_accounts", "latest_blockhash", "send", "block_height", "signature_status"]
+ORDER_OF_CALLS = ["token_accounts", "latest_blockhash", "send", "signature_status"]
 
 FAULTS: dict[str, Act] = {
     "request lost": chains.down,
@@ -32,7 +32,7 @@ FAULTS: dict[str, Act] = {
     "not final": chains.not_final,
 }
 SITES = range(1, 9)
-"""Counted from the first call of a transfer: its five calls, and the next three of the loop."""
+"""Counted from the first call of a transfer: its four calls, and the next four of the loop."""
 
 
 async def transferred_in_the_end(world: World, source: Party, to: Party, seen: list[Answer]) -> Answer:
@@ -66,7 +66,7 @@ async def assert_moved_once(world: World, source: Party, to: Party, seen: list[A
     assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("7.000000", "0.000000")
 
 
-async def test_a_transfer_without_trouble_makes_five_calls(world: World) -> None:
+async def test_a_transfer_without_trouble_makes_four_calls(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     before = len(world.chain.calls)
     assert (await world.transfer("key", source, to, "7")).status == 200

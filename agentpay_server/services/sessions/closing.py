@@ -37,9 +37,11 @@ from agentpay_server.services.settlement import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Ended,
+    Landed,
     Settlement,
 )
 from agentpay_server.store import accounts as account_store
+from agentpay_server.store import confirmed
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
@@ -176,9 +178,9 @@ class ClosingSteps:
     async def sent(self) -> None:
         """Nobody is told of a settlement before it has landed."""
 
-    async def landed(self, signed: SignedTransaction) -> SessionRecord:
+    async def landed(self, signed: SignedTransaction, end: Landed) -> SessionRecord:
         """Book a session that is settled on chain."""
-        settled, is_ours = await self._database.run(self._settle, signed)
+        settled, is_ours = await self._database.run(self._settle, signed, is_watched=not end.is_irreversible)
         self._context.wakeup.set()
         if is_ours:
             report(settled)
@@ -202,7 +204,9 @@ class ClosingSteps:
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         return await self._database.run(self._sign_again, signed, scene)
 
-    def _settle(self, connection: Connection, signed: SignedTransaction) -> tuple[SessionRecord, bool]:
+    def _settle(
+        self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
+    ) -> tuple[SessionRecord, bool]:
         now_us = self._context.clock.now_us()
         check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
         is_ours = store.set_settled(
@@ -215,6 +219,8 @@ class ClosingSteps:
         session = _current(connection, self._session.session_id)
         if is_ours:
             booking.book_settled(connection, self._context, session, now_us)
+            if is_watched:
+                confirmed.watch(connection, signed, session.session_id)
         return session, is_ours
 
     def _refuse(

@@ -33,11 +33,11 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, refused, report
-from agentpay_server.services.settlement import Ended
+from agentpay_server.services.settlement import Ended, Landed
 from agentpay_server.services.sight import Contended, Sight
 from agentpay_server.store import accounts as account_store
+from agentpay_server.store import confirmed, spends
 from agentpay_server.store import sessions as store
-from agentpay_server.store import spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
@@ -209,9 +209,9 @@ class OpeningSteps:
     async def sent(self) -> None:
         """Nobody is told of an opening before it has landed."""
 
-    async def landed(self, signed: SignedTransaction) -> SessionRecord:
+    async def landed(self, signed: SignedTransaction, end: Landed) -> SessionRecord:
         """Book a session whose escrow is funded."""
-        opened, is_ours = await self._database.run(self._open, signed)
+        opened, is_ours = await self._database.run(self._open, signed, is_watched=not end.is_irreversible)
         self._context.wakeup.set()
         if is_ours:
             report(opened)
@@ -244,7 +244,9 @@ class OpeningSteps:
 
     # What brings the opening to an end also returns whether it did, and not another driver before it.
 
-    def _open(self, connection: Connection, signed: SignedTransaction) -> tuple[SessionRecord, bool]:
+    def _open(
+        self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
+    ) -> tuple[SessionRecord, bool]:
         now_us = self._context.clock.now_us()
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
         is_ours = store.set_open(
@@ -257,6 +259,8 @@ class OpeningSteps:
         session = self._current(connection)
         if is_ours:
             booking.book_opened(connection, self._context, session, now_us)
+            if is_watched:
+                confirmed.watch(connection, signed, session.session_id)
         return session, is_ours
 
     def _fail(

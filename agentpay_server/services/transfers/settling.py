@@ -24,11 +24,11 @@ from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
 from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
-from agentpay_server.services.settlement import Ended
+from agentpay_server.services.settlement import Ended, Landed
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import spends
+from agentpay_server.store import confirmed, spends
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
@@ -70,9 +70,9 @@ class TransferSteps:
         await self._database.run(self._initiate)
         self._context.wakeup.set()
 
-    async def landed(self, signed: SignedTransaction) -> TransferRecord:
+    async def landed(self, signed: SignedTransaction, end: Landed) -> TransferRecord:
         """Book a transfer that is final on chain."""
-        settled, is_ours = await self._database.run(self._settle, signed)
+        settled, is_ours = await self._database.run(self._settle, signed, is_watched=not end.is_irreversible)
         self._context.wakeup.set()
         if is_ours:
             report(self._context, settled)
@@ -109,7 +109,9 @@ class TransferSteps:
 
     # What brings the transfer to an end also returns whether it did, and not another driver before it.
 
-    def _settle(self, connection: Connection, signed: SignedTransaction) -> tuple[TransferRecord, bool]:
+    def _settle(
+        self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
+    ) -> tuple[TransferRecord, bool]:
         now_us = self._context.clock.now_us()
         end = attrs.evolve(
             self._transfer,
@@ -122,6 +124,8 @@ class TransferSteps:
         if finished is None:
             return self._current(connection), False
         booking.book_settled(connection, self._context, end, now_us, is_initiated=finished.initiated)
+        if is_watched:
+            confirmed.watch(connection, signed, end.transfer_id)
         return finished, True
 
     def _fail(

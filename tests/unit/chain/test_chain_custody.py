@@ -2,6 +2,7 @@
 
 import copy
 import hmac
+import json
 import pickle
 import struct
 import traceback
@@ -21,6 +22,7 @@ from agentpay_server.chain.custody import (
     Custody,
     KeyPath,
     escrow_authority,
+    read_key,
     record_key,
     spending_key,
 )
@@ -52,6 +54,22 @@ def test_keys_are_the_slip_10_keys_of_their_documented_paths(seed: bytes, accoun
     }
     for key, (n, k) in expected.items():
         assert custody.address(key) == str(Keypair.from_seed(slip10_secret(seed, 44, 501, n, k)).pubkey())
+
+
+def test_a_key_that_is_given_takes_the_place_of_the_derived_one_alone() -> None:
+    given = Keypair.from_seed(bytes(32))
+    custody = Custody(SEED, given={TREASURY: bytes(given)})
+    assert custody.address(TREASURY) == str(given.pubkey())
+    assert custody.sign(TREASURY, b"message") == bytes(given.sign_message(b"message"))
+    for key in (POLICY_AUTHORITY, TEST_MINT_AUTHORITY, spending_key(1)):
+        assert custody.address(key) == Custody(SEED).address(key)
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(63), bytes(32) + bytes([7]) * 32])
+def test_a_given_key_that_is_none_is_refused_without_a_trace_of_it(secret: bytes) -> None:
+    with pytest.raises(ValueError, match="solana-keygen") as caught:
+        Custody(SEED, given={TREASURY: secret})
+    assert caught.value.__suppress_context__
 
 
 @settings(deadline=None)
@@ -131,3 +149,31 @@ def test_custody_can_be_neither_pickled_nor_copied() -> None:
     for duplicate in (copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled"):
             duplicate(custody)
+
+
+def test_a_key_is_read_as_solana_keygen_writes_it():
+    secret = bytes(Keypair.from_seed(b"a key of solana-keygen..........."[:32]))
+    assert read_key(json.dumps(list(secret))) == secret
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "7",
+        "null",
+        "[1, 2, 3]",
+        json.dumps([256] * 64),
+        json.dumps([1] * 64),
+        '["a"]',
+        "[[1]]",
+        "[" * 9_999,
+    ],
+)
+def test_a_key_that_is_none_is_refused_without_being_told(text):
+    with pytest.raises(ValueError, match="a key is 64 bytes") as caught:
+        read_key(text)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__

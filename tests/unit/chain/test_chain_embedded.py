@@ -1,5 +1,6 @@
 """The embedded chain: executed at most once, never forgotten, and honest about what can no longer land."""
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,11 @@ def failure_of(status: SignatureStatus | None) -> FailureReason:
 def provably_expired(world: World, transaction: SignedTransaction) -> bool:
     height = world.height()
     return world.status(transaction) is None and height > transaction.last_valid_block_height
+
+
+def test_nothing_is_forgotten_and_nothing_is_noticed_later(world: World) -> None:
+    assert run(world.chain.first_known_height()) == 0
+    asyncio.run(world.chain.wait_for_notice("signature", 0))
 
 
 # --- Refusals

@@ -4,7 +4,7 @@ import pytest
 
 from agentpay_server.chain.base import FailureReason
 from agentpay_server.chain.explorer import explorer_url
-from agentpay_server.chain.failures import failure_reason
+from agentpay_server.chain.failures import failure_reason, json_failure_reason
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
 
 
@@ -47,3 +47,22 @@ def test_a_code_of_the_token_program_has_a_reason_and_no_other_programs_code_has
 ) -> None:
     assert failure_reason(str(TOKEN_PROGRAM), error) is reason
     assert failure_reason(str(SYSTEM_PROGRAM), error) is FailureReason.OTHER
+
+
+@pytest.mark.parametrize(
+    ("error", "programs", "reason"),
+    [
+        ({"InstructionError": [1, {"Custom": 1}]}, ["memo", str(TOKEN_PROGRAM)], "insufficient_funds"),
+        ({"InstructionError": [0, "InvalidAccountData"]}, [str(TOKEN_PROGRAM)], "account_missing"),
+        ({"InstructionError": [0, {"Custom": 1}]}, ["memo", str(TOKEN_PROGRAM)], "other"),
+        ({"InstructionError": [2, {"Custom": 1}]}, [str(TOKEN_PROGRAM)], "other"),
+        ({"InstructionError": [-1, {"Custom": 1}]}, [str(TOKEN_PROGRAM)], "other"),
+        ({"InstructionError": [0, {"BorshIoError": "x"}]}, [str(TOKEN_PROGRAM)], "other"),
+        ({"InstructionError": [0, []]}, [str(TOKEN_PROGRAM)], "other"),
+        ("AccountNotFound", [str(TOKEN_PROGRAM)], "other"),
+    ],
+)
+def test_an_error_in_json_has_the_reason_of_the_program_that_was_called(
+    error: object, programs: list[str], reason: str
+) -> None:
+    assert json_failure_reason(error, programs) == reason

@@ -3,15 +3,21 @@
 import hashlib
 
 import pytest
+from attrs import evolve
 from chain_world import SEED, World, decoded, program_data, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash, FailureReason, SignedTransaction
+from agentpay_server.chain.base import Blockhash, ComputeBudget, FailureReason, SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
-from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
+from agentpay_server.chain.instructions import (
+    COMPUTE_BUDGET_PROGRAM,
+    MEMO_PROGRAM,
+    USDC_MINTS,
+    associated_token_address,
+)
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES, memo_text
 
@@ -19,13 +25,18 @@ TRANSFER_ID = "txn_01jgfjjz000123456789abcdef"
 BLOCKHASH = Blockhash(value=str(Pubkey.from_bytes(bytes([9]) * 32)), last_valid_block_height=77)
 
 
-def build_transfer(memo: str, *, amount_micro: int = 1, account_index: int = 1) -> SignedTransaction:
+BUDGET = ComputeBudget(unit_limit=2**32 - 1, unit_price_micro_lamports=2**64 - 1)
+
+
+def build_transfer(
+    memo: str, *, amount_micro: int = 1, account_index: int = 1, blockhash: Blockhash = BLOCKHASH
+) -> SignedTransaction:
     """Build a transfer without any chain."""
     custody = Custody(SEED)
     source, recipient = (str(Pubkey.from_bytes(bytes([n]) * 32)) for n in (1, 2))
     return transactions.transfer(
         custody,
-        BLOCKHASH,
+        blockhash,
         usdc_mint=USDC_MINTS["devnet"],
         account_index=account_index,
         source=source,
@@ -130,16 +141,41 @@ def test_any_signer_can_take_the_place_of_custody_and_is_asked_for_the_needed_ke
 # --- The packet
 
 
-def test_the_longest_memo_fills_the_packet_and_lands(world: World) -> None:
+def test_the_longest_memo_fills_the_packet_beside_a_compute_budget_and_lands_without(world: World) -> None:
+    memo = "é" * (MAX_MEMO_BYTES // 2) + "a"
+    with_budget = build_transfer(memo, blockhash=evolve(BLOCKHASH, compute_budget=BUDGET))
+    assert len(with_budget.raw) == MAX_TRANSACTION_BYTES
     world.account(1, 10)
-    transaction = world.transfer(1, world.account(2), 1, memo="é" * (MAX_MEMO_BYTES // 2) + "a")
-    assert len(transaction.raw) == MAX_TRANSACTION_BYTES
-    world.land(transaction)
+    world.land(world.transfer(1, world.account(2), 1, memo=memo))
 
 
 def test_a_memo_one_byte_too_long_is_refused_before_signing() -> None:
     with pytest.raises(TransactionTooLargeError, match="1233 bytes"):
-        build_transfer("a" * (MAX_MEMO_BYTES + 1))
+        build_transfer("a" * (MAX_MEMO_BYTES + 1), blockhash=evolve(BLOCKHASH, compute_budget=BUDGET))
+
+
+def test_a_compute_budget_comes_first_and_says_limit_and_price(world: World) -> None:
+    world.account(1, 10)
+    budget = ComputeBudget(unit_limit=70_000, unit_price_micro_lamports=1_000)
+    transaction = transactions.transfer(
+        world.custody,
+        evolve(world.blockhash(), compute_budget=budget),
+        usdc_mint=world.usdc,
+        account_index=1,
+        source=world.token_address(1),
+        recipient=world.account(2),
+        amount_micro=4,
+        memo=TRANSFER_ID,
+    )
+    limit, price = program_data(transaction, COMPUTE_BUDGET_PROGRAM)
+    assert (limit[0], int.from_bytes(limit[1:], "little")) == (2, 70_000)
+    assert (price[0], int.from_bytes(price[1:], "little")) == (3, 1_000)
+    first, second, *_ = decoded(transaction).message.instructions
+    assert [bytes(first.data), bytes(second.data)] == [limit, price]
+    before = world.lamports(world.custody.address(TREASURY))
+    world.land(transaction)
+    fee_of_two_signatures, priority_fee = 10_000, 70_000 * 1_000 // 1_000_000
+    assert before - world.lamports(world.custody.address(TREASURY)) == fee_of_two_signatures + priority_fee
 
 
 @settings(deadline=None)

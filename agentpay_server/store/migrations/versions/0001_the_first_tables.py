@@ -208,6 +208,15 @@ def upgrade() -> None:
     op.create_index("ix_events_account", "events", ["operator_id", "account_id", "seq"], unique=False)
     op.create_index("ix_events_operator", "events", ["operator_id", "seq"], unique=False)
     op.create_table(
+        "confirmed_transactions",
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("raw", sa.LargeBinary(), nullable=False),
+        sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("signature"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
         "expired_transactions",
         sa.Column("signature", sa.Text(), nullable=False),
         sa.Column("subject_id", sa.Text(), nullable=False),

@@ -1,0 +1,79 @@
+"""Which Solana cluster a node belongs to, told by its genesis hash: the one thing that no URL can misstate.
+
+Pure rules: what money means on a cluster, and on which a server must not start. They ask no chain.
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from agentpay_server.chain.instructions import USDC_MINTS
+
+MAINNET: Final = "mainnet-beta"
+
+_PUBLIC_CLUSTERS: Final = {
+    "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d": MAINNET,
+    "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG": "devnet",
+    "4uhcVJyU9pJkvQyS88uRDiswHXSCkY3zQawwpjk2NsNY": "testnet",
+}
+
+
+class ClusterRefusedError(Exception):
+    """The server must not run on this cluster with these settings; the text says what has to change."""
+
+
+@frozen(kw_only=True)
+class Cluster:
+    """A Solana cluster.
+
+    Attributes:
+        genesis_hash: base58 hash of its first block, which names it for good.
+        name: `mainnet-beta`, `devnet` or `testnet`; None for any other, which is one of our own.
+        usdc_mint: address of the USDC mint.
+    """
+
+    genesis_hash: str
+    name: str | None
+    usdc_mint: str
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than us depend on it. The sandbox works on no public cluster, worthless or not."""
+        return self.name is not None
+
+
+def choose_cluster(
+    genesis_hash: str, *, stored_genesis_hash: str | None, usdc_mint: str | None, allow_mainnet: bool
+) -> Cluster:
+    """Return the cluster of a genesis hash, if a server may run on it.
+
+    Args:
+        genesis_hash: what the node says.
+        stored_genesis_hash: what it said when the database was new; None when nothing is stored yet.
+        usdc_mint: the mint to use where there is none of Circle's; None for the address that Circle's has on
+            mainnet.
+        allow_mainnet: whether the operator said that real money is meant.
+
+    Raises:
+        ClusterRefusedError: the cluster has changed, is mainnet without leave, or has another USDC.
+    """
+    name = _PUBLIC_CLUSTERS.get(genesis_hash)
+    if stored_genesis_hash not in (None, genesis_hash):
+        raise ClusterRefusedError(
+            f"the RPC endpoint serves the cluster with genesis hash {genesis_hash}, the database belongs to "
+            f"{stored_genesis_hash}, and nothing of one means anything on the other: use an endpoint of that "
+            "cluster, or a new database"
+        )
+    if name == MAINNET and not allow_mainnet:
+        raise ClusterRefusedError(
+            "the RPC endpoint serves Solana's mainnet, where money is real: say that this is meant "
+            "(--allow-mainnet, allow_mainnet=True), or use another endpoint"
+        )
+    circles_mint = USDC_MINTS.get(name or "")
+    if circles_mint is not None:
+        if usdc_mint not in (None, circles_mint):
+            raise ClusterRefusedError(f"USDC on {name} is {circles_mint}, not {usdc_mint}: drop that setting")
+        return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=circles_mint)
+    if name is not None and usdc_mint is None:
+        raise ClusterRefusedError(f"Circle issues no USDC on {name}: name the mint to use, or use devnet")
+    return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=usdc_mint or USDC_MINTS[MAINNET])

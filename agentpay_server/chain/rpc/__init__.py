@@ -1,0 +1,1 @@
+"""A Solana cluster behind a JSON-RPC endpoint."""

@@ -1,0 +1,361 @@
+"""A Solana cluster behind the `Chain` protocol: which calls are made, how they are shared, what they prove.
+
+Rules, each for a reason:
+
+1. A missing status counts only if the node that answers stands at least where the node stood that told the
+   block height: behind one URL there may be many nodes, and one that lags has not seen what has landed.
+2. Heights, blockhashes and statuses are asked for once for all who want them at about the same time. A height
+   may be a moment old, which errs on the safe side; a status is never older than the call that asks for it.
+3. Every half a minute, and after each outage, the node says again which cluster it serves. From another one
+   nothing is believed.
+
+How a call fails is `client.py`'s, what an answer must look like is `replies.py`'s.
+"""
+
+import asyncio
+import base64
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.base import (
+    Blockhash,
+    ChainUnavailableError,
+    Failure,
+    SignatureStatus,
+    TokenAccount,
+)
+from agentpay_server.chain.clusters import Cluster
+from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.explorer import explorer_url
+from agentpay_server.chain.failures import json_failure_reason
+from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
+from agentpay_server.chain.rpc.history import read_deposit
+from agentpay_server.chain.rpc.notices import Notices
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
+from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.replies import ChainAccount, Epoch, Simulation, Status, malformed
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.chain.token_accounts import read_token_account
+
+_HEIGHT_SECONDS: Final = 0.4  # A slot: the height does not change faster.
+_IDENTITY_SECONDS: Final = 30.0
+_RENT_SECONDS: Final = 600.0
+_MAX_ACCOUNTS: Final = 100
+_READS_AT_ONCE: Final = 2  # More questions would share less.
+_MAX_HISTORY_LINES: Final = 1_000
+_DEPOSIT_BATCH: Final = 100
+_MAX_DETAIL: Final = 500
+_CONFIRMED: Final = {"commitment": "confirmed"}
+_FINALIZED: Final = {"commitment": "finalized"}
+
+
+class RpcChain:
+    """A cluster, reached over JSON-RPC. It belongs to one event loop. Made by `connect`.
+
+    Args:
+        client: calls the endpoint.
+        settings: how it is used.
+        cluster: which cluster it must serve.
+    """
+
+    def __init__(self, client: RpcClient, settings: RpcSettings, cluster: Cluster) -> None:
+        self._client = client
+        self._settings = settings
+        self._cluster = cluster
+        self._known_slot = 0
+        self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
+        self._epoch = Recent(self._fetch_epoch, _HEIGHT_SECONDS)
+        self._blockhash = Recent(self._fetch_blockhash, settings.blockhash_seconds)
+        self._rents: dict[int, Recent[int]] = {}
+        self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
+        self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
+        self._notices = Notices(settings.websocket_url, settings.finality.value)
+
+    @property
+    def usdc_mint(self) -> str:
+        """Address of the USDC mint of the cluster."""
+        return self._cluster.usdc_mint
+
+    @property
+    def genesis_hash(self) -> str:
+        """What names the cluster for good; to be stored with everything that is signed for it."""
+        return self._cluster.genesis_hash
+
+    @property
+    def is_test_chain(self) -> bool:
+        """Whether it is a cluster of our own; on none that is public the sandbox may do anything."""
+        return not self._cluster.is_public
+
+    @property
+    def landing_seconds(self) -> float:
+        """How long after a send it is hardly worth asking what became of it: about two slots."""
+        return self._settings.landing_seconds
+
+    def explorer_url(self, signature: str) -> str:
+        """Where a person can look a transaction up (D34)."""
+        return explorer_url(signature, self._cluster.name or self._settings.url)
+
+    async def latest_blockhash(self) -> Blockhash:
+        """Return a blockhash for a new transaction, confirmed, at most `blockhash_seconds` old."""
+        return await self._blockhash.get()
+
+    async def block_height(self) -> int:
+        """Return the height of a recent block that cannot be undone."""
+        return (await self._epoch.get()).block_height
+
+    async def signature_status(self, signature: str) -> SignatureStatus | None:
+        """Return what became of a transaction; None when the chain has not seen it (yet).
+
+        It is read after every height that `block_height` returned before the call, from a node that stands at
+        least there.
+        """
+        if not _is_signature(signature):
+            return None
+        slot, status = await self._statuses.answer(signature)
+        if status is None:
+            if slot < self._known_slot:
+                raise ChainUnavailableError("a node that lags behind does not know a signature")
+            return None
+        is_irreversible = status.commitment == "finalized"
+        # A failure that vanished with its block could yet be a success.
+        is_reached = status.commitment == self._settings.finality.value and status.error is None
+        is_final = is_irreversible or is_reached
+        failure = None
+        if is_final and status.error is not None:
+            failure = await self._failure(signature, status)
+        return SignatureStatus(is_final=is_final, failure=failure, is_irreversible=is_irreversible)
+
+    async def first_known_height(self) -> int:
+        """Return the lowest block height from which on the node still knows all signatures."""
+        # The last question before an expiry is believed, hence the time to make sure who has been answering.
+        self._identity.forget()
+        slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
+        options = {
+            "transactionDetails": "none",
+            "rewards": False,
+            "maxSupportedTransactionVersion": 0,
+            **_FINALIZED,
+        }
+        return replies.count(await self._call("getBlock", slot, options), "blockHeight")
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        """Wait until it may be worth asking for the status again: until a notice, or for `seconds`."""
+        await self._notices.wait(signature, seconds)
+
+    async def send(self, raw: bytes) -> None:
+        """Hand a signed transaction over. Returning tells only that it was handed over.
+
+        A transaction that the node expects to fail is handed over all the same: only on chain is a failure
+        final, and the same for everyone.
+
+        Raises:
+            ChainUnavailableError: the node did not take it, or it is unknown whether it did.
+            TransactionTooLargeError: `raw` is more than a packet.
+            ValueError: `raw` is not a signed transaction.
+        """
+        signature = _signature_of(raw)
+        try:
+            answer = await self._send(raw, skip_preflight=False)
+        except RpcRefusalError as refusal:
+            if _is_duplicate(refusal):
+                return
+            if not isinstance(_transaction_error(refusal), dict):
+                # Nothing that would be recorded: a blockhash that this node does not know (yet), or a
+                # fee payer without SOL.
+                raise
+            answer = await self._send(raw, skip_preflight=True)
+        if answer != signature:
+            raise malformed("another signature than that of the transaction")
+
+    async def simulate(self, raw: bytes) -> Simulation:
+        """Return how a transaction would fare now, without sending it."""
+        options = {"encoding": "base64", "sigVerify": False, **_CONFIRMED}
+        return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
+
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        accounts = await self._accounts(addresses)
+        return [
+            None
+            if account is None
+            else read_token_account(
+                address, program=account.program, data=account.data, usdc_mint=self.usdc_mint
+            )
+            for address, account in zip(addresses, accounts, strict=True)
+        ]
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        """Return lamports and bytes of data of any account; None where there is none."""
+        (account,) = await self._accounts([address])
+        return None if account is None else (account.lamports, len(account.data))
+
+    async def rent_exemption(self, size: int) -> int:
+        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+
+        async def fetch() -> int:
+            return replies.read_lamports(await self._call("getMinimumBalanceForRentExemption", size))
+
+        return await self._rents.setdefault(size, Recent(fetch, _RENT_SECONDS)).get()
+
+    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+        """Yield what came in since a cursor, which is a signature (see `DepositSource`)."""
+        history = await self._history(token_account, after)
+        for start in range(0, len(history), _DEPOSIT_BATCH):
+            lines = history[start : start + _DEPOSIT_BATCH]
+            found = [await self._deposit(line.signature, token_account) for line in lines if not line.failed]
+            deposits = tuple(deposit for deposit in found if deposit is not None)
+            yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
+
+    async def close(self) -> None:
+        """Let go of every connection; who waits is told that the chain is gone."""
+        self._statuses.close()
+        self._account_reads.close()
+        recents: list[Recent[Any]] = [self._identity, self._epoch, self._blockhash, *self._rents.values()]
+        for recent in recents:
+            recent.close()
+        await self._notices.close()
+        await self._client.close()
+
+    # --- Calls
+
+    async def _call(self, method: str, *params: object) -> object:
+        await self._identity.get()
+        try:
+            return await self._client.call(method, *params)
+        except RpcRefusalError:
+            raise
+        except ChainUnavailableError:
+            # Whoever answers next may be another one.
+            self._identity.forget()
+            raise
+
+    async def _check_identity(self) -> None:
+        genesis_hash = replies.read_hash(await self._client.call("getGenesisHash"))
+        if genesis_hash != self.genesis_hash:
+            raise ChainUnavailableError(
+                f"the endpoint now serves the cluster {genesis_hash}, not {self.genesis_hash}"
+            )
+
+    async def _fetch_epoch(self) -> Epoch:
+        epoch = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
+        self._known_slot = max(self._known_slot, epoch.slot)
+        return epoch
+
+    async def _fetch_blockhash(self) -> Blockhash:
+        value, height = replies.read_blockhash(await self._call("getLatestBlockhash", _CONFIRMED))
+        return Blockhash(
+            value=value, last_valid_block_height=height, compute_budget=self._settings.compute_budget
+        )
+
+    async def _fetch_statuses(self, signatures: Sequence[str]) -> list[tuple[int, Status | None]]:
+        options = {"searchTransactionHistory": True}
+        reply = await self._call("getSignatureStatuses", list(signatures), options)
+        slot, statuses = replies.read_statuses(reply, len(signatures))
+        return [(slot, status) for status in statuses]
+
+    async def _failure(self, signature: str, status: Status) -> Failure:
+        """Return why a transaction failed, which takes its instructions to tell."""
+        options = {"encoding": "json", "maxSupportedTransactionVersion": 0, **_CONFIRMED}
+        reply = await self._call("getTransaction", signature, options)
+        if reply is None and status.commitment != "finalized":
+            raise ChainUnavailableError("the node does not show a failed transaction yet")
+        calls = replies.Calls(programs=(), last_log=None)
+        if reply is not None:
+            calls = replies.read_calls(reply, signature)
+        detail = f"{status.error}: {calls.last_log}" if calls.last_log else str(status.error)
+        reason = json_failure_reason(status.error, calls.programs)
+        return Failure(reason=reason, detail=detail[:_MAX_DETAIL])
+
+    async def _send(self, raw: bytes, *, skip_preflight: bool) -> str:
+        options = {
+            "encoding": "base64",
+            "maxRetries": 0,
+            "preflightCommitment": "confirmed",  # That of the blockhash.
+            "skipPreflight": skip_preflight,
+        }
+        return replies.signature_text(await self._call("sendTransaction", _base64(raw), options))
+
+    async def _accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
+        wanted = sorted({address for address in addresses if _is_address(address)})
+        reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
+        try:
+            # The wait for one's turn included.
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                answers = await reads
+        except TimeoutError:
+            raise ChainUnavailableError("the accounts could not be read in time") from None
+        found = dict(zip(wanted, answers, strict=True))
+        return [found.get(address) for address in addresses]
+
+    async def _fetch_accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
+        # As final as settling is: what left in a block that is not final yet is still reserved.
+        options = {"encoding": "base64", "commitment": self._settings.finality.value}
+        reply = await self._call("getMultipleAccounts", list(addresses), options)
+        return replies.read_accounts(reply, len(addresses))
+
+    async def _history(self, token_account: str, after: str | None) -> list[replies.HistoryLine]:
+        """Return the irreversible transactions of an account since a cursor, oldest first."""
+        lines: list[replies.HistoryLine] = []
+        seen: set[str] = set()
+        while True:
+            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **_FINALIZED}
+            options |= {"until": after} if after else {}
+            options |= {"before": lines[-1].signature} if lines else {}
+            page = replies.read_history(await self._call("getSignaturesForAddress", token_account, options))
+            if not seen.isdisjoint(line.signature for line in page):
+                raise malformed("a history that repeats itself")
+            lines += page
+            seen |= {line.signature for line in page}
+            if len(page) < _MAX_HISTORY_LINES:
+                # Not every node heeds the commitment. What comes after a line that may vanish waits for it.
+                return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
+
+    async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
+        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0, **_FINALIZED}
+        reply = await self._call("getTransaction", signature, options)
+        return read_deposit(reply, signature=signature, token_account=token_account, usdc_mint=self.usdc_mint)
+
+
+def _transaction_error(refusal: RpcRefusalError) -> object:
+    return refusal.data.get("err") if isinstance(refusal.data, dict) else None
+
+
+def _is_duplicate(refusal: RpcRefusalError) -> bool:
+    # Some nodes say it in words alone. Being wrong here costs nothing: the status decides.
+    return _transaction_error(refusal) == "AlreadyProcessed" or "already been processed" in refusal.detail
+
+
+def _signature_of(raw: bytes) -> str:
+    if len(raw) > MAX_TRANSACTION_BYTES:
+        raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
+    signatures = VersionedTransaction.from_bytes(raw).signatures
+    if not signatures:
+        raise ValueError("a transaction without signatures was sent")
+    return str(signatures[0])
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
+
+
+def _is_signature(text: str) -> bool:
+    try:
+        Signature.from_string(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_address(text: str) -> bool:
+    try:
+        Pubkey.from_string(text)
+    except ValueError:
+        return False
+    return True

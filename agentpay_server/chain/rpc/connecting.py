@@ -1,0 +1,80 @@
+"""The first words with a cluster: which one it is, and whether a server may run on it."""
+
+import logging
+from typing import Final
+
+from solders.token.state import Mint
+
+from agentpay_server.chain.clusters import Cluster, ClusterRefusedError, choose_cluster
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
+from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import RpcClient
+from agentpay_server.chain.rpc.replies import ChainAccount
+from agentpay_server.chain.rpc.settings import RpcSettings
+
+_OPTIONS: Final = {"encoding": "base64", "commitment": "confirmed"}
+
+logger = logging.getLogger(__name__)
+
+
+async def connect(
+    settings: RpcSettings, *, stored_genesis_hash: str | None, treasury: str, mint_authority: str
+) -> RpcChain:
+    """Return the cluster behind an endpoint, once it is certain that a server may run on it.
+
+    Args:
+        settings: the endpoint and how it is used.
+        stored_genesis_hash: the genesis hash that the database belongs to; None for a new database, which
+            must store `RpcChain.genesis_hash` before anything is signed.
+        treasury: the address that pays fees and rents; it is told when it cannot.
+        mint_authority: the address that mints on a cluster of our own; it is told when it cannot.
+
+    Raises:
+        ClusterRefusedError: the server must not run on this cluster with these settings.
+        ChainUnavailableError: the endpoint does not tell.
+    """
+    client = RpcClient(
+        settings.url, timeout_seconds=settings.timeout_seconds, max_connections=settings.max_connections
+    )
+    try:
+        cluster = choose_cluster(
+            replies.read_hash(await client.call("getGenesisHash")),
+            stored_genesis_hash=stored_genesis_hash,
+            usdc_mint=settings.usdc_mint,
+            allow_mainnet=settings.allow_mainnet,
+        )
+        reply = await client.call("getMultipleAccounts", [cluster.usdc_mint, treasury], _OPTIONS)
+        mint, payer = replies.read_accounts(reply, 2)
+        _check_mint(cluster, mint, mint_authority)
+        if payer is None or not payer.lamports:
+            logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
+    except BaseException:
+        await client.close()
+        raise
+    return RpcChain(client, settings, cluster)
+
+
+def _check_mint(cluster: Cluster, account: ChainAccount | None, mint_authority: str) -> None:
+    if account is None:
+        raise ClusterRefusedError(
+            f"the cluster has no USDC mint at {cluster.usdc_mint}: put one there, with {USDC_DECIMALS} "
+            f"decimals and {mint_authority} as its authority, or name another mint"
+        )
+    if account.program != str(TOKEN_PROGRAM):
+        raise ClusterRefusedError(f"{cluster.usdc_mint} is not a mint of the Token program")
+    try:
+        mint = Mint.from_bytes(account.data)
+    except ValueError:
+        raise ClusterRefusedError(f"{cluster.usdc_mint} is not a mint") from None
+    if mint.decimals != USDC_DECIMALS:
+        raise ClusterRefusedError(
+            f"the mint {cluster.usdc_mint} has {mint.decimals} decimals, USDC has {USDC_DECIMALS}"
+        )
+    if not cluster.is_public and str(mint.mint_authority) != mint_authority:
+        logger.warning(
+            "the authority of the mint %s is %s, not %s: the sandbox cannot fund accounts",
+            cluster.usdc_mint,
+            mint.mint_authority,
+            mint_authority,
+        )

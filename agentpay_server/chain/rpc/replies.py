@@ -1,0 +1,267 @@
+"""Reading what a node answers: every field that is used is checked, and nothing is taken for granted.
+
+Pure functions from JSON to values. A reply that is not what the method promises tells nothing, just like no
+reply, and raises `ChainUnavailableError`. A missing field is never read as its empty value; above all, a
+status without `err` is not a success.
+"""
+
+import base64
+from typing import Any, Final, TypeVar
+
+from attrs import frozen
+from solders.hash import Hash, ParseHashError
+from solders.signature import Signature
+
+from agentpay_server.chain.base import ChainUnavailableError
+
+T = TypeVar("T")
+
+_MAX_U64: Final = 2**64 - 1
+
+
+@frozen(kw_only=True)
+class Epoch:
+    """Where a node stands: a block height, and the slot of the block that has it."""
+
+    block_height: int
+    slot: int
+
+
+@frozen(kw_only=True)
+class Status:
+    """What a node knows of a signature.
+
+    Attributes:
+        commitment: `processed`, `confirmed` or `finalized`.
+        error: the transaction's error as the node says it; None when it succeeded.
+    """
+
+    commitment: str
+    error: object
+
+
+@frozen(kw_only=True)
+class ChainAccount:
+    """Any account.
+
+    Attributes:
+        program: the program that owns it.
+        lamports: what it holds.
+        data: its data.
+    """
+
+    program: str
+    lamports: int
+    data: bytes
+
+
+@frozen(kw_only=True)
+class HistoryLine:
+    """A transaction in an account's history.
+
+    Attributes:
+        signature: which one.
+        failed: whether it moved nothing.
+        finalized: whether it can no longer vanish.
+    """
+
+    signature: str
+    failed: bool
+    finalized: bool
+
+
+@frozen(kw_only=True)
+class Calls:
+    """What a transaction called: the program of each instruction, and the last line of its log, if any."""
+
+    programs: tuple[str, ...]
+    last_log: str | None
+
+
+@frozen(kw_only=True)
+class Simulation:
+    """How a transaction would fare now.
+
+    Attributes:
+        units_consumed: compute units that it used.
+        error: its error as the node says it; None when it would succeed.
+    """
+
+    units_consumed: int
+    error: object
+
+
+_COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
+
+
+def malformed(what: str) -> ChainUnavailableError:
+    """Return the error of a reply that is not what it should be."""
+    return ChainUnavailableError(f"the node's answer makes no sense: {what}")
+
+
+def member(value: object, name: str, kind: type[T]) -> T:
+    """Return a member of a JSON object, if it is there and of exactly this type: `True` is no `int`."""
+    if not isinstance(value, dict) or name not in value:
+        raise malformed(f"no {name}")
+    return exactly(value[name], kind, name)
+
+
+def optional_member(value: object, name: str, kind: type[T]) -> T | None:
+    """Return a member of a JSON object, or None where it is absent or null."""
+    if isinstance(value, dict) and value.get(name) is None:
+        return None
+    return member(value, name, kind)
+
+
+def exactly(value: object, kind: type[T], name: str) -> T:
+    """Return `value`, if its type is exactly `kind`."""
+    if type(value) is not kind:
+        raise malformed(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def count(value: object, name: str) -> int:
+    """Return a member that counts something: an integer that fits 64 bits."""
+    return _u64(member(value, name, int), name)
+
+
+def signature_text(value: object) -> str:
+    """Return `value`, if it is a signature in base58."""
+    text = exactly(value, str, "signature")
+    try:
+        Signature.from_string(text)
+    except ValueError:
+        raise malformed("a signature that is none") from None
+    return text
+
+
+def read_hash(reply: object) -> str:
+    """Return a hash in base58, as `getGenesisHash` answers it."""
+    text = exactly(reply, str, "hash")
+    try:
+        Hash.from_string(text)
+    except (ParseHashError, ValueError):
+        raise malformed("a hash that is none") from None
+    return text
+
+
+def read_blockhash(reply: object) -> tuple[str, int]:
+    """Return blockhash and last valid block height, as `getLatestBlockhash` answers them."""
+    value = member(reply, "value", dict)
+    return read_hash(value.get("blockhash")), count(value, "lastValidBlockHeight")
+
+
+def read_epoch(reply: object) -> Epoch:
+    """Return where the node stands, as `getEpochInfo` answers it."""
+    epoch = Epoch(block_height=count(reply, "blockHeight"), slot=count(reply, "absoluteSlot"))
+    if epoch.block_height > epoch.slot:  # Slots may be without a block, never the other way round.
+        raise malformed("a block height above its slot")
+    return epoch
+
+
+def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
+    """Return the slot that the node was at, and `wanted` statuses, as `getSignatureStatuses` answers them."""
+    slot = count(member(reply, "context", dict), "slot")
+    return slot, [None if line is None else _status(line) for line in _lines(reply, wanted)]
+
+
+def read_accounts(reply: object, wanted: int) -> list[ChainAccount | None]:
+    """Return `wanted` accounts, as `getMultipleAccounts` answers them in base64; None where there is none."""
+    return [None if line is None else _account(line) for line in _lines(reply, wanted)]
+
+
+def read_lamports(reply: object) -> int:
+    """Return an amount of lamports, as `getMinimumBalanceForRentExemption` answers it."""
+    return _u64(exactly(reply, int, "lamports"), "lamports")
+
+
+def read_slot(reply: object) -> int:
+    """Return a slot, as `getFirstAvailableBlock` answers it."""
+    return _u64(exactly(reply, int, "slot"), "slot")
+
+
+def read_history(reply: object) -> list[HistoryLine]:
+    """Return an account's transactions, newest first, as `getSignaturesForAddress` answers them."""
+    lines: list[Any] = exactly(reply, list, "history")
+    return [
+        HistoryLine(
+            signature=signature_text(member(line, "signature", str)),
+            failed=_error(line) is not None,
+            finalized=member(line, "confirmationStatus", str) == "finalized",
+        )
+        for line in lines
+    ]
+
+
+def read_transaction(reply: object, signature: str) -> dict[str, Any]:
+    """Return the transaction of an answer to `getTransaction`, if it is the one that was asked for."""
+    transaction: dict[str, Any] = member(reply, "transaction", dict)
+    signatures: list[object] = member(transaction, "signatures", list)
+    if not signatures or signature_text(signatures[0]) != signature:
+        raise malformed("another transaction than the one that was asked for")
+    return transaction
+
+
+def read_calls(reply: object, signature: str) -> Calls:
+    """Return what a transaction called, as `getTransaction` answers it in the encoding `json`."""
+    message = member(read_transaction(reply, signature), "message", dict)
+    meta = member(reply, "meta", dict)
+    keys: list[object] = list(member(message, "accountKeys", list))
+    loaded = optional_member(meta, "loadedAddresses", dict) or {}
+    for kind in ("writable", "readonly"):
+        keys += optional_member(loaded, kind, list) or []
+    programs: list[str] = []
+    for step in member(message, "instructions", list):
+        index = count(step, "programIdIndex")
+        if index >= len(keys):
+            raise malformed("an instruction of a program that is not listed")
+        programs.append(exactly(keys[index], str, "program"))
+    logs = optional_member(meta, "logMessages", list)
+    return Calls(programs=tuple(programs), last_log=exactly(logs[-1], str, "log") if logs else None)
+
+
+def read_simulation(reply: object) -> Simulation:
+    """Return how a transaction would fare, as `simulateTransaction` answers it."""
+    value = member(reply, "value", dict)
+    return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
+
+
+def _status(line: object) -> Status:
+    commitment = member(line, "confirmationStatus", str)
+    if commitment not in _COMMITMENTS:
+        raise malformed("a commitment that nobody knows")
+    return Status(commitment=commitment, error=_error(line))
+
+
+def _error(line: object) -> object:
+    """Return a transaction's error; that there is none must be said."""
+    if not isinstance(line, dict) or "err" not in line:
+        raise malformed("no word on whether it failed")
+    error = line["err"]
+    if error is not None and not (isinstance(error, str | dict) and error):
+        raise malformed("an error that is none")
+    return error
+
+
+def _account(line: object) -> ChainAccount:
+    data: list[object] = member(line, "data", list)
+    if len(data) != 2 or data[1] != "base64":
+        raise malformed("data that is not in base64")
+    try:
+        decoded = base64.b64decode(exactly(data[0], str, "data"), validate=True)
+    except ValueError:
+        raise malformed("data that is not in base64") from None
+    return ChainAccount(program=member(line, "owner", str), lamports=count(line, "lamports"), data=decoded)
+
+
+def _lines(reply: object, wanted: int) -> list[object]:
+    lines: list[object] = member(reply, "value", list)
+    if len(lines) != wanted:
+        raise malformed(f"{len(lines)} lines to {wanted} questions")
+    return lines
+
+
+def _u64(value: int, name: str) -> int:
+    if not 0 <= value <= _MAX_U64:
+        raise malformed(f"{name} is {value}")
+    return value

@@ -1,0 +1,92 @@
+"""How a cluster is reached and what is asked of it: the settings of the RPC chain, with their defaults."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import httpx2
+from attrs import Attribute, field, frozen, validators
+
+from agentpay_server.chain.base import ComputeBudget
+
+
+class Finality(StrEnum):
+    """When a transaction counts as settled (D35)."""
+
+    CONFIRMED = "confirmed"
+    """Two thirds of the stake have voted for its block, which takes less than a second."""
+
+    FINALIZED = "finalized"
+    """Its block can no longer be undone, some 13 seconds later."""
+
+
+def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
+    def check(_: object, attribute: "Attribute[str]", value: str) -> None:
+        try:
+            url = httpx2.URL(value)
+            if url.scheme in schemes and url.host:
+                return
+        except httpx2.InvalidURL:
+            pass
+        # Without the URL: it may hold a key.
+        raise ValueError(f"{attribute.name} must be a URL with {' or '.join(schemes)} and a host")
+
+    return check
+
+
+@frozen(kw_only=True)
+class RpcSettings:
+    """An endpoint, and how it is used.
+
+    Attributes:
+        url: of the JSON-RPC endpoint; kept out of `repr`, because providers put their keys into it.
+        websocket_url: of its websocket; None if there is none. It only saves waiting.
+        finality: when a transaction counts as settled.
+        allow_mainnet: whether real money is meant.
+        usdc_mint: the mint to use on a cluster without Circle's USDC; None for the address it has on mainnet.
+        timeout_seconds: how long any call may take, its wait for a connection included.
+        max_connections: connections to the endpoint at most.
+        blockhash_seconds: how long a blockhash is used for new transactions; it is valid for about a minute.
+        landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
+            for no earlier, unless the websocket says so.
+        status_interval_seconds: pause between two questions about all waiting transactions together.
+        compute_unit_limit: compute units that each transaction may use. The default is some three times what
+            the largest of ours used in simulation.
+        priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
+        deposit_interval_seconds: pause between two looks for money that came into the accounts.
+        fee_payer_key: the 64 bytes of the key that pays fees and rents; None for one of the server's own,
+            whose address the log names until it holds SOL.
+        mint_authority_key: those of the key that mints on a cluster of our own; None for one of the server's.
+    """
+
+    url: str = field(repr=False, validator=_url("http", "https"))
+    websocket_url: str | None = field(
+        default=None, repr=False, validator=validators.optional(_url("ws", "wss"))
+    )
+    finality: Finality = field(default=Finality.CONFIRMED, converter=Finality)
+    allow_mainnet: bool = False
+    usdc_mint: str | None = None
+    timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
+    max_connections: int = field(default=32, validator=validators.ge(1))
+    blockhash_seconds: float = field(
+        default=2.0, validator=validators.and_(validators.ge(0), validators.le(20))
+    )
+    landing_seconds: float = field(default=0.4, validator=validators.ge(0))
+    status_interval_seconds: float = field(default=0.1, validator=validators.ge(0))
+    compute_unit_limit: int = field(
+        default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
+    )
+    priority_fee_micro_lamports: int = field(
+        default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
+    )
+    deposit_interval_seconds: float = field(default=10.0, validator=validators.gt(0))
+    fee_payer_key: bytes | None = field(default=None, repr=False)
+    mint_authority_key: bytes | None = field(default=None, repr=False)
+
+    @property
+    def compute_budget(self) -> ComputeBudget | None:
+        """What every transaction says of its computing."""
+        if not self.priority_fee_micro_lamports:
+            return None
+        return ComputeBudget(
+            unit_limit=self.compute_unit_limit, unit_price_micro_lamports=self.priority_fee_micro_lamports
+        )

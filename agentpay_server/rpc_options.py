@@ -1,0 +1,153 @@
+"""The options of `agentpay-server serve` that say on which Solana cluster it works, and how it pays there."""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from agentpay_server.chain.custody import read_key
+from agentpay_server.chain.rpc.settings import Finality, RpcSettings
+
+FEE_PAYER_VARIABLE: Final = "AGENTPAY_SERVER_FEE_PAYER_KEY"
+MINT_AUTHORITY_VARIABLE: Final = "AGENTPAY_SERVER_MINT_AUTHORITY_KEY"
+
+_KEY_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OPTIONS: Final = (
+    click.option(
+        "--rpc-url",
+        envvar="AGENTPAY_SERVER_RPC_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="JSON-RPC endpoint of a Solana cluster to work on, in the place of the chain within the server.",
+    ),
+    click.option(
+        "--rpc-websocket-url",
+        envvar="AGENTPAY_SERVER_RPC_WEBSOCKET_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="Its websocket, which saves waiting.",
+    ),
+    click.option(
+        "--rpc-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long any call of the endpoint may take.",
+    ),
+    click.option(
+        "--finality",
+        type=click.Choice([choice.value for choice in Finality]),
+        default=Finality.CONFIRMED.value,
+        show_default=True,
+        help="When a transfer counts as settled on a cluster.",
+    ),
+    click.option("--allow-mainnet", is_flag=True, help="Allow a cluster where money is real."),
+    click.option(
+        "--usdc-mint",
+        metavar="ADDRESS",
+        help="The mint to use on a cluster without Circle's; as a rule it has the address of mainnet's.",
+    ),
+    click.option(
+        "--fee-payer-key-file",
+        type=_KEY_FILE,
+        help="Key that pays fees and rents, as solana-keygen writes it; its text may be in "
+        f"{FEE_PAYER_VARIABLE} instead. Without it the server has one of its own.",
+    ),
+    click.option(
+        "--mint-authority-key-file",
+        type=_KEY_FILE,
+        help="Key that mints on a cluster of your own, for the sandbox; its text may be in "
+        f"{MINT_AUTHORITY_VARIABLE} instead.",
+    ),
+    click.option(
+        "--priority-fee",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="MICRO_LAMPORTS",
+        help="Offered for each compute unit of the limit.",
+    ),
+    click.option(
+        "--compute-unit-limit",
+        type=click.IntRange(min=1, max=1_400_000),
+        default=60_000,
+        show_default=True,
+        help="Compute units that a transaction may use, where a priority fee is offered.",
+    ),
+)
+
+
+def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a cluster; it is called with `rpc`, None where there is none."""
+
+    @functools.wraps(command)
+    def with_cluster(
+        *,
+        rpc_url: str | None,
+        rpc_websocket_url: str | None,
+        rpc_timeout: float,
+        finality: str,
+        allow_mainnet: bool,
+        usdc_mint: str | None,
+        fee_payer_key_file: Path | None,
+        mint_authority_key_file: Path | None,
+        priority_fee: int,
+        compute_unit_limit: int,
+        **others: Any,  # noqa: ANN401 - the values of other options
+    ) -> None:
+        if rpc_url is None:
+            _require_cluster(
+                rpc_websocket_url=rpc_websocket_url,
+                allow_mainnet=allow_mainnet,
+                usdc_mint=usdc_mint,
+                fee_payer_key_file=fee_payer_key_file,
+                mint_authority_key_file=mint_authority_key_file,
+                priority_fee=priority_fee,
+            )
+            command(rpc=None, **others)
+            return
+        try:
+            rpc = RpcSettings(
+                url=rpc_url,
+                websocket_url=rpc_websocket_url,
+                finality=finality,
+                allow_mainnet=allow_mainnet,
+                usdc_mint=usdc_mint,
+                timeout_seconds=rpc_timeout,
+                compute_unit_limit=compute_unit_limit,
+                priority_fee_micro_lamports=priority_fee,
+                fee_payer_key=_key(fee_payer_key_file, FEE_PAYER_VARIABLE),
+                mint_authority_key=_key(mint_authority_key_file, MINT_AUTHORITY_VARIABLE),
+            )
+        except ValueError as error:
+            raise click.UsageError(f"{error}.") from None
+        command(rpc=rpc, **others)
+
+    for option in reversed(_OPTIONS):
+        with_cluster = option(with_cluster)
+    return with_cluster
+
+
+def _require_cluster(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} is for a Solana cluster: give --rpc-url as well.")
+
+
+def _key(path: Path | None, variable: str) -> bytes | None:
+    """Return the key in a file, or in an environment variable; None where neither is given."""
+    try:
+        text = os.environ.get(variable) if path is None else path.read_text("utf-8")
+    except (OSError, UnicodeError):
+        raise click.UsageError(f"{path} cannot be read.") from None
+    if not text:
+        return None
+    try:
+        return read_key(text)
+    except ValueError as error:
+        raise click.UsageError(f"{variable if path is None else path}: {error}.") from None

@@ -1,0 +1,301 @@
+"""The RPC chain on a real validator: what lands, what fails and why, what is not known, what cannot land."""
+
+import asyncio
+import time
+
+import pytest
+import rpc_world
+import surfpool as validators
+from rpc_world import USDC, RpcWorld
+from solders.keypair import Keypair
+from surfpool import Surfpool
+
+from agentpay_server.chain import instructions, transactions
+from agentpay_server.chain.base import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Blockhash,
+    ChainUnavailableError,
+    FailureReason,
+    SignedTransaction,
+)
+from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.transactions import MAX_MEMO_BYTES
+
+pytestmark = pytest.mark.anyio
+
+
+async def reason_of(world: RpcWorld, signed: SignedTransaction) -> FailureReason:
+    status = await world.send(signed)
+    assert status.failure is not None
+    assert status.failure.detail
+    return status.failure.reason
+
+
+# --- Landing
+
+
+async def test_a_transfer_lands_and_moves_the_money(world: RpcWorld) -> None:
+    source, recipient = await world.account(1, 10), await world.account(2)
+    await world.land(await world.transfer(1, recipient, 4))
+    assert (await world.balance(source), await world.balance(recipient)) == (6, 4)
+
+
+async def test_a_transaction_that_is_sent_again_lands_once(world: RpcWorld) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 4)
+    await asyncio.gather(*(world.chain.send(signed.raw) for _ in range(5)))
+    await world.end(signed)
+    await world.land(signed)
+    assert await world.balance(recipient) == 4
+
+
+async def test_what_was_sent_to_a_node_that_makes_no_blocks_is_not_known_until_it_does(
+    world: RpcWorld,
+) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 4)
+    world.surfpool.call("surfnet_pauseClock")
+    try:
+        await world.chain.send(signed.raw)
+        assert await world.chain.signature_status(signed.signature) is None
+        assert await world.chain.block_height() <= signed.last_valid_block_height
+    finally:
+        world.surfpool.call("surfnet_resumeClock")
+    assert (await world.end(signed)).failure is None
+    assert await world.balance(recipient) == 4
+
+
+async def test_a_confirmed_transaction_is_final_and_becomes_irreversible(world: RpcWorld) -> None:
+    signed = await world.provision(1)
+    first = await world.send(signed)
+    assert (first.is_final, first.is_irreversible) == (True, False)
+    await world.irreversible(signed)
+
+
+async def test_with_finality_finalized_nothing_is_final_that_is_not_irreversible(surfpool: Surfpool) -> None:
+    async with rpc_world.world(surfpool, finality="finalized") as world:
+        signed = await world.provision(1)
+        await world.chain.send(signed.raw)
+        seen = []
+        while not seen or not seen[-1].is_final:
+            status = await world.chain.signature_status(signed.signature)
+            seen += [status] if status else []
+            await asyncio.sleep(0.02)
+        assert len(seen) > 1
+        assert all(status.is_final == status.is_irreversible for status in seen)
+
+
+async def test_a_notice_of_the_websocket_ends_the_wait_early(surfpool: Surfpool) -> None:
+    async with rpc_world.world(surfpool, websocket_url=surfpool.websocket_url) as world:
+        await world.chain.wait_for_notice("", 0.5)  # Time to connect.
+        signed = await world.provision(1)
+        await world.chain.send(signed.raw)
+        started = time.monotonic()
+        await world.chain.wait_for_notice(signed.signature, 30)
+        assert time.monotonic() - started < 10
+
+
+# --- Failing
+
+
+async def test_a_shortfall_is_insufficient_funds_and_moves_nothing(world: RpcWorld) -> None:
+    source, recipient = await world.account(1, 10), await world.account(2)
+    signed = await world.transfer(1, recipient, 11)
+    assert await reason_of(world, signed) is FailureReason.INSUFFICIENT_FUNDS
+    assert (await world.balance(source), await world.balance(recipient)) == (10, 0)
+
+
+async def test_a_frozen_recipient_is_account_frozen(world: RpcWorld) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    await world.freeze(recipient)
+    assert await reason_of(world, await world.transfer(1, recipient, 1)) is FailureReason.ACCOUNT_FROZEN
+
+
+async def test_a_recipient_that_is_no_token_account_is_account_missing(world: RpcWorld) -> None:
+    await world.account(1, 10)
+    await world.account(2)
+    await world.close_account(2)
+    for n, recipient in enumerate((world.token_address(2), world.token_address(3), world.owner(2), USDC)):
+        signed = await world.transfer(1, recipient, 1, memo=f"txn_{n}")
+        assert await reason_of(world, signed) is FailureReason.ACCOUNT_MISSING
+
+
+async def test_the_reason_is_known_to_a_process_that_did_not_send(world: RpcWorld) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 11)
+    await world.send(signed)
+    async with rpc_world.world(world.surfpool) as other:
+        status = await other.end(signed)
+    assert status.failure is not None
+    assert status.failure.reason is FailureReason.INSUFFICIENT_FUNDS
+
+
+async def test_a_fee_payer_without_sol_has_not_handed_anything_over(world: RpcWorld) -> None:
+    poor = Custody(bytes(range(64)))
+    signed = transactions.create_token_account(
+        poor, await world.chain.latest_blockhash(), usdc_mint=USDC, owner=world.owner(1)
+    )
+    with pytest.raises(ChainUnavailableError):
+        await world.chain.send(signed.raw)
+    assert await world.chain.signature_status(signed.signature) is None
+
+
+# --- Expiring
+
+
+async def test_an_unknown_blockhash_is_no_end(world: RpcWorld) -> None:
+    await world.account(1, 10)
+    signed = transactions.create_token_account(
+        world.custody,
+        Blockhash(value=USDC, last_valid_block_height=2**40),
+        usdc_mint=USDC,
+        owner=world.owner(1),
+    )
+    with pytest.raises(ChainUnavailableError, match="Blockhash not found"):
+        await world.chain.send(signed.raw)
+    assert await world.chain.signature_status(signed.signature) is None
+
+
+async def test_a_transaction_that_was_not_sent_in_time_can_never_land() -> None:
+    with validators.running(slot_ms=5) as fast:
+        async with rpc_world.world(fast) as world:
+            signed = await world.provision(1)
+            await world.expired(signed)
+            earliest = signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
+            assert await world.chain.first_known_height() <= earliest
+            assert await world.chain.signature_status(signed.signature) is None
+            with pytest.raises(ChainUnavailableError):
+                await world.chain.send(signed.raw)
+            await asyncio.sleep(0.1)
+            assert await world.chain.signature_status(signed.signature) is None
+            assert await world.chain.token_accounts([world.token_address(1)]) == [None]
+
+
+async def test_a_landed_transaction_is_known_after_its_blockhash_has_expired() -> None:
+    with validators.running(slot_ms=5) as fast:
+        async with rpc_world.world(fast) as world:
+            signed = await world.provision(1)
+            await world.land(signed)
+            await world.expired(signed)
+            assert (await world.end(signed)).is_irreversible
+
+
+# --- Reading
+
+
+async def test_blockhashes_are_recent_and_shared(world: RpcWorld) -> None:
+    first, second = await asyncio.gather(world.chain.latest_blockhash(), world.chain.latest_blockhash())
+    assert first == second
+    height = await world.chain.block_height()
+    assert 0 < first.last_valid_block_height - height <= 200
+
+
+async def test_blockhashes_are_renewed(surfpool: Surfpool) -> None:
+    async with rpc_world.world(surfpool, blockhash_seconds=0.1) as world:
+        first = await world.chain.latest_blockhash()
+        await asyncio.sleep(0.3)
+        assert await world.chain.latest_blockhash() != first
+
+
+async def test_only_usdc_token_accounts_are_token_accounts(world: RpcWorld) -> None:
+    address = await world.account(1, 25)
+    other_mint = str(Keypair().pubkey())
+    rpc_world.put_mint(world.surfpool, world.custody.address(TREASURY), address=other_mint)
+    await world.land(
+        transactions.create_token_account(
+            world.custody, await world.chain.latest_blockhash(), usdc_mint=other_mint, owner=world.owner(1)
+        )
+    )
+    foreign = instructions.associated_token_address(world.owner(1), other_mint)
+    asked = [address, foreign, world.owner(1), world.token_address(9), USDC, "no address", address]
+    found = await world.chain.token_accounts(asked)
+    assert found[1:6] == [None] * 5
+    assert found[0] == found[6]
+    assert found[0] is not None
+    assert (found[0].address, found[0].owner, found[0].amount_micro) == (address, world.owner(1), 25)
+    assert not found[0].is_frozen
+    await world.freeze(address)
+    (frozen,) = await world.chain.token_accounts([address])
+    assert frozen is not None
+    assert frozen.is_frozen
+
+
+async def test_more_accounts_than_one_call_takes_come_in_their_order(world: RpcWorld) -> None:
+    address = await world.account(1, 25)
+    asked = [str(Keypair().pubkey()) for _ in range(230)]
+    asked[7] = asked[129] = asked[229] = address
+    found = await world.chain.token_accounts(asked)
+    assert [at for at, account in enumerate(found) if account] == [7, 129, 229]
+    assert await world.chain.token_accounts([]) == []
+
+
+async def test_sizes_and_rents(world: RpcWorld) -> None:
+    address = await world.account(1)
+    assert await world.chain.account_size(address) == (await world.chain.rent_exemption(165), 165)
+    assert await world.chain.account_size(world.owner(1)) == (await world.chain.rent_exemption(0), 0)
+    assert await world.chain.account_size(world.owner(2)) is None
+    assert await world.chain.account_size("no address") is None
+
+
+async def test_a_signature_that_is_none_is_not_known(world: RpcWorld) -> None:
+    assert await world.chain.signature_status("not a signature") is None
+
+
+async def test_an_explorer_link_leads_to_the_cluster(world: RpcWorld) -> None:
+    assert "cluster=custom&customUrl=http%3A%2F%2F127.0.0.1" in world.chain.explorer_url("5sig")
+
+
+# --- Priority fees
+
+
+async def test_a_priority_fee_is_paid_and_the_limit_suffices_for_every_kind_of_transaction(
+    surfpool: Surfpool,
+) -> None:
+    async with rpc_world.world(surfpool, priority_fee_micro_lamports=10_000) as world:
+        chain, custody = world.chain, world.custody
+        rpc_world.put_lamports(surfpool, custody.address(POLICY_AUTHORITY), 10**9)
+        half_limit = RpcSettings(url=surfpool.url).compute_unit_limit // 2
+
+        async def lands_within_half_the_limit(signed: SignedTransaction) -> None:
+            simulation = await chain.simulate(signed.raw)
+            assert simulation.error is None
+            assert 0 < simulation.units_consumed < half_limit
+            await world.land(signed)
+
+        for index in (1, 2):
+            await lands_within_half_the_limit(await world.provision(index))
+        await world.mint(world.token_address(1), 10)
+        before = await chain.account_size(custody.address(TREASURY))
+        await lands_within_half_the_limit(
+            await world.transfer(1, world.token_address(2), 1, memo="é" * (MAX_MEMO_BYTES // 2))
+        )
+        after = await chain.account_size(custody.address(TREASURY))
+        assert before is not None
+        assert after is not None
+        assert before[0] - after[0] > 10_000  # Two signatures.
+        record = PolicyRecord(
+            account_id="acct_" + "0" * 26, policy_version=1, policy_sha256="0" * 64, policy="p" * 700
+        )
+        for version in (1, 2):
+            address = custody.address(record_key(1))
+            await lands_within_half_the_limit(
+                transactions.write_policy_record(
+                    custody,
+                    await chain.latest_blockhash(),
+                    account_index=1,
+                    record=PolicyRecord(
+                        account_id=record.account_id,
+                        policy_version=version,
+                        policy_sha256=record.policy_sha256,
+                        policy=record.policy,
+                    ),
+                    present=await chain.account_size(address),
+                    rent_exempt_lamports=await chain.rent_exemption(record.size),
+                )
+            )

@@ -1,0 +1,279 @@
+"""The whole service on a real validator: what it does, what it refuses, what it says while that is away."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import json_rpc_server
+import pytest
+import rpc_proxy
+import rpc_service
+import rpc_world
+import validators
+from rpc_proxy import RpcProxy
+from rpc_service import Service
+from solders.keypair import Keypair
+from surfpool import Surfpool
+
+from agentpay_server import AgentPayServer
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.contract import sandbox
+from agentpay_server.rpc_options import FEE_PAYER_VARIABLE
+from agentpay_server.settings import Settings
+from agentpay_server.storage import open_storage
+from agentpay_server.store import confirmed
+
+pytestmark = pytest.mark.anyio
+
+MAINNET = "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
+TROUBLES = (rpc_proxy.request_lost, rpc_proxy.silent, rpc_proxy.rate_limited, rpc_proxy.overloaded)
+DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
+
+
+def genesis(value: str) -> rpc_proxy.Act:
+    async def act(forward: rpc_proxy.Forward) -> Any:
+        return json_rpc_server.result(value)
+
+    return act
+
+
+@pytest.fixture
+async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
+    async with rpc_proxy.in_front_of(surfpool.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def service(surfpool: Surfpool) -> AsyncIterator[Service]:
+    async with rpc_service.serving(surfpool) as running:
+        yield running
+
+
+# --- What it does
+
+
+async def test_a_transfer_moves_exactly_its_amount_and_its_key_moves_it_once(service: Service) -> None:
+    payer, payee = await service.account("100"), await service.account()
+    first = await service.transfer("key", payer, payee, "25.5")
+    again = await service.transfer("key", payer, payee, "25.50")
+    assert (first.status_code, again.content) == (200, first.content)
+    assert (await service.held(payer), await service.held(payee)) == (74_500_000, 25_500_000)
+
+
+async def test_what_is_refused_by_policy_or_balance_moves_nothing(service: Service) -> None:
+    payer, payee = await service.account("10"), await service.account()
+    policy = {"max_single_transfer": 5}
+    assert (await service.http.put(f"/v1/accounts/{payer.account_id}/policy", json=policy)).is_success
+    refused = await service.transfer("a", payer, payee, "6")
+    assert (refused.status_code, refused.json()["error"]) == (402, "policy_violation")
+    assert (await service.transfer("b", payer, payee, "5")).status_code == 200
+    assert (await service.transfer("c", payer, payee, "5")).status_code == 200
+    short = await service.transfer("d", payer, payee, "0.000001")
+    assert (short.status_code, short.json()["error"]) == (402, "insufficient_balance")
+    assert await service.held(payee) == 10_000_000
+
+
+async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
+    surfpool: Surfpool, service: Service
+) -> None:
+    account = await service.account()
+    async with rpc_world.world(surfpool) as world:
+        signed = await world.mint(account.usdc_token_account, 7)
+
+    async def entries() -> list[dict[str, Any]]:
+        return (await service.http.get(f"/v1/accounts/{account.account_id}/transactions")).json()["data"]
+
+    async def is_booked() -> bool:
+        return len(await entries()) == 1
+
+    await rpc_service.eventually(is_booked)
+    (entry,) = await entries()
+    assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
+
+
+async def test_what_is_settled_is_watched_until_it_cannot_be_undone(service: Service) -> None:
+    payer, payee = await service.account("10"), await service.account()
+    assert (await service.transfer("a", payer, payee, "5")).status_code == 200
+    database = service.runtime.context.database
+
+    async def watched() -> set[str]:
+        return {row.subject for row in await database.read(confirmed.watched_after, "", 100)}
+
+    assert payer.account_id in await watched()
+
+    async def is_over() -> bool:
+        return not await watched()
+
+    await rpc_service.eventually(is_over)
+
+
+async def test_embedded_in_a_process_it_works_on_a_cluster_as_well(surfpool: Surfpool) -> None:
+    rpc_world.prepare(surfpool)
+
+    def use() -> None:
+        with AgentPayServer(rpc=validators.rpc_settings(surfpool)) as server:
+            account = server.client().accounts.create(name="Research bot")
+            server.sandbox.fund(account.account_id, "2")
+            assert server.client().accounts.balance(account.account_id).balance_usdc == 2
+
+    await asyncio.to_thread(use)
+
+
+# --- While the cluster is away
+
+
+async def is_ready(service: Service, status: int) -> bool:
+    answer = await service.http.get("/readyz")
+    assert answer.json().get("not_ready") in (None, ["chain"])
+    return answer.status_code == status
+
+
+async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    async with rpc_service.serving(
+        surfpool, url=proxy.url, websocket_url=None, timeout_seconds=0.3
+    ) as service:
+        payer, payee = await service.account("10"), await service.account()
+        balance = f"/v1/accounts/{payer.account_id}/balance"
+        for trouble in (
+            rpc_proxy.request_lost,
+            rpc_proxy.silent,
+            rpc_proxy.rate_limited,
+            rpc_proxy.overloaded,
+        ):
+            proxy.always("*", trouble)
+            for answer in (
+                await service.http.get(balance),
+                await service.transfer(trouble.__name__, payer, payee, "1"),
+                await service.http.post("/v1/accounts", json={"name": "x"}),
+            ):
+                assert (answer.status_code, answer.json()["error"]) == (503, "chain_unavailable")
+                assert answer.headers["retry-after"].isdecimal()
+                assert "transfer_id" not in answer.json()
+            # The height of a moment ago counts as an answer.
+            await rpc_service.eventually(lambda: is_ready(service, 503))
+            # What needs no chain goes on.
+            history = await service.http.get(f"/v1/accounts/{payer.account_id}/transactions")
+            assert history.status_code == 200
+            proxy.clear()
+            await rpc_service.eventually(lambda: is_ready(service, 200))
+            assert (await service.http.get(balance)).json()["balance_usdc"] == "10.000000"
+        assert await service.held(payee) == 0
+
+
+# --- Where it refuses to
+
+
+async def serve(*options: str, **environment: str) -> tuple[int, str]:
+    """Return the exit code and what is said by a server that does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(rpc_service.PATIENCE_SECONDS):
+            out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    text = out.decode()
+    assert "Traceback" not in text
+    return process.returncode, " ".join(text.replace("\u2502", " ").split())
+
+
+async def test_mainnet_takes_an_explicit_word_and_a_place_for_its_keys(
+    proxy: RpcProxy, service: Service, tmp_path: Path
+) -> None:
+    proxy.always("getGenesisHash", genesis(MAINNET))
+    where = ["--rpc-url", proxy.url, "--data-dir", str(tmp_path)]
+    code, said = await serve(*where)
+    assert code == 1
+    assert "--allow-mainnet" in said
+    code, said = await serve("--rpc-url", proxy.url, "--allow-mainnet")
+    assert code == 1
+    assert "forgets the keys" in said
+    code, said = await serve(*where, "--allow-mainnet", "--clock", "manual")
+    assert code == 1
+    assert "manual clock" in said
+
+
+async def test_a_database_of_one_chain_is_not_used_with_another(
+    surfpool: Surfpool, proxy: RpcProxy, service: Service, tmp_path: Path
+) -> None:
+    with AgentPayServer(data_dir=tmp_path / "embedded"):
+        pass
+    code, said = await serve("--rpc-url", proxy.url, "--data-dir", str(tmp_path / "embedded"))
+    assert code == 1
+    assert "database belongs to" in said
+    proxy.always("getGenesisHash", genesis(DEVNET))
+    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
+    storage = await open_storage(Settings(), data_dir=tmp_path / "devnet", keeps_chain=False)
+    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage):
+        pass
+    proxy.clear()
+    code, said = await serve("--rpc-url", proxy.url, "--data-dir", str(tmp_path / "devnet"))
+    assert code == 1
+    assert DEVNET in said
+
+
+async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
+    surfpool: Surfpool, proxy: RpcProxy, tmp_path: Path
+) -> None:
+    proxy.always("getGenesisHash", genesis(DEVNET))
+    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
+    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage) as service:
+        account = await service.account()
+        body = {"amount": "1", "name": "x", "seconds": 1}
+        for endpoint in sandbox.SANDBOX_ENDPOINTS:
+            path = endpoint.path.format(
+                account_id=account.account_id, name="chain_down", snapshot_id="snap_none"
+            )
+            names = {field.name for field in endpoint.request.__attrs_attrs__} if endpoint.request else set()
+            sent = {name: value for name, value in body.items() if name in names} or None
+            answer = await service.http.request(endpoint.method, path, json=sent)
+            assert (answer.status_code, answer.json()["error"]) == (403, "forbidden"), endpoint
+            assert "public cluster" in answer.json()["message"]
+
+
+async def test_an_endpoint_that_gives_no_answer_is_named_in_a_sentence() -> None:
+    code, said = await serve("--rpc-url", "http://127.0.0.1:9/?api-key=hunter2")
+    assert code == 1
+    assert "gave no answer" in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--allow-mainnet"], "--rpc-url"),
+        (["--rpc-url", "ftp://x"], "http or https"),
+        (["--rpc-url", "http://x", "--fee-payer-key-file", "key.json"], "64 bytes"),
+    ],
+)
+async def test_options_that_cannot_be_meant_are_refused(
+    options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key.json").write_text("[1, 2, 3]")
+    code, said = await serve(*options)
+    assert code == 2
+    assert says in said
+
+
+async def test_a_key_in_the_environment_pays(proxy: RpcProxy, service: Service) -> None:
+    code, said = await serve("--rpc-url", proxy.url, **{FEE_PAYER_VARIABLE: json.dumps([256] * 64)})
+    assert code == 2
+    assert FEE_PAYER_VARIABLE in said
+    payer = service.runtime.context.signer.address(TREASURY)
+    assert payer == str(Keypair.from_bytes(rpc_world.GIVEN[TREASURY]).pubkey())

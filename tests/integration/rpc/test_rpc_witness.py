@@ -1,0 +1,65 @@
+"""What the service has done, as libraries see it that we did not write: balances, memos, policy records."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+import rpc_service
+import witness
+from rpc_service import Party, Service
+from rpc_world import USDC
+from surfpool import Surfpool
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_balances_and_the_memo_are_what_was_told(surfpool: Surfpool) -> None:
+    async with rpc_service.serving(surfpool) as service:
+        payer, payee = await service.account("100"), await service.account()
+        answer = (await service.transfer("key", payer, payee, "25.5", memo="private")).json()
+        owner = (await service.http.get(f"/v1/accounts/{payer.account_id}")).json()["chain_address"]
+    source, target, transaction = await witness.testify(
+        surfpool.url,
+        ("token_account", payer.usdc_token_account),
+        ("token_account", payee.usdc_token_account),
+        ("transaction", answer["tx_signature"]),
+    )
+    assert source == {"mint": USDC, "owner": owner, "amount": "74500000"}
+    assert (target["mint"], target["amount"]) == (USDC, "25500000")
+    assert transaction["error"] is None
+    moves = [step["parsed"] for step in transaction["instructions"] if step["program"] == "spl-token"]
+    memos = [step["parsed"] for step in transaction["instructions"] if step["program"] == "spl-memo"]
+    assert memos == [answer["transfer_id"]]
+    (move,) = moves
+    assert move["type"] == "transferChecked"
+    assert move["info"]["source"] == payer.usdc_token_account
+    assert move["info"]["destination"] == payee.usdc_token_account
+    assert move["info"]["tokenAmount"]["amount"] == "25500000"
+
+
+async def test_the_policy_record_is_the_policy_in_force(surfpool: Surfpool) -> None:
+    async with rpc_service.serving(surfpool) as service:
+        account = await service.account()
+        policy = {"max_single_transfer": 2.5, "categories": ["data"]}
+        changed = await service.http.put(f"/v1/accounts/{account.account_id}/policy", json=policy)
+        assert changed.is_success
+        address = (await record(service, account))["address"]
+    (metadata,) = await witness.testify(surfpool.url, ("metadata", address))
+    assert metadata["policy_version"] == "2"
+    shown = json.loads(metadata["policy"])
+    assert (shown["max_single_transfer"], shown["categories"]) == (2.5, ["data"])
+    assert metadata["policy_sha256"] == hashlib.sha256(metadata["policy"].encode()).hexdigest()
+
+
+async def record(service: Service, account: Party) -> dict[str, Any]:
+    """Return what the console says of the record, once it is written."""
+    found: dict[str, Any] = {}
+
+    async def is_written() -> bool:
+        detail = (await service.http.get(f"/console/accounts/{account.account_id}")).json()
+        found.update(detail["policy_record"])
+        return bool(found["version"])
+
+    await rpc_service.eventually(is_written)
+    return found

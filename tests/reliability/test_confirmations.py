@@ -1,0 +1,126 @@
+"""What counts as settled is watched until it cannot be undone; a chain that forgets proves nothing (D35)."""
+
+import logging
+from typing import Any
+
+import chains
+import pytest
+from chains import FaultyChain, Proceed
+from worlds import Party, World
+
+from agentpay_server.chain.base import SignatureStatus
+from agentpay_server.services.confirmations import Confirmations
+from agentpay_server.store import confirmed, tables
+
+pytestmark = pytest.mark.anyio
+
+
+async def confirmed_only(chain: FaultyChain, proceed: Proceed) -> Any:
+    """What has landed may yet be undone."""
+    await proceed()
+    return SignatureStatus(is_final=True, is_irreversible=False)
+
+
+async def gone(chain: FaultyChain, proceed: Proceed) -> Any:
+    """Its block was undone."""
+    return None
+
+
+async def settled(world: World) -> tuple[Party, Party, str]:
+    """Let a transfer settle that may yet vanish, and return who pays whom, and its identifier."""
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("signature_status", confirmed_only)
+    answer = await world.transfer("key", source, to, "7")
+    assert answer.status == 200, answer
+    assert await watched(world) == [answer.body["transfer_id"]]
+    return source, to, answer.body["transfer_id"]
+
+
+async def watched(world: World) -> list[str]:
+    found = await world.runtime.context.database.read(confirmed.watched_after, "", 100)
+    return [row.subject for row in found]
+
+
+async def look(world: World) -> None:
+    await Confirmations(world.runtime.context, world.runtime.settlement).look()
+
+
+async def test_what_is_irreversible_is_watched_no_longer(world: World) -> None:
+    await settled(world)
+    world.chain.next("signature_status", confirmed_only)
+    await look(world)
+    assert len(await watched(world)) == 1
+    await look(world)
+    assert await watched(world) == []
+
+
+async def test_what_settles_irreversibly_is_not_watched(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    assert (await world.transfer("key", source, to, "7")).status == 200
+    assert await watched(world) == []
+
+
+async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: World) -> None:
+    _, to, transfer_id = await settled(world)
+    before = list(world.chain.sent)
+    world.chain.next("signature_status", gone)
+    await look(world)
+    assert world.chain.sent == [*before, before[-1]]
+    assert (await world.get_transfer(transfer_id))["status"] == "settled"
+    assert await watched(world) == [transfer_id]
+    await look(world)
+    assert await watched(world) == []
+    assert world.balance(to) == 7_000_000
+
+
+async def test_what_can_never_land_again_is_reported_and_stays_settled(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, transfer_id = await settled(world)
+    before = list(world.chain.sent)
+    world.chain.inner.expire_blockhash()
+    world.chain.next("signature_status", gone, gone)
+    await look(world)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "transaction.undone" in record.getMessage()
+    assert transfer_id in record.getMessage()
+    assert world.chain.sent == before
+    assert await watched(world) == []
+    assert (await world.get_transfer(transfer_id))["status"] == "settled"
+
+
+async def test_a_chain_that_does_not_answer_leaves_it_watched(world: World) -> None:
+    await settled(world)
+    world.chain.next("signature_status", chains.down)
+    await look(world)
+    assert len(await watched(world)) == 1
+
+
+async def test_an_account_whose_creation_may_vanish_is_watched(world: World) -> None:
+    world.chain.next("signature_status", confirmed_only)
+    account = await world.account()
+    assert await watched(world) == [account.account_id]
+
+
+async def test_a_chain_that_has_forgotten_the_blocks_proves_no_expiry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forgetful() -> int:
+        return 10**6
+
+    source, to = await world.account("100"), await world.account()
+    monkeypatch.setattr(world.chain.inner, "first_known_height", forgetful)
+    world.chain.black_holes.add("*")
+    answer = await world.transfer("key", source, to, "7")
+    assert (answer.status, answer.error) == (503, "chain_unavailable")
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+    assert world.attempts(answer.transfer_id) == ["lost"]
+    (row,) = await world.rows(tables.transfers)
+    assert row["status"] == "submitted"
+    # One with a longer memory tells.
+    monkeypatch.undo()
+    world.chain.clear()
+    await world.rest()
+    assert world.attempts(answer.transfer_id) == ["lost", "landed"]
+    assert world.balance(to) == 7_000_000

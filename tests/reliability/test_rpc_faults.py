@@ -1,0 +1,232 @@
+"""The RPC chain behind a faulty network (P8): the truth or "unavailable", in time, and well by itself."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import json_rpc_server
+import pytest
+import rpc_proxy
+import rpc_world
+from rpc_proxy import Act, RpcProxy
+from rpc_world import RpcWorld
+from surfpool import Surfpool
+
+from agentpay_server.chain.base import ChainUnavailableError, SignatureStatus, SignedTransaction
+
+pytestmark = pytest.mark.anyio
+
+TIMEOUT_SECONDS = 1.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets need real time."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
+    async with rpc_proxy.in_front_of(surfpool.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def world(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[RpcWorld]:
+    async with rpc_world.world(surfpool, url=proxy.url, timeout_seconds=TIMEOUT_SECONDS) as running:
+        yield running
+
+
+FAULTS: dict[str, Act] = {
+    "request lost": rpc_proxy.request_lost,
+    "reply lost": rpc_proxy.reply_lost,
+    "delivered twice": rpc_proxy.delivered_twice,
+    "silent": rpc_proxy.silent,
+    "delayed": rpc_proxy.delayed(0.2),
+    "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5),
+    "rate limited": rpc_proxy.rate_limited,
+    "overloaded": rpc_proxy.overloaded,
+    "crashed": rpc_proxy.crashed,
+    "garbled": rpc_proxy.garbled,
+    "unhealthy": rpc_proxy.unhealthy,
+}
+HARMLESS = {"delivered twice", "delayed"}
+
+
+async def recovered(operation: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the result once the chain is available again, without anybody doing anything for it."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await operation()
+            except ChainUnavailableError:
+                await asyncio.sleep(0.05)
+
+
+async def settled(world: RpcWorld, signed: SignedTransaction) -> SignatureStatus | None:
+    """Bring a transaction to its end as the service does; None when it expired."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                height = await world.chain.block_height()
+                status = await world.chain.signature_status(signed.signature)
+                if status is not None and status.is_final:
+                    return status
+                if status is None:
+                    if height > signed.last_valid_block_height:
+                        return None
+                    await world.chain.send(signed.raw)
+            except ChainUnavailableError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+# --- Reading
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_reading_gives_the_truth_or_is_unavailable_in_time(
+    world: RpcWorld, proxy: RpcProxy, fault: str
+) -> None:
+    address = await world.account(1, 25)
+    landed = await world.transfer(1, address, 1)
+    await world.send(landed)
+    chain = world.chain
+    held = await chain.token_accounts([address])
+    readings: dict[str, tuple[Callable[[], Awaitable[Any]], Callable[[Any], bool]]] = {
+        "getMultipleAccounts": (lambda: chain.token_accounts([address]), lambda value: value == held),
+        "getSignatureStatuses": (
+            lambda: chain.signature_status(landed.signature),
+            lambda value: value.is_final and value.failure is None,
+        ),
+        "getMinimumBalanceForRentExemption": (
+            lambda: chain.rent_exemption(77),
+            lambda value: value > 890_880,
+        ),
+    }
+    for method, (operation, is_true) in readings.items():
+        proxy.next(method, FAULTS[fault])
+        started = time.monotonic()
+        try:
+            assert is_true(await operation())
+        except ChainUnavailableError:
+            assert fault not in HARMLESS
+        assert time.monotonic() - started < 3 * TIMEOUT_SECONDS
+        proxy.clear()
+        assert is_true(await recovered(operation))
+
+
+async def test_a_chain_that_is_down_is_unavailable_at_once_and_back_as_soon_as_it_is(
+    world: RpcWorld, proxy: RpcProxy
+) -> None:
+    proxy.always("*", rpc_proxy.request_lost)
+    for _ in range(3):
+        with pytest.raises(ChainUnavailableError):
+            await world.chain.account_size(world.owner(1))
+    proxy.clear()
+    assert await world.chain.account_size(world.owner(1)) is None
+
+
+async def test_a_hundred_callers_of_a_silent_chain_wait_no_longer_than_one(
+    world: RpcWorld, proxy: RpcProxy
+) -> None:
+    proxy.always("*", rpc_proxy.silent)
+    started = time.monotonic()
+    calls = [world.chain.token_accounts([world.token_address(n)]) for n in range(1, 101)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, ChainUnavailableError) for outcome in outcomes)
+    assert time.monotonic() - started < 4 * TIMEOUT_SECONDS
+
+
+# --- Sending
+
+
+@pytest.mark.parametrize("method", ["sendTransaction", "getEpochInfo", "getSignatureStatuses"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_one_fault_on_the_way_moves_the_money_once(
+    world: RpcWorld, proxy: RpcProxy, fault: str, method: str
+) -> None:
+    recipient = await world.account(2)
+    source = await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 4)
+    proxy.next(method, FAULTS[fault])
+    status = await settled(world, signed)
+    assert status is not None
+    assert status.failure is None
+    assert await recovered(lambda: world.balance(source)) == 6
+    assert await world.balance(recipient) == 4
+
+
+async def test_a_reply_that_is_lost_every_time_does_not_hide_that_it_landed(
+    world: RpcWorld, proxy: RpcProxy
+) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 4)
+    proxy.always("sendTransaction", rpc_proxy.reply_lost)
+    assert (await settled(world, signed)) is not None
+    assert await world.balance(recipient) == 4
+
+
+async def test_a_failure_is_told_with_its_reason_through_a_fault(world: RpcWorld, proxy: RpcProxy) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 10)
+    signed = await world.transfer(1, recipient, 11)
+    proxy.next("getTransaction", rpc_proxy.reply_lost, rpc_proxy.garbled)
+    status = await settled(world, signed)
+    assert status is not None
+    assert status.failure is not None
+    assert status.failure.reason == "insufficient_funds"
+
+
+# --- Lagging nodes
+
+
+async def test_a_lagging_node_that_knows_no_signature_is_no_proof(world: RpcWorld, proxy: RpcProxy) -> None:
+    signed = await world.provision(1)
+    await world.send(signed)
+    await world.chain.block_height()
+    proxy.next("getSignatureStatuses", rpc_proxy.unknown)
+    with pytest.raises(ChainUnavailableError, match="lags behind"):
+        await world.chain.signature_status(signed.signature)
+    assert (await world.end(signed)).failure is None
+
+
+async def test_a_lagging_height_only_delays(world: RpcWorld, proxy: RpcProxy) -> None:
+    signed = await world.provision(1)
+    proxy.always("getEpochInfo", rpc_proxy.lagging(100))
+    assert await world.chain.block_height() <= signed.last_valid_block_height
+    status = await settled(world, signed)
+    assert status is not None
+    assert status.failure is None
+
+
+async def test_another_cluster_behind_the_same_url_is_not_believed(world: RpcWorld, proxy: RpcProxy) -> None:
+    async def another(forward: rpc_proxy.Forward) -> Any:
+        return json_rpc_server.result(world.owner(1))
+
+    address = await world.account(1, 5)
+    proxy.next("getMultipleAccounts", rpc_proxy.request_lost)  # A restart, seen from here.
+    proxy.always("getGenesisHash", another)
+    for _ in range(3):
+        with pytest.raises(ChainUnavailableError):
+            await world.balance(address)
+    proxy.clear()
+    assert await world.balance(address) == 5
+
+
+# --- Sharing
+
+
+async def test_fifty_transfers_are_waited_for_together(world: RpcWorld, proxy: RpcProxy) -> None:
+    recipient = await world.account(2)
+    await world.account(1, 1_000)
+    signed = [await world.transfer(1, recipient, 1, memo=f"txn_{n}") for n in range(50)]
+    before = proxy.requests["getSignatureStatuses"]
+    started = time.monotonic()
+    statuses = await asyncio.gather(*(settled(world, transaction) for transaction in signed))
+    assert all(status is not None and status.failure is None for status in statuses)
+    assert await world.balance(recipient) == 50
+    looks = (time.monotonic() - started) / 0.01  # One each interval at most, not one for each transfer.
+    assert proxy.requests["getSignatureStatuses"] - before <= looks + 1

@@ -1,0 +1,230 @@
+"""The whole service behind a faulty network, at every call: never twice, never lost, and known (P8)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import rpc_proxy
+import rpc_service
+from rpc_proxy import Act, RpcProxy
+from rpc_service import Party, Service
+from surfpool import Surfpool
+
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
+
+pytestmark = pytest.mark.anyio
+
+TIMEOUT_SECONDS = 0.6
+
+FAULTS: dict[str, Act] = {
+    "request lost": rpc_proxy.request_lost,
+    "reply lost": rpc_proxy.reply_lost,
+    "delivered twice": rpc_proxy.delivered_twice,
+    "silent": rpc_proxy.silent,
+    "delayed": rpc_proxy.delayed(0.2),
+    "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5),
+    "rate limited": rpc_proxy.rate_limited,
+    "overloaded": rpc_proxy.overloaded,
+    "crashed": rpc_proxy.crashed,
+    "garbled": rpc_proxy.garbled,
+    "unhealthy": rpc_proxy.unhealthy,
+}
+TRANSFER_CALLS = (
+    "getMultipleAccounts",
+    "getLatestBlockhash",
+    "sendTransaction",
+    "getSignatureStatuses",
+    "getEpochInfo",
+)
+ACCOUNT_CALLS = (*TRANSFER_CALLS, "getMinimumBalanceForRentExemption")
+IN_EVERY_RUN = {("sendTransaction", "reply lost"), ("getSignatureStatuses", "rate limited")}
+
+
+def combinations(calls: tuple[str, ...]) -> list[Any]:
+    """Return every fault at every call; but for a few, they are for `nox -s validator`."""
+    return [
+        pytest.param(call, fault, marks=[] if (call, fault) in IN_EVERY_RUN else pytest.mark.validator)
+        for call in calls
+        for fault in FAULTS
+    ]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets need real time."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
+    async with rpc_proxy.in_front_of(surfpool.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def service(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[Service]:
+    async with rpc_service.serving(
+        # Nothing is remembered: every call is made each time. No websocket goes past the proxy.
+        surfpool,
+        url=proxy.url,
+        websocket_url=None,
+        timeout_seconds=TIMEOUT_SECONDS,
+        blockhash_seconds=0,
+    ) as running:
+        yield running
+
+
+def arm(proxy: RpcProxy, call: str, *acts: Act) -> None:
+    """Let acts stand in for the next requests of a call, and see to it that the call is made."""
+    proxy.next(call, *acts)
+    if call == "getEpochInfo":
+        # The height matters, and is asked for, only where a transaction is not to be seen.
+        proxy.next("sendTransaction", rpc_proxy.request_lost)
+
+
+async def settled(service: Service, source: Party, to: Party, seen: list[httpx.Response]) -> dict[str, Any]:
+    """Send one key until its outcome is known."""
+    async with asyncio.timeout(rpc_service.PATIENCE_SECONDS):
+        while True:
+            answer = await service.transfer("key", source, to, "7")
+            seen.append(answer)
+            if answer.status_code != 503:
+                assert answer.status_code == 200, answer.text
+                return dict(answer.json())
+            assert answer.headers["retry-after"].isdecimal()
+            await asyncio.sleep(0.05)
+
+
+async def assert_moved_once(
+    service: Service, source: Party, to: Party, told: dict[str, Any], seen: list[httpx.Response]
+) -> None:
+    names = {answer.json().get("transfer_id") for answer in seen}
+    assert names <= {None, told["transfer_id"]}
+    await rpc_service.eventually(lambda: shows(service, source, 93_000_000))
+    assert await service.held(to) == 7_000_000
+
+    def unit(connection: Connection) -> list[tuple[str, str]]:
+        return [(row[1], row[0]) for row in connection.execute(_TRANSFERS)]
+
+    rows = await service.runtime.context.database.read(unit)
+    assert rows == [("settled", told["transfer_id"])]
+    answer = await service.http.get(f"/console/accounts/{source.account_id}")
+    assert (answer.json()["spent_usdc"], answer.json()["reserved_usdc"]) == ("7.000000", "0.000000")
+
+
+_TRANSFERS = tables.transfers.select().with_only_columns(
+    tables.transfers.c.transfer_id, tables.transfers.c.status
+)
+
+
+async def shows(service: Service, party: Party, amount_micro: int) -> bool:
+    answer = await service.http.get(f"/v1/accounts/{party.account_id}/balance")
+    return answer.status_code == 200 and await service.held(party) == amount_micro
+
+
+@pytest.mark.parametrize(("call", "fault"), combinations(TRANSFER_CALLS))
+async def test_one_fault_at_any_call_of_a_transfer_moves_the_money_once(
+    service: Service, proxy: RpcProxy, call: str, fault: str
+) -> None:
+    source, to = await service.account("100"), await service.account()
+    before = proxy.requests[call]
+    arm(proxy, call, FAULTS[fault])
+    seen: list[httpx.Response] = []
+    told = await settled(service, source, to, seen)
+    assert proxy.requests[call] > before
+    await assert_moved_once(service, source, to, told, seen)
+
+
+@pytest.mark.parametrize(("call", "fault"), combinations(ACCOUNT_CALLS))
+async def test_one_fault_at_any_call_of_a_creation_leaves_one_account_or_none(
+    service: Service, proxy: RpcProxy, call: str, fault: str
+) -> None:
+    arm(proxy, call, FAULTS[fault])
+    answer = await service.http.post("/v1/accounts", json={"name": "a"})
+    proxy.clear()
+    listed = await service.until_read("/v1/accounts")
+    if answer.status_code == 201:
+        assert [account["account_id"] for account in listed["data"]] == [answer.json()["account_id"]]
+        assert (await service.until_read(f"/v1/accounts/{answer.json()['account_id']}/balance"))[
+            "balance_usdc"
+        ] == "0.000000"
+    else:
+        assert (answer.status_code, answer.json()["error"]) == (503, "chain_unavailable")
+        assert listed["data"] == []
+        await service.account("1")
+
+
+@pytest.mark.validator
+async def test_any_two_faults_on_the_way_move_the_money_once(service: Service, proxy: RpcProxy) -> None:
+    sends = ("request lost", "reply lost", "delivered twice", "crashed", "unhealthy")
+    for first in sends:
+        for second in ("reply lost", "silent", "garbled"):
+            source, to = await service.account("10"), await service.account()
+            proxy.next("sendTransaction", FAULTS[first], FAULTS[second])
+            proxy.next("getSignatureStatuses", FAULTS[second], FAULTS["reply lost"])
+            async with asyncio.timeout(rpc_service.PATIENCE_SECONDS):
+                answer = await service.transfer(to.account_id, source, to, "7")
+                while answer.status_code == 503:
+                    await asyncio.sleep(0.05)
+                    answer = await service.transfer(to.account_id, source, to, "7")
+            proxy.clear()
+            await rpc_service.eventually(lambda source=source: shows(service, source, 3_000_000))
+            assert await service.held(to) == 7_000_000
+
+
+@pytest.mark.validator
+async def test_what_expires_while_blocks_go_on_is_signed_again_and_moves_once(
+    service: Service, proxy: RpcProxy
+) -> None:
+    source, to = await service.account("100"), await service.account()
+    proxy.always("sendTransaction", rpc_proxy.request_lost)
+    asked = asyncio.create_task(settled(service, source, to, seen := []))
+    first = await signature_of_the_transfer(service)
+    await rpc_service.eventually(lambda: is_signed_again(service, first))
+    proxy.clear()
+    told = await asked
+    assert told["tx_signature"] != first
+    await assert_moved_once(service, source, to, told, seen)
+
+
+async def is_signed_again(service: Service, first: str) -> bool:
+    return await signature_of_the_transfer(service) != first
+
+
+async def signature_of_the_transfer(service: Service) -> str:
+    """Return the signature of the only transfer, once it is signed."""
+    statement = tables.transfers.select().with_only_columns(tables.transfers.c.tx_signature)
+    found: list[str] = []
+
+    async def is_signed() -> bool:
+        found[:] = await service.runtime.context.database.read(lambda c: [r[0] for r in c.execute(statement)])
+        return bool(found)
+
+    await rpc_service.eventually(is_signed)
+    return found[0]
+
+
+# --- How many calls it takes
+
+
+async def test_a_transfer_alone_takes_four_calls_at_most(surfpool: Surfpool, proxy: RpcProxy) -> None:
+    async with rpc_service.serving(surfpool, url=proxy.url) as service:
+        source, to = await service.account("100"), await service.account()
+        before = proxy.requests.total()
+        for number in range(20):
+            assert (await service.transfer(f"{number}", source, to, "1")).status_code == 200
+        assert (proxy.requests.total() - before) / 20 <= 4
+
+
+async def test_64_transfers_at_once_take_two_calls_each_at_most(surfpool: Surfpool, proxy: RpcProxy) -> None:
+    async with rpc_service.serving(surfpool, url=proxy.url) as service:
+        source, to = await service.account("100"), await service.account()
+        before = proxy.requests.total()
+        answers = await asyncio.gather(
+            *(service.transfer(f"{number}", source, to, "1") for number in range(64))
+        )
+        assert {answer.status_code for answer in answers} == {200}
+        assert (proxy.requests.total() - before) / 64 <= 2

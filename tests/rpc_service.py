@@ -1,0 +1,117 @@
+"""A whole server on a real validator, on the test's own event loop, and what tests ask of it over HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import rpc_world
+import validators
+from attrs import frozen
+from surfpool import Surfpool
+
+from agentpay_server.clock import SystemClock
+from agentpay_server.http.app import Application
+from agentpay_server.runtime import Runtime, start_runtime
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
+
+PATIENCE_SECONDS = 60.0
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+@frozen
+class Party:
+    """An account of the service."""
+
+    account_id: str
+    usdc_token_account: str
+
+
+class Service:
+    """A server and a client of its first operator."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(Application(runtime)),
+            base_url="http://agentpay.invalid",
+            headers={"Authorization": f"Bearer {runtime.operator.key}"},
+            timeout=120,
+        )
+
+    async def account(self, amount: str | None = None) -> Party:
+        """Make an account that holds an amount; try again for as long as the chain is away."""
+        body = await self.until_answered("/v1/accounts", {"name": "Party"})
+        if amount is not None:
+            await self.until_answered(f"/sandbox/accounts/{body['account_id']}/fund", {"amount": amount})
+        return Party(body["account_id"], body["usdc_token_account"])
+
+    async def transfer(
+        self, key: str, source: Party, to: Party | str, amount: str, **more: Any
+    ) -> httpx.Response:
+        recipient = to if isinstance(to, str) else to.account_id
+        body = {"from": source.account_id, "to": recipient, "amount": amount, "idempotency_key": key, **more}
+        return await self.http.post("/v1/transfers", json=body)
+
+    async def until_answered(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Post until the answer is no 503, and return its body."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                answer = await self.http.post(path, json=body)
+                if answer.status_code != 503:
+                    assert answer.is_success, answer.text
+                    return dict(answer.json())
+                assert answer.headers["retry-after"].isdecimal()
+                await asyncio.sleep(0.05)
+
+    async def until_read(self, path: str) -> dict[str, Any]:
+        """Get until the answer is no 503, and return its body."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                answer = await self.http.get(path)
+                if answer.status_code != 503:
+                    assert answer.is_success, answer.text
+                    return dict(answer.json())
+                await asyncio.sleep(0.05)
+
+    async def held(self, party: Party) -> int:
+        """Return the micro-USDC that the chain shows."""
+        (account,) = await self.runtime.context.chain.token_accounts([party.usdc_token_account])
+        assert account is not None
+        return account.amount_micro
+
+
+@asynccontextmanager
+async def serving(
+    surfpool: Surfpool,
+    *,
+    storage: Storage | None = None,
+    settings: Settings | None = None,
+    operator_key: str | None = None,
+    **rpc: Any,
+) -> AsyncIterator[Service]:
+    """Serve on a validator, in memory unless told otherwise; `rpc` are settings of the cluster."""
+    rpc_world.prepare(surfpool)
+    runtime = await start_runtime(
+        rpc=validators.rpc_settings(surfpool, **rpc),
+        storage=storage,
+        settings=settings,
+        operator_key=operator_key,
+        clock=SystemClock(),
+    )
+    service = Service(runtime)
+    try:
+        yield service
+    finally:
+        await service.http.aclose()
+        await runtime.stop()

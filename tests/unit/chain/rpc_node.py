@@ -1,0 +1,147 @@
+"""A node in memory: answers as a real one does, until a test puts something else in place of an answer."""
+
+import base64
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from chain_world import SEED
+from solders.account import Account
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.token import state
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain import instructions, transactions
+from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.chain.clusters import Cluster
+from agentpay_server.chain.custody import Custody, spending_key
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_MINTS
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.settings import RpcSettings
+
+GENESIS_HASH = str(Keypair.from_seed(b"genesis hash of a test cluster..").pubkey())
+BLOCKHASH = str(Keypair.from_seed(b"a blockhash of a test cluster...").pubkey())
+USDC = USDC_MINTS["mainnet-beta"]
+CUSTODY = Custody(SEED)
+OWNER = CUSTODY.address(spending_key(1))
+TOKEN_ACCOUNT = instructions.associated_token_address(OWNER, USDC)
+SENDER = instructions.associated_token_address(CUSTODY.address(spending_key(2)), USDC)
+
+SIGNED: SignedTransaction = transactions.transfer(
+    CUSTODY,
+    Blockhash(value=BLOCKHASH, last_valid_block_height=900),
+    usdc_mint=USDC,
+    account_index=1,
+    source=TOKEN_ACCOUNT,
+    recipient=SENDER,
+    amount_micro=5,
+    memo="txn_1",
+)
+SHORTFALL: dict[str, Any] = {"InstructionError": [0, {"Custom": 1}]}
+
+Reply = Callable[..., Any]
+
+
+class FakeNode:
+    """Stands in for `RpcClient`; `answers` holds what each method answers, given its parameters."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.before_each: Callable[[str], Awaitable[None]] | None = None
+        self.slot = 1_000
+        self.height = 800
+        self.statuses: dict[str, Any] = {}
+        self.answers: dict[str, Reply] = {
+            "getGenesisHash": lambda: GENESIS_HASH,
+            "getEpochInfo": lambda options: {"absoluteSlot": self.slot, "blockHeight": self.height},
+            "getFirstAvailableBlock": lambda: 300,
+            "getBlock": lambda slot, options: {"blockHeight": slot - 200},
+            "getLatestBlockhash": lambda options: self._at(
+                {"blockhash": BLOCKHASH, "lastValidBlockHeight": self.height + 150}
+            ),
+            "getSignatureStatuses": lambda signatures, options: self._at(
+                [self.statuses.get(signature) for signature in signatures]
+            ),
+            "sendTransaction": lambda raw, options: str(
+                VersionedTransaction.from_bytes(base64.b64decode(raw)).signatures[0]
+            ),
+            "simulateTransaction": lambda raw, options: self._at({"err": None, "unitsConsumed": 1_373}),
+            "getMultipleAccounts": lambda addresses, options: self._at(
+                [
+                    account_json(token_account(7)) if address == TOKEN_ACCOUNT else None
+                    for address in addresses
+                ]
+            ),
+            "getMinimumBalanceForRentExemption": lambda size: 890_880 + size,
+            "getTransaction": lambda signature, options: transaction_json(signature, options["encoding"]),
+            "getSignaturesForAddress": lambda address, options: [
+                {"signature": SIGNED.signature, "err": None, "confirmationStatus": "finalized"}
+            ],
+        }
+
+    async def call(self, method: str, *params: object) -> object:
+        self.calls[method] += 1
+        if self.before_each is not None:
+            await self.before_each(method)
+        return self.answers[method](*params)
+
+    async def close(self) -> None:
+        pass
+
+    def lands(self, error: Any = None, commitment: str | None = None) -> None:
+        """Let `SIGNED` have landed, or failed with `error`, with the commitment that makes that final."""
+        if commitment is None:
+            commitment = "confirmed" if error is None else "finalized"
+        self.statuses[SIGNED.signature] = {"confirmationStatus": commitment, "err": error, "slot": self.slot}
+
+    def _at(self, value: Any) -> dict[str, Any]:
+        return {"context": {"slot": self.slot}, "value": value}
+
+
+def rpc_chain(node: FakeNode, **settings: Any) -> RpcChain:
+    cluster = Cluster(genesis_hash=GENESIS_HASH, name=None, usdc_mint=USDC)
+    chosen = RpcSettings(url="http://node.example:8899", **{"status_interval_seconds": 0, **settings})
+    return RpcChain(node, chosen, cluster)  # type: ignore[arg-type]
+
+
+def token_account(amount_micro: int, *, mint: str = USDC) -> Account:
+    held = state.TokenAccount(
+        Pubkey.from_string(mint),
+        Pubkey.from_string(OWNER),
+        amount_micro,
+        None,
+        state.TokenAccountState.Initialized,
+        None,
+        0,
+        None,
+    )
+    return Account(2_039_280, bytes(held), TOKEN_PROGRAM)
+
+
+def account_json(account: Account) -> dict[str, Any]:
+    data = base64.b64encode(account.data).decode()
+    return {"data": [data, "base64"], "owner": str(account.owner), "lamports": account.lamports}
+
+
+def balance_json(index: int, amount: int, *, mint: str = USDC, decimals: int = 6) -> dict[str, Any]:
+    amounts = {"amount": str(amount), "decimals": decimals}
+    return {"accountIndex": index, "mint": mint, "uiTokenAmount": amounts}
+
+
+def transaction_json(signature: str, encoding: str) -> dict[str, Any]:
+    """Return a payment of 5 from `SENDER` to `TOKEN_ACCOUNT`, or, in `json`, a failed one."""
+    if encoding == "json":
+        message: dict[str, Any] = {
+            "accountKeys": [OWNER, TOKEN_ACCOUNT, SENDER, str(TOKEN_PROGRAM)],
+            "instructions": [{"programIdIndex": 3}],
+        }
+        meta: dict[str, Any] = {"err": SHORTFALL, "logMessages": ["Error: insufficient funds"]}
+    else:
+        message = {"accountKeys": [{"pubkey": key} for key in (OWNER, TOKEN_ACCOUNT, SENDER)]}
+        meta = {
+            "err": None,
+            "preTokenBalances": [balance_json(1, 2), balance_json(2, 9)],
+            "postTokenBalances": [balance_json(1, 7), balance_json(2, 4)],
+        }
+    return {"transaction": {"signatures": [signature], "message": message}, "meta": meta}

@@ -1,0 +1,425 @@
+"""What the RPC chain asks a node, how often, and what it believes, against a node that a test leads."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from rpc_node import (
+    BLOCKHASH,
+    GENESIS_HASH,
+    OWNER,
+    SENDER,
+    SHORTFALL,
+    SIGNED,
+    TOKEN_ACCOUNT,
+    USDC,
+    FakeNode,
+    account_json,
+    balance_json,
+    rpc_chain,
+    token_account,
+    transaction_json,
+)
+from solders.keypair import Keypair
+
+from agentpay_server.chain.base import (
+    ChainUnavailableError,
+    ComputeBudget,
+    Failure,
+    FailureReason,
+    SignatureStatus,
+)
+from agentpay_server.chain.clusters import Cluster
+from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.signing import TransactionTooLargeError
+
+pytestmark = pytest.mark.anyio
+
+
+def raising(error: Exception) -> Any:
+    def answer(*params: object) -> object:
+        raise error
+
+    return answer
+
+
+def refusal(err: Any, detail: str = "Transaction simulation failed", code: int = -32002) -> RpcRefusalError:
+    return RpcRefusalError("sendTransaction", code, detail, {"err": err})
+
+
+# --- Statuses
+
+
+@pytest.mark.parametrize(
+    ("finality", "commitment", "expected"),
+    [
+        ("confirmed", "processed", SignatureStatus(is_final=False)),
+        ("confirmed", "confirmed", SignatureStatus(is_final=True, is_irreversible=False)),
+        ("confirmed", "finalized", SignatureStatus(is_final=True, is_irreversible=True)),
+        ("finalized", "confirmed", SignatureStatus(is_final=False)),
+        ("finalized", "finalized", SignatureStatus(is_final=True, is_irreversible=True)),
+    ],
+)
+async def test_finality_decides_what_is_final(
+    finality: str, commitment: str, expected: SignatureStatus
+) -> None:
+    node = FakeNode()
+    node.lands(commitment=commitment)
+    assert await rpc_chain(node, finality=finality).signature_status(SIGNED.signature) == expected
+
+
+async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    node.slot, node.height = 2_000, 901
+    assert await chain.block_height() > SIGNED.last_valid_block_height
+    node.slot = 1_999  # Another node answers, which has not seen the last block.
+    with pytest.raises(ChainUnavailableError, match="lags behind"):
+        await chain.signature_status(SIGNED.signature)
+    node.lands()  # What it does know is true all the same.
+    status = await chain.signature_status(SIGNED.signature)
+    assert status is not None
+    node.statuses.clear()
+    node.slot = 2_000
+    assert await chain.signature_status(SIGNED.signature) is None
+
+
+async def test_how_far_back_a_node_knows_signatures_is_told_in_block_heights() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    assert await chain.first_known_height() == 100
+    node.answers["getGenesisHash"] = lambda: USDC  # Whoever it was that did not know the signature.
+    with pytest.raises(ChainUnavailableError, match="serves the cluster"):
+        await chain.first_known_height()
+    node.answers["getGenesisHash"] = lambda: GENESIS_HASH
+    node.answers["getBlock"] = raising(RpcRefusalError("getBlock", -32001, "Block 300 cleaned up", None))
+    with pytest.raises(ChainUnavailableError, match="cleaned up"):
+        await chain.first_known_height()
+
+
+async def test_a_failure_is_not_asked_about_before_it_is_final() -> None:
+    node = FakeNode()
+    node.lands(SHORTFALL, "processed")
+    assert await rpc_chain(node).signature_status(SIGNED.signature) == SignatureStatus(is_final=False)
+    assert node.calls["getTransaction"] == 0
+
+
+async def test_the_reason_is_that_of_the_program_that_was_called() -> None:
+    node = FakeNode()
+    node.lands(SHORTFALL)
+    told = {**transaction_json(SIGNED.signature, "json")}
+    told["transaction"]["message"]["accountKeys"][3] = str(SYSTEM_PROGRAM)
+    node.answers["getTransaction"] = lambda *params: told
+    status = await rpc_chain(node).signature_status(SIGNED.signature)
+    assert status is not None
+    assert status.failure == Failure(
+        reason=FailureReason.OTHER, detail=f"{SHORTFALL}: Error: insufficient funds"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["AccountNotFound", {"InsufficientFundsForRent": {"account_index": 0}}, {"InstructionError": [7, "X"]}],
+)
+async def test_an_error_without_a_program_of_ours_has_no_reason(error: Any) -> None:
+    node = FakeNode()
+    node.lands(error)
+    status = await rpc_chain(node).signature_status(SIGNED.signature)
+    assert status is not None
+    assert status.failure is not None
+    assert status.failure.reason is FailureReason.OTHER
+
+
+async def test_a_failure_whose_transaction_is_not_shown_yet_is_asked_for_again() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    node.answers["getTransaction"] = lambda *params: None
+    node.lands(SHORTFALL)
+    with pytest.raises(ChainUnavailableError, match="yet"):
+        await chain.signature_status(SIGNED.signature)
+    node.lands(SHORTFALL, "finalized")
+    status = await chain.signature_status(SIGNED.signature)
+    assert status is not None
+    assert status.failure == Failure(reason=FailureReason.OTHER, detail=str(SHORTFALL))
+
+
+async def test_the_reason_of_another_transaction_is_not_believed() -> None:
+    node = FakeNode()
+    node.lands(SHORTFALL)
+    node.answers["getTransaction"] = lambda signature, options: transaction_json("1" * 64, "json")
+    with pytest.raises(ChainUnavailableError, match="another transaction"):
+        await rpc_chain(node).signature_status(SIGNED.signature)
+
+
+async def test_a_hundred_waiting_transfers_cost_two_questions_a_look() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+
+    async def look() -> None:
+        await chain.block_height()
+        assert await chain.signature_status(SIGNED.signature) is None
+
+    await asyncio.gather(*(look() for _ in range(100)))
+    assert (node.calls["getEpochInfo"], node.calls["getSignatureStatuses"]) == (1, 1)
+
+
+async def test_one_malformed_signature_does_not_spoil_the_question_for_others() -> None:
+    node = FakeNode()
+    node.lands()
+    chain = rpc_chain(node)
+    spoilt, found = await asyncio.gather(
+        chain.signature_status("1111"), chain.signature_status(SIGNED.signature)
+    )
+    assert spoilt is None
+    assert found is not None
+
+
+# --- Sending
+
+
+async def test_a_send_is_never_retried_by_the_node_and_checked_against_the_blockhashs_bank() -> None:
+    node = FakeNode()
+    seen: list[Any] = []
+    healthy = node.answers["sendTransaction"]
+    node.answers["sendTransaction"] = lambda raw, options: (seen.append(options), healthy(raw, options))[1]
+    await rpc_chain(node).send(SIGNED.raw)
+    assert seen == [
+        {"encoding": "base64", "maxRetries": 0, "preflightCommitment": "confirmed", "skipPreflight": False}
+    ]
+
+
+@pytest.mark.parametrize(
+    "error", [refusal("AlreadyProcessed"), refusal(None, "This transaction has already been processed")]
+)
+async def test_a_duplicate_was_handed_over(error: RpcRefusalError) -> None:
+    node = FakeNode()
+    node.answers["sendTransaction"] = raising(error)
+    await rpc_chain(node).send(SIGNED.raw)
+    assert node.calls["sendTransaction"] == 1
+
+
+async def test_what_is_expected_to_fail_is_handed_over_for_the_chain_to_say_so() -> None:
+    node = FakeNode()
+    healthy = node.answers["sendTransaction"]
+
+    def preflight(raw: str, options: dict[str, Any]) -> object:
+        if options["skipPreflight"]:
+            return healthy(raw, options)
+        raise refusal(SHORTFALL)
+
+    node.answers["sendTransaction"] = preflight
+    await rpc_chain(node).send(SIGNED.raw)
+    assert node.calls["sendTransaction"] == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refusal("BlockhashNotFound"),
+        refusal("AccountNotFound"),
+        refusal(None, "Node is behind by 42 slots", -32005),
+        RpcRefusalError("sendTransaction", -32602, "invalid params", None),
+        ChainUnavailableError("scripted"),
+    ],
+)
+async def test_every_other_refusal_says_nothing_of_the_transaction(error: ChainUnavailableError) -> None:
+    node = FakeNode()
+    node.answers["sendTransaction"] = raising(error)
+    with pytest.raises(ChainUnavailableError):
+        await rpc_chain(node).send(SIGNED.raw)
+    assert node.calls["sendTransaction"] == 1
+
+
+async def test_the_answer_to_another_transaction_is_not_believed() -> None:
+    node = FakeNode()
+    node.answers["sendTransaction"] = lambda *params: "1" * 64
+    with pytest.raises(ChainUnavailableError, match="another signature"):
+        await rpc_chain(node).send(SIGNED.raw)
+
+
+async def test_what_is_no_transaction_is_not_sent() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    with pytest.raises(TransactionTooLargeError):
+        await chain.send(bytes(1_233))
+    for raw in (b"", b"\x05", b"\x00" + SIGNED.raw[129:]):
+        with pytest.raises(ValueError):
+            await chain.send(raw)
+    assert not node.calls
+
+
+# --- Reading
+
+
+async def test_a_page_of_balances_is_a_call_for_each_hundred_and_as_final_as_settling() -> None:
+    node = FakeNode()
+    asked: list[Any] = []
+    healthy = node.answers["getMultipleAccounts"]
+    node.answers["getMultipleAccounts"] = lambda addresses, options: (
+        asked.append((len(addresses), options["commitment"])),
+        healthy(addresses, options),
+    )[1]
+    addresses = [str(Keypair().pubkey()) for _ in range(149)] + [TOKEN_ACCOUNT]
+    found = await rpc_chain(node, finality="finalized").token_accounts(addresses)
+    assert found[-1] is not None
+    assert (found[-1].owner, found[-1].amount_micro) == (OWNER, 7)
+    assert sorted(asked) == [(50, "finalized"), (100, "finalized")]
+
+
+async def test_an_account_of_another_program_or_mint_is_no_money() -> None:
+    node = FakeNode()
+    right = account_json(token_account(7))
+    foreign = {**right, "owner": str(TOKEN_2022_PROGRAM)}
+    other_mint = account_json(token_account(7, mint=OWNER))
+    for told in (foreign, other_mint):
+        node.answers["getMultipleAccounts"] = lambda *params, told=told: {"value": [told]}
+        assert await rpc_chain(node).token_accounts([TOKEN_ACCOUNT]) == [None]
+
+
+async def test_the_compute_budget_goes_with_the_blockhash() -> None:
+    chain = rpc_chain(FakeNode(), priority_fee_micro_lamports=5, compute_unit_limit=70_000)
+    blockhash = await chain.latest_blockhash()
+    assert blockhash.value == BLOCKHASH
+    assert blockhash.compute_budget == ComputeBudget(unit_limit=70_000, unit_price_micro_lamports=5)
+    assert (await rpc_chain(FakeNode()).latest_blockhash()).compute_budget is None
+
+
+async def test_rents_are_asked_for_once() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    assert [await chain.rent_exemption(size) for size in (0, 165, 0)] == [890_880, 891_045, 890_880]
+    assert node.calls["getMinimumBalanceForRentExemption"] == 2
+
+
+def test_a_public_cluster_is_no_test_chain_and_has_its_explorer() -> None:
+    cluster = Cluster(genesis_hash=GENESIS_HASH, name="devnet", usdc_mint=USDC)
+    chain = RpcChain(FakeNode(), RpcSettings(url="https://rpc.example/SECRET"), cluster)  # type: ignore[arg-type]
+    assert not chain.is_test_chain
+    assert chain.explorer_url("5sig").endswith("/tx/5sig?cluster=devnet")
+    keyed = RpcSettings(url="https://rpc.example/SECRET", websocket_url="wss://rpc.example/SECRET")
+    assert "SECRET" not in repr(keyed)
+
+
+# --- The cluster behind the endpoint
+
+
+async def test_the_node_is_asked_who_it_is_once_in_a_while_alone() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    for _ in range(20):
+        await chain.account_size(OWNER)
+    assert node.calls["getGenesisHash"] == 1
+
+
+async def test_after_an_outage_another_cluster_at_the_same_address_is_not_believed() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    healthy = node.answers["getMultipleAccounts"]
+    await chain.account_size(OWNER)
+    node.answers["getMultipleAccounts"] = raising(ChainUnavailableError("scripted"))
+    with pytest.raises(ChainUnavailableError, match="scripted"):
+        await chain.account_size(OWNER)
+    node.answers["getMultipleAccounts"] = healthy
+    node.answers["getGenesisHash"] = lambda: USDC
+    for _ in range(2):
+        with pytest.raises(ChainUnavailableError, match=f"serves the cluster {USDC}"):
+            await chain.account_size(OWNER)
+    node.answers["getGenesisHash"] = lambda: GENESIS_HASH
+    assert await chain.account_size(TOKEN_ACCOUNT) == (2_039_280, 165)
+
+
+# --- Deposits
+
+
+async def deposits(node: FakeNode) -> list[Deposit]:
+    return [
+        deposit
+        async for batch in rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None)
+        for deposit in batch.deposits
+    ]
+
+
+def telling(*, before: list[Any], after: list[Any]) -> FakeNode:
+    told = transaction_json(SIGNED.signature, "jsonParsed")
+    told["meta"] |= {"preTokenBalances": before, "postTokenBalances": after}
+    node = FakeNode()
+    node.answers["getTransaction"] = lambda *params: told
+    return node
+
+
+async def test_an_account_that_was_made_with_money_in_it_has_a_deposit() -> None:
+    (deposit,) = await deposits(telling(before=[], after=[balance_json(1, 7)]))
+    assert (deposit.amount_micro, deposit.sender) == (7, None)
+
+
+async def test_two_senders_are_no_sender() -> None:
+    before = [balance_json(0, 3), balance_json(2, 4)]
+    (deposit,) = await deposits(telling(before=before, after=[balance_json(1, 7)]))
+    assert (deposit.amount_micro, deposit.sender) == (7, None)
+
+
+async def test_an_account_that_was_emptied_and_closed_is_a_sender() -> None:
+    (deposit,) = await deposits(telling(before=[balance_json(2, 7)], after=[balance_json(1, 7)]))
+    assert deposit.sender == SENDER
+
+
+async def test_money_of_another_mint_and_money_that_left_are_no_deposits() -> None:
+    assert await deposits(telling(before=[], after=[balance_json(1, 7, mint=OWNER)])) == []
+    assert await deposits(telling(before=[balance_json(1, 7)], after=[balance_json(1, 7)])) == []
+    assert await deposits(telling(before=[balance_json(1, 7)], after=[])) == []
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [balance_json(1, 7, decimals=9)],
+        [balance_json(1, 7), balance_json(1, 8)],
+        [balance_json(3, 7)],
+    ],
+)
+async def test_balances_that_make_no_sense_are_not_believed(after: list[Any]) -> None:
+    with pytest.raises(ChainUnavailableError, match="makes no sense"):
+        await deposits(telling(before=[], after=after))
+
+
+async def test_a_transaction_that_the_node_lists_and_does_not_have_is_waited_for() -> None:
+    node = FakeNode()
+    node.answers["getTransaction"] = lambda *params: None
+    with pytest.raises(ChainUnavailableError, match="yet"):
+        await deposits(node)
+
+
+async def test_another_transaction_than_the_one_asked_for_is_not_believed() -> None:
+    node = FakeNode()
+    node.answers["getTransaction"] = lambda *params: transaction_json("1" * 64, "jsonParsed")
+    with pytest.raises(ChainUnavailableError, match="another transaction"):
+        await deposits(node)
+
+
+async def test_a_transaction_that_failed_after_all_is_no_deposit() -> None:
+    node = telling(before=[], after=[balance_json(1, 7)])
+    told = node.answers["getTransaction"]()
+    told["meta"]["err"] = SHORTFALL
+    assert await deposits(node) == []
+
+
+async def test_nothing_is_told_from_the_first_line_on_that_may_vanish() -> None:
+    signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(3)]
+    lines = [
+        {"signature": signature, "err": None, "confirmationStatus": commitment}
+        for signature, commitment in zip(signatures, ["finalized", "confirmed", "finalized"], strict=True)
+    ]
+    node = FakeNode()
+    node.answers["getSignaturesForAddress"] = lambda *params: lines
+    told = [deposit.signature for deposit in await deposits(node)]
+    assert told == [signatures[2]]  # The oldest alone.
+
+
+async def test_a_node_that_pages_in_a_circle_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 1)
+    with pytest.raises(ChainUnavailableError, match="repeats itself"):
+        await deposits(FakeNode())

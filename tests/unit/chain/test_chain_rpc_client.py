@@ -1,0 +1,173 @@
+"""One JSON-RPC call over a real port: every way to fail is one error, in time, and says no key."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import json_rpc_server
+import pytest
+from json_rpc_server import Answer
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.rpc import client as client_module
+from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
+
+pytestmark = pytest.mark.anyio
+
+
+class Script:
+    """Gives the answers of a list, and the last one for ever."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+
+    async def __call__(self, body: bytes) -> Answer:
+        self.requests.append(body)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@asynccontextmanager
+async def client_of(script: json_rpc_server.Handler, timeout_seconds: float = 5) -> AsyncIterator[RpcClient]:
+    async with json_rpc_server.serving(script) as url:
+        client = RpcClient(f"{url}/SECRET", timeout_seconds=timeout_seconds, max_connections=2)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+async def test_a_result_is_returned_as_it_is() -> None:
+    script = Script(json_rpc_server.result({"value": [1, None]}))
+    async with client_of(script) as client:
+        assert await client.call("getThing", "a", {"b": None}) == {"value": [1, None]}
+    assert b'"params":["a",' in script.requests[0]
+
+
+async def test_an_error_of_the_node_is_a_refusal_with_its_code_and_data() -> None:
+    async with client_of(Script(json_rpc_server.error(-32002, "no " * 500, {"err": "X"}))) as client:
+        with pytest.raises(RpcRefusalError, match="error -32002: no no") as caught:
+            await client.call("sendTransaction")
+    assert (caught.value.code, caught.value.data) == (-32002, {"err": "X"})
+    assert len(str(caught.value)) < 400
+
+
+BROKEN: dict[str, Answer] = {
+    "hung up": None,
+    "not json": json_rpc_server.ok(b"<html>"),
+    "no text": json_rpc_server.ok(b"\xff\xfe"),
+    "nothing": json_rpc_server.ok(b""),
+    "no envelope": json_rpc_server.ok(b"[]"),
+    "half an envelope": json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": 1}'),
+    "both": json_rpc_server.ok(
+        b'{"jsonrpc": "2.0", "id": 1, "result": 1, "error": {"code": 1, "message": ""}}'
+    ),
+    "an error that is none": json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": 1, "error": "no"}'),
+    "deep": json_rpc_server.ok(b"[" * 100_000),
+    "a redirection": (302, {"location": "http://127.0.0.1:1"}, b""),
+    "too many requests": (429, {}, b""),
+    "unavailable": (503, {"retry-after": "Fri, 20 Nov 2026 00:00:00 GMT"}, b""),
+    "a fault": (500, {}, b"oops"),
+    "unauthorized": (401, {}, b""),
+    "a false encoding": (200, {"content-encoding": "gzip"}, b"not gzip"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_every_other_answer_is_an_unavailable_chain_that_says_no_key(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(BROKEN[fault])
+    with caplog.at_level(logging.INFO):
+        async with client_of(script) as client:
+            with pytest.raises(ChainUnavailableError) as caught:
+                await client.call("getThing")
+    assert not isinstance(caught.value, RpcRefusalError)
+    assert caught.value.__context__ is None
+    assert "SECRET" not in str(caught.value) + caplog.text
+    assert len(script.requests) == 1  # Nothing is sent twice.
+
+
+async def test_no_line_is_logged_with_the_url(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with client_of(Script(json_rpc_server.result(1))) as client:
+            await client.call("getThing")
+    assert "SECRET" not in caplog.text
+
+
+async def test_a_node_that_is_not_there_is_an_unavailable_chain() -> None:
+    async with json_rpc_server.serving(Script(None)) as url:
+        pass
+    client = RpcClient(url, timeout_seconds=5, max_connections=1)
+    with pytest.raises(ChainUnavailableError, match="getThing: ConnectError"):
+        await client.call("getThing")
+    await client.close()
+    with pytest.raises(ChainUnavailableError):
+        await client.call("getThing")
+
+
+async def test_a_node_that_does_not_answer_is_given_up_in_time() -> None:
+    async def silent(body: bytes) -> Answer:
+        await asyncio.Event().wait()
+        return None
+
+    async with client_of(silent, timeout_seconds=0.2) as client:
+        # The third waits for a connection, which counts as well.
+        calls = [client.call("getThing") for _ in range(3)]
+        async with asyncio.timeout(5):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
+
+
+async def test_a_node_that_answers_byte_by_byte_is_given_up_in_time() -> None:
+    async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with json_rpc_server.listening(dripping) as url:
+        client = RpcClient(url, timeout_seconds=0.3, max_connections=1)
+        async with asyncio.timeout(5):
+            with pytest.raises(ChainUnavailableError, match=re.escape("no answer within 0.3 s")):
+                await client.call("getThing")
+        await client.close()
+
+
+async def test_after_an_outage_calls_work_again_without_ado() -> None:
+    async with client_of(Script(None, (500, {}, b""), json_rpc_server.result("ok"))) as client:
+        for _ in range(2):
+            with pytest.raises(ChainUnavailableError):
+                await client.call("getThing")
+        assert await client.call("getThing") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0), ("3", 3), ("86400", 10), ("9" * 400, 1), ("", 1), ("-5", 1), ("soon", 1), ("\u0663", 1)],
+)
+async def test_a_node_cannot_silence_the_server_for_long(header: str, seconds: float) -> None:
+    assert client_module._retry_after_seconds(header) == seconds
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_node_that_is_asked_too_much_is_left_alone_for_as_long_as_it_says(status: int) -> None:
+    script = Script((status, {"retry-after": "1"}, b""), json_rpc_server.result("ok"))
+    async with client_of(script) as client:
+        with pytest.raises(ChainUnavailableError, match=f"status {status}"):
+            await client.call("getThing")
+        for _ in range(5):
+            with pytest.raises(ChainUnavailableError, match="fewer requests"):
+                await client.call("getThing")
+        assert len(script.requests) == 1
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert await client.call("getThing") == "ok"
+                    break
+                except ChainUnavailableError:
+                    await asyncio.sleep(0.1)

@@ -1,0 +1,209 @@
+"""Questions that many share: asked once, in the right order, and nobody is hurt by another's giving up."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
+from agentpay_server.chain.rpc.recent import Recent
+
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    """Counts how often it is asked, and answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.fails = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.gate.wait()
+        if self.fails:
+            raise ChainUnavailableError("scripted")
+        return number
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# --- A recent value
+
+
+async def test_all_who_ask_at_once_share_one_question() -> None:
+    source = Source()
+    recent = Recent(source, 60)
+    assert await asyncio.gather(*(recent.get() for _ in range(10))) == [1] * 10
+    assert await recent.get() == 1
+
+
+async def test_a_value_that_is_too_old_is_asked_for_again() -> None:
+    recent = Recent(Source(), 0)
+    assert [await recent.get(), await recent.get()] == [1, 2]
+
+
+async def test_a_value_is_as_old_as_its_question() -> None:
+    source = Source()
+    source.gate.clear()
+    recent = Recent(source, 0.05)
+    first = asyncio.create_task(recent.get())
+    await asyncio.sleep(0.1)
+    source.gate.set()
+    assert await first == 1
+    assert await recent.get() == 2
+
+
+async def test_a_forgotten_value_is_asked_for_again() -> None:
+    recent = Recent(Source(), 60)
+    await recent.get()
+    recent.forget()
+    assert await recent.get() == 2
+
+
+async def test_an_error_is_told_to_all_and_not_kept() -> None:
+    source = Source()
+    source.fails = True
+    recent = Recent(source, 60)
+    told = await asyncio.gather(recent.get(), recent.get(), return_exceptions=True)
+    assert [type(error) for error in told] == [ChainUnavailableError] * 2
+    source.fails = False
+    assert await recent.get() == 2
+
+
+async def test_giving_up_disturbs_nobody_else() -> None:
+    source = Source()
+    source.gate.clear()
+    recent = Recent(source, 60)
+    impatient, patient = asyncio.create_task(recent.get()), asyncio.create_task(recent.get())
+    await turn()
+    impatient.cancel()
+    await turn()
+    assert impatient.cancelled()
+    source.gate.set()
+    assert await patient == 1
+
+
+async def test_who_waits_at_the_end_is_told() -> None:
+    source = Source()
+    source.gate.clear()
+    recent = Recent(source, 60)
+    waiting = asyncio.create_task(recent.get())
+    await turn()
+    recent.close()
+    with pytest.raises(ChainUnavailableError, match="stops"):
+        await waiting
+
+
+# --- Statuses
+
+
+class Statuses:
+    """Answers each signature with the number of the question that it was in."""
+
+    def __init__(self) -> None:
+        self.questions: list[list[str]] = []
+        self.fault: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, signatures: Sequence[str]) -> list[int]:
+        self.questions.append(list(signatures))
+        number = len(self.questions)
+        await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
+        return [number] * len(signatures)
+
+
+async def test_all_who_wait_are_in_one_question() -> None:
+    statuses = Statuses()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    asked = [f"s{n}" for n in range(200)]
+    assert await asyncio.gather(*(poller.answer(signature) for signature in asked)) == [1] * 200
+    assert statuses.questions == [asked]
+
+
+async def test_a_signature_is_asked_for_once_for_all_who_want_it() -> None:
+    statuses = Statuses()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    assert await asyncio.gather(poller.answer("s"), poller.answer("s")) == [1, 1]
+    assert statuses.questions == [["s"]]
+
+
+async def test_no_question_has_more_signatures_than_a_node_takes() -> None:
+    statuses = Statuses()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    await asyncio.gather(*(poller.answer(f"s{n}") for n in range(2 * MAX_SIGNATURES + 1)))
+    assert [len(question) for question in statuses.questions] == [MAX_SIGNATURES, MAX_SIGNATURES, 1]
+
+
+async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> None:
+    # Its answer may have been read before the height that the newcomer knows.
+    statuses = Statuses()
+    statuses.gate.clear()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    first = asyncio.create_task(poller.answer("s"))
+    await turn()
+    assert statuses.questions == [["s"]]
+    second = asyncio.create_task(poller.answer("s"))
+    await turn()
+    assert len(statuses.questions) == 1  # One at a time.
+    statuses.gate.set()
+    assert (await first, await second) == (1, 2)
+
+
+async def test_questions_keep_their_distance() -> None:
+    statuses = Statuses()
+    poller = Poller(statuses, 0.1, most=MAX_SIGNATURES)
+    loop = asyncio.get_running_loop()
+    await poller.answer("s")
+    started = loop.time()
+    await poller.answer("s")
+    await poller.answer("s")
+    assert loop.time() - started >= 0.15
+
+
+@pytest.mark.parametrize("fault", [ChainUnavailableError("scripted"), RuntimeError("a fault of ours")])
+async def test_a_fault_is_told_to_all_who_wait_and_ends_with_them(fault: Exception) -> None:
+    statuses = Statuses()
+    statuses.fault = fault
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    told = await asyncio.gather(poller.answer("a"), poller.answer("b"), return_exceptions=True)
+    assert told == [fault, fault]
+    statuses.fault = None
+    assert await poller.answer("a") == 2
+
+
+async def test_who_gives_up_disturbs_nobody_else() -> None:
+    statuses = Statuses()
+    statuses.gate.clear()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    impatient, patient = (asyncio.create_task(poller.answer("s")) for _ in range(2))
+    await turn()
+    impatient.cancel()
+    await turn()
+    statuses.gate.set()
+    assert await patient == 1
+    assert impatient.cancelled()
+
+
+async def test_who_waits_when_it_is_closed_is_told() -> None:
+    statuses = Statuses()
+    statuses.gate.clear()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    under_way = asyncio.create_task(poller.answer("a"))
+    await turn()
+    queued = asyncio.create_task(poller.answer("b"))
+    await turn()
+    poller.close()
+    for waiting in (under_way, queued):
+        with pytest.raises(ChainUnavailableError, match="stops"):
+            await waiting

@@ -1,0 +1,92 @@
+"""On which chain the servers of a test run work: the one within them, or a real validator.
+
+`pytest --chain surfpool` runs on one all tests that do not say themselves which chain: their servers work on
+Surfpool, a new one for each module, since it slows down with its age. What needs the chain within the server
+says so with `embedded_only`, and why.
+"""
+
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import rpc_world
+import surfpool
+from attrs import field, mutable
+
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.runtime import Runtime, start_runtime
+from agentpay_server.storage import Storage
+
+
+@mutable
+class Run:
+    """What this test run was told, and has at hand.
+
+    Attributes:
+        kind: embedded or surfpool.
+    """
+
+    kind: str = "embedded"
+    _running: surfpool.Surfpool | None = None
+    _opened: ExitStack = field(factory=ExitStack)
+
+    def validator(self) -> surfpool.Surfpool:
+        """Return the validator of the module, started if none runs."""
+        if self._running is None:
+            self._running = self._opened.enter_context(surfpool.running())
+            rpc_world.prepare(self._running)
+        return self._running
+
+    def stop(self) -> None:
+        """End the validator, if one runs."""
+        self._running = None
+        self._opened.close()
+
+
+run = Run()
+
+
+def rpc_settings(validator: surfpool.Surfpool, **settings: Any) -> RpcSettings:
+    """Return how a server works on a validator that `rpc_world.prepare` has prepared."""
+    defaults = {
+        "url": validator.url,
+        "websocket_url": validator.websocket_url,
+        "landing_seconds": 0.05,
+        "status_interval_seconds": 0.01,
+        "deposit_interval_seconds": 0.5,
+        "fee_payer_key": rpc_world.GIVEN[TREASURY],
+        "mint_authority_key": rpc_world.GIVEN[TEST_MINT_AUTHORITY],
+    }
+    return RpcSettings(**{**defaults, **settings})
+
+
+async def start_anywhere(
+    *, storage: Storage | None = None, rpc: RpcSettings | None = None, **options: Any
+) -> Runtime:
+    """Stand in for `start_runtime`: what would have a chain of its own works where the run was told to."""
+    if rpc is None and run.kind == "surfpool":
+        rpc = rpc_settings(run.validator())
+    return await start_runtime(storage=storage, rpc=rpc, **options)
+
+
+def embedded_only(reason: str) -> None:
+    """Skip a test, or the rest of it, where there is no chain within the server.
+
+    Args:
+        reason: what it needs of that chain.
+    """
+    if run.kind != "embedded":
+        pytest.skip(f"needs the embedded chain: {reason}")
+
+
+def is_embedded() -> bool:
+    """Whether the servers of this run have their chain within them."""
+    return run.kind == "embedded"
+
+
+def explorer_url(signature: str) -> str:
+    """Return where the explorer shows a transaction of the chain that servers work on."""
+    url = "http://localhost:8899" if is_embedded() else run.validator().url
+    return f"https://explorer.solana.com/tx/{signature}?cluster=custom&customUrl={quote(url, safe='')}"
