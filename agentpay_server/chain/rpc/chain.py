@@ -261,11 +261,9 @@ class RpcChain:
         return [(slot, status) for status in statuses]
 
     async def _failure(self, signature: str, status: Status) -> Failure:
-        """Return why a transaction failed, which takes its instructions to tell."""
+        """Return why a transaction has failed irreversibly, which takes its instructions to tell."""
         options = {"encoding": "json", "maxSupportedTransactionVersion": 0, **_CONFIRMED}
         reply = await self._call("getTransaction", signature, options)
-        if reply is None and status.commitment != "finalized":
-            raise ChainUnavailableError("the node does not show a failed transaction yet")
         calls = replies.Calls(programs=(), last_log=None)
         if reply is not None:
             calls = replies.read_calls(reply, signature)

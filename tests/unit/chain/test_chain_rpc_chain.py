@@ -101,9 +101,10 @@ async def test_how_far_back_a_node_knows_signatures_is_told_in_block_heights() -
         await chain.first_known_height()
 
 
-async def test_a_failure_is_not_asked_about_before_it_is_final() -> None:
+@pytest.mark.parametrize("commitment", ["processed", "confirmed"])
+async def test_a_failure_is_not_asked_about_before_it_is_irreversible(commitment: str) -> None:
     node = FakeNode()
-    node.lands(SHORTFALL, "processed")
+    node.lands(SHORTFALL, commitment)
     assert await rpc_chain(node).signature_status(SIGNED.signature) == SignatureStatus(is_final=False)
     assert node.calls["getTransaction"] == 0
 
@@ -134,15 +135,11 @@ async def test_an_error_without_a_program_of_ours_has_no_reason(error: Any) -> N
     assert status.failure.reason is FailureReason.OTHER
 
 
-async def test_a_failure_whose_transaction_is_not_shown_yet_is_asked_for_again() -> None:
+async def test_a_failure_whose_transaction_is_not_shown_has_no_reason_and_is_final() -> None:
     node = FakeNode()
-    chain = rpc_chain(node)
     node.answers["getTransaction"] = lambda *params: None
     node.lands(SHORTFALL)
-    with pytest.raises(ChainUnavailableError, match="yet"):
-        await chain.signature_status(SIGNED.signature)
-    node.lands(SHORTFALL, "finalized")
-    status = await chain.signature_status(SIGNED.signature)
+    status = await rpc_chain(node).signature_status(SIGNED.signature)
     assert status is not None
     assert status.failure == Failure(reason=FailureReason.OTHER, detail=str(SHORTFALL))
 
