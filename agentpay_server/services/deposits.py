@@ -270,10 +270,11 @@ def book_deposit(
 def _is_settled_here(connection: Connection, deposit: Deposit) -> bool:
     """Whether a transfer of the service's brought it, or a session's settlement, which book it themselves.
 
-    Only the service signs for its accounts and its escrows. A transfer that has settled is in the history.
+    Only the service signs for its accounts and its escrows, and stores what it signs before it is sent. A
+    transfer that has settled is in the history. A settlement is known by its signature alone: of an account
+    that it closes, such as the escrow, not every node tells what it held.
     """
+    if sessions.is_settlement(connection, deposit.signature):
+        return True
     sender = deposit.sender
-    return sender is not None and (
-        transfers.is_under_way(connection, deposit.signature, sender)
-        or sessions.is_escrow(connection, sender)
-    )
+    return sender is not None and transfers.is_under_way(connection, deposit.signature, sender)

@@ -98,7 +98,9 @@ _BY_KEY: Final = select(sessions).where(
 _FREE_KEY: Final = (
     update(sessions).where(_OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
 )
-_BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("escrow"))
+_BY_SETTLEMENT: Final = select(sessions.c.seq).where(
+    sessions.c.settlement_tx_signature == bindparam("tx_signature")
+)
 
 _CHARGEABLE: Final = (
     select(sessions, accounts.c.policy, session_charges.c.amount)
@@ -268,9 +270,9 @@ def free_key(connection: Connection, session_id: str) -> bool:
     return connection.execute(_FREE_KEY, {"of_session": session_id}).rowcount == 1
 
 
-def is_escrow(connection: Connection, token_account: str) -> bool:
-    """Return whether a token account is a session's escrow: what it pays is booked as it is settled."""
-    return connection.execute(_BY_ESCROW, {"escrow": token_account}).scalar_one_or_none() is not None
+def is_settlement(connection: Connection, tx_signature: str) -> bool:
+    """Return whether a transaction settles a session: what it pays, to either side, is booked with that."""
+    return connection.execute(_BY_SETTLEMENT, {"tx_signature": tx_signature}).scalar_one_or_none() is not None
 
 
 # --- Charges

@@ -212,7 +212,7 @@ sessions: Final = Table(
     Column("message", Text),
     Column("escrow_token_account", Text, nullable=False, unique=True),
     Column("tx_signature", Text, nullable=False),
-    Column("settlement_tx_signature", Text),
+    Column("settlement_tx_signature", Text, unique=True),
     # The transaction under way, of the opening or of the settlement; NULL when none is.
     Column("tx_raw", LargeBinary),
     Column("tx_last_valid_block_height", BigInteger),

@@ -15,10 +15,11 @@ import rpc_service
 import rpc_world
 import validators
 from rpc_proxy import RpcProxy
-from rpc_service import Service
+from rpc_service import Party, Service
 from solders.keypair import Keypair
 from surfpool import Surfpool
 
+from agentpay import ConflictError
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import USDC_MINTS
@@ -96,6 +97,36 @@ async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
 
 
+async def test_what_an_escrow_pays_is_booked_by_its_settlement_and_by_nobody_else(
+    surfpool: Surfpool, service: Service
+) -> None:
+    payer, payee = await service.account("10"), await service.account()
+    terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
+    session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+    path = f"/sessions/{session['session_id']}"
+    await service.until_answered(f"{path}/charges", {"amount": "2", "idempotency_key": "charge"})
+    assert (await service.until_answered(f"{path}/close", {}))["status"] == "settled"
+    async with rpc_world.world(surfpool) as world:
+        for party in (payer, payee):
+            await world.mint(party.usdc_token_account, 7)
+
+    async def booked(party: Party) -> list[tuple[str, str]]:
+        page = await service.until_read(f"/v1/accounts/{party.account_id}/transactions")
+        return [(entry["type"], entry["amount_usdc"]) for entry in page["data"]]
+
+    async def are_later_deposits_booked() -> bool:
+        return all([("deposit", "0.000007") in await booked(party) for party in (payer, payee)])
+
+    # By then the watcher has passed the settlement, in the histories of both.
+    await rpc_service.eventually(are_later_deposits_booked)
+    assert sorted(await booked(payee)) == [("deposit", "0.000007"), ("deposit", "2.000000")]
+    assert sorted(await booked(payer)) == [
+        ("deposit", "0.000007"),
+        ("deposit", "10.000000"),
+        ("session_settlement", "2.000000"),
+    ]
+
+
 async def test_what_is_settled_is_watched_until_it_cannot_be_undone(service: Service) -> None:
     payer, payee = await service.account("10"), await service.account()
     assert (await service.transfer("a", payer, payee, "5")).status_code == 200
@@ -120,6 +151,9 @@ async def test_embedded_in_a_process_it_works_on_a_cluster_as_well(surfpool: Sur
             account = server.client().accounts.create(name="Research bot")
             server.sandbox.fund(account.account_id, "2")
             assert server.client().accounts.balance(account.account_id).balance_usdc == 2
+            assert server.transactions == []
+            with pytest.raises(ConflictError, match="not_in_memory"):
+                server.sandbox.snapshot()
 
     await asyncio.to_thread(use)
 

@@ -310,6 +310,7 @@ def upgrade() -> None:
         sa.Column("leased_until_us", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("escrow_token_account"),
+        sa.UniqueConstraint("settlement_tx_signature"),
         sa.UniqueConstraint("operator_id", "held_key"),
         sa.UniqueConstraint("session_id"),
     )
