@@ -38,6 +38,7 @@ ON_EVERY_CHAIN = [
         "idempotency",
         "policies",
         "policies_on_chain",
+        "sessions",
         "spending",
         "transfers",
         "transfers_refused",

@@ -102,6 +102,25 @@ async def test_an_account_whose_creation_may_vanish_is_watched(world: World) -> 
     assert await watched(world) == [account.account_id]
 
 
+async def test_both_transactions_of_a_session_are_watched_and_sent_again(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("signature_status", confirmed_only)
+    session_id = await world.opened_session("key", source, to, "10")
+    assert await watched(world) == [session_id]
+    assert (await world.charge("charge", session_id, "4")).status == 200
+    world.chain.next("signature_status", confirmed_only)
+    assert (await world.close_session(session_id)).body["status"] == "settled"
+    assert await watched(world) == [session_id, session_id]
+    before = list(world.chain.sent)
+    world.chain.next("signature_status", gone, gone)
+    await look(world)
+    assert set(world.chain.sent[len(before) :]) == set(before[-2:])
+    assert (await world.get_session(session_id))["status"] == "settled"
+    await look(world)
+    assert await watched(world) == []
+    assert (world.balance(source), world.balance(to)) == (96_000_000, 4_000_000)
+
+
 async def test_a_chain_that_has_forgotten_the_blocks_proves_no_expiry(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
