@@ -10,7 +10,7 @@ import httpx
 import pytest
 import stores
 import worlds
-from worlds import START, Party, World
+from worlds import START, InterruptedDatabase, Party, World
 
 from agentpay import ServiceUnavailableError, TransferOutcomeUnknownError
 from agentpay_server.clock import Clock, SystemClock
@@ -193,12 +193,8 @@ async def test_drivers_and_workers_go_on_once_the_database_is_back() -> None:
 # --- Leases of others
 
 
-class Shared:
+class Shared(InterruptedDatabase):
     """A database that stays when a server that shares it is gone."""
-
-    def __init__(self, inner: Database) -> None:
-        self.inner = inner
-        self.run, self.read = inner.run, inner.read
 
     async def close(self) -> None:
         """Stay."""
@@ -219,7 +215,8 @@ class Hanging(httpx.AsyncBaseTransport):
 @pytest.mark.parametrize("is_alone", [True, False])
 async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_alone: bool) -> None:
     with worlds._real_time():
-        shared = Shared(await stores.new_database())
+        inner = await stores.new_database()
+    shared = Shared(inner, None)
     receiver = Hanging()
 
     async def started(*, is_alone: bool) -> World:
@@ -260,4 +257,4 @@ async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_
         await world.http.aclose()
         await world.runtime.stop(within_seconds=0)
     with worlds._real_time():
-        await shared.inner.close()
+        await inner.close()
