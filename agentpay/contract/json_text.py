@@ -7,7 +7,7 @@ and D6 refuse of its form is refused. Nothing is ever printed through binary flo
 import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from agentpay.contract.fields import JsonValue
 from agentpay.contract.requests import MAX_NESTING
@@ -100,6 +100,7 @@ def print_canonical_json(value: object) -> bytes:
 
 _json_string = json.encoder.encode_basestring_ascii
 _canonical_string = json.encoder.encode_basestring
+_LITERALS: Final[dict[bool | None, str]] = {None: "null", True: "true", False: "false"}
 
 
 def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = False) -> str:
@@ -109,23 +110,22 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
     def visit(item: object) -> None:
         if isinstance(item, str):
             write(string(item))
-        elif item is None:
-            write("null")
-        elif item is True:
-            write("true")
-        elif item is False:
-            write("false")
+        elif item is None or isinstance(item, bool):
+            write(_LITERALS[item])
         elif isinstance(item, int):
             write(int.__repr__(item))
         elif isinstance(item, Decimal):
             write(_decimal_text(item))
-        elif isinstance(item, Mapping):
+        elif isinstance(item, dict | Mapping):
             separator = "{"
             for key in sorted(item, key=_utf16) if sort_keys else item:
-                write(separator)
-                write(string(key))
-                write(":")
-                visit(item[key])
+                member = item[key]
+                if isinstance(member, str):
+                    # Most members of most models: they need no visit of their own.
+                    write(f"{separator}{string(key)}:{string(member)}")
+                else:
+                    write(f"{separator}{string(key)}:")
+                    visit(member)
                 separator = ","
             write("}" if separator == "," else "{}")
         elif isinstance(item, list | tuple):

@@ -100,7 +100,14 @@ class Application:
         if limit is not None:
             runtime.snapshots.include(limit)
         routes = _routes(BOUND_ENDPOINTS, handlers, limit, runtime)
-        self._router = Router(routes=routes, redirect_slashes=False, default=_no_route)
+        # A router matches one route after the other: each family of paths has its own.
+        families: dict[str, list[Route]] = defaultdict(list)
+        for route in routes:
+            families[_family(route.path)].append(route)
+        self._routers = {
+            family: Router(routes=members, redirect_slashes=False, default=_no_route)
+            for family, members in families.items()
+        }
         # Most requests are for a path without parameters: nothing has to be matched for those.
         self._fixed = {route.path: route.app for route in routes if not route.param_convertors}
 
@@ -132,7 +139,8 @@ class Application:
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
             _require_plain_path(scope)
-            route = self._fixed.get(scope["path"], self._router)
+            path = scope["path"]
+            route = self._fixed.get(path, self._routers.get(_family(path), _no_route))
             await route(scope, receive, send)
         except Problem as problem:
             await _refuse(send, trace, problem, request_id)
@@ -276,6 +284,11 @@ def _routes(
         Route(_pattern(path, methods), _Path(path, methods, handlers, limit, runtime))
         for path, methods in by_path.items()
     ]
+
+
+def _family(path: str) -> str:
+    """Return the first segment of a path."""
+    return path.split("/", 2)[1] if path.startswith("/") else ""
 
 
 def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
