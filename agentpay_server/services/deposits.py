@@ -207,7 +207,7 @@ class Deposits:
         booked = [
             deposit
             for deposit in batch.deposits
-            if not _is_settled_here(connection, deposit)
+            if not _is_settled_here(connection, deposit, account_id)
             and book_deposit(
                 connection,
                 self._context,
@@ -267,7 +267,7 @@ def book_deposit(
     return True
 
 
-def _is_settled_here(connection: Connection, deposit: Deposit) -> bool:
+def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
     """Whether a transfer of the service's brought it, or a session's settlement, which book it themselves.
 
     Only the service signs for its accounts and its escrows, and stores what it signs before it is sent. A
@@ -277,4 +277,6 @@ def _is_settled_here(connection: Connection, deposit: Deposit) -> bool:
     if sessions.is_settlement(connection, deposit.signature):
         return True
     sender = deposit.sender
-    return sender is not None and transfers.is_under_way(connection, deposit.signature, sender)
+    return sender is not None and transfers.is_under_way(
+        connection, deposit.signature, source=sender, recipient=account_id
+    )

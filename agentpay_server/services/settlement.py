@@ -133,8 +133,8 @@ class Settlement:
                 without asking first whether it is there already.
             deadline: until when to wait, in the event loop's time.
         """
-        self._under_way.add(signed.signature)
         if is_new and subject not in self._drivers:
+            self._under_way.add(signed.signature)
             # Most often one look is enough, and nobody has to be started for the rest.
             try:
                 is_sent, end = await self._first_look(signed, steps.operation, deadline)

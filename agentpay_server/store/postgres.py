@@ -9,6 +9,7 @@ Any number of servers may share a database. One that must be alone takes `hold_a
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -47,6 +48,9 @@ _ALONE: Final = "SELECT pg_try_advisory_lock($1)"
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
 _HOLD_TRIES: Final = 30
 _HOLD_PAUSE_SECONDS: Final = 0.1
+_PROBE_PAUSE_SECONDS: Final = 30.0
+_PROBE_ANSWER_SECONDS: Final = 10.0
+_PROBE: Final = "SELECT 1"
 _ALONE_KEY: Final = 0x6167_656E_7401
 LAYOUT_KEY: Final = 0x6167_656E_7402
 """Advisory lock under which tables are laid out."""
@@ -69,6 +73,7 @@ class PostgresDatabase:
         # The code of units that are known to read with more than one statement.
         self._reads_of_many: set[object] = set()
         self._holder: Session | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._is_hold_lost = False
         self._lost: Callable[[], None] = lambda: None
         self._is_open = True
@@ -134,12 +139,15 @@ class PostgresDatabase:
             holder = await _declaring(self._hold())
             holder.driver.add_termination_listener(self._lose_hold)
             self._holder, self._lost = holder, lost
+            self._probing = asyncio.get_running_loop().create_task(_probe(holder))
 
     async def close(self) -> None:
         """Finish what is under way and let go of all connections. Calling it again does nothing."""
         self._is_open = False
         if self._under_way:
             await asyncio.wait(self._under_way)
+        if self._probing is not None:
+            self._probing.cancel()
         holder, self._holder = self._holder, None
         if holder is not None:
             await holder.close()
@@ -238,6 +246,19 @@ class PostgresDatabase:
         if self._holder is not None:
             self._is_hold_lost = True
             self._lost()
+
+
+async def _probe(holder: Session) -> None:
+    """Ask now and then whether a connection is still there, and end it once it does not answer.
+
+    A network that lets packets vanish tells neither side; and the other side lets go of the hold one day.
+    """
+    with contextlib.suppress(Exception):
+        while True:
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+            async with asyncio.timeout(_PROBE_ANSWER_SECONDS):
+                await holder.driver.execute(_PROBE)
+    holder.driver.terminate()
 
 
 async def _declaring(work: Coroutine[Any, Any, T]) -> T:

@@ -156,6 +156,7 @@ _OWN: Final = (
     .join(accounts, accounts.c.account_id == transfers.c.account_id)
     .where(
         accounts.c.usdc_token_account == bindparam("source"),
+        transfers.c.recipient_account_id == bindparam("recipient"),
         transfers.c.tx_signature == bindparam("tx_signature"),
         _IS_SUBMITTED,
     )
@@ -188,9 +189,16 @@ def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) ->
     return None if row is None else TransferRecord(*row)
 
 
-def is_under_way(connection: Connection, tx_signature: str, source: str) -> bool:
-    """Return whether a transaction is that of a submitted transfer from the token account `source`."""
-    values = {"tx_signature": tx_signature, "source": source}
+def is_under_way(connection: Connection, tx_signature: str, *, source: str, recipient: str) -> bool:
+    """Return whether a transaction is that of a submitted transfer that will be booked at both ends.
+
+    Args:
+        connection: the connection.
+        tx_signature: of the transaction.
+        source: the token account that pays.
+        recipient: the account that is paid; one that the transfer does not know of is not credited by it.
+    """
+    values = {"tx_signature": tx_signature, "source": source, "recipient": recipient}
     return connection.execute(_OWN, values).scalar_one_or_none() is not None
 
 

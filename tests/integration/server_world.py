@@ -107,7 +107,7 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
 
     async def read() -> tuple[bytes, int]:
         # Every transaction of the service costs its treasury a fee.
-        treasury = await context.chain.account_size(context.signer.address(TREASURY))
+        treasury = await context.chain.inner.account_size(context.signer.address(TREASURY))
         return await stores.contents(context.database), treasury[0]
 
     return server._running._owner.call(read())

@@ -7,9 +7,12 @@ import httpx
 import pytest
 from receivers import Receiver
 from server_world import Funded, faults, refused
+from sqlalchemy import select, update
 
 from agentpay import AgentPay, ConflictError, WebhookSignatureError, webhooks
 from agentpay_server import AgentPayServer
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
 
 DAY = timedelta(days=1) / timedelta(seconds=1)
 MILLISECOND = 0.001
@@ -213,15 +216,17 @@ def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
 ):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
     server.console.rotate_webhook_secret(other.webhook_id)
-    driver = server._running.runtime.context.database._driver
+    secrets = ("secret", "next_secret", "next_secret_us")
+    table = tables.webhooks
 
-    async def move():
-        query = "SELECT secret, next_secret, next_secret_us FROM webhooks WHERE webhook_id = ?"
-        (values,) = driver.execute(query, [other.webhook_id]).fetchall()
-        update = "UPDATE webhooks SET secret = ?, next_secret = ?, next_secret_us = ? WHERE webhook_id = ?"
-        driver.execute(update, [*values, registered.webhook_id])
+    def move(connection: Connection) -> None:
+        statement = select(*(table.c[name] for name in secrets)).where(table.c.webhook_id == other.webhook_id)
+        values = connection.execute(statement).one_or_none()
+        moved = dict(zip(secrets, values, strict=True))
+        connection.execute(update(table).where(table.c.webhook_id == registered.webhook_id).values(**moved))
 
-    server._running._owner.call(move())
+    database = server._running.runtime.context.database
+    server._running._owner.call(database.run(move))
     with pytest.raises(ValueError, match="not enough values"):
         deliver()
 

@@ -21,7 +21,7 @@ from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.services.deposits import Deposits
-from agentpay_server.store import tables
+from agentpay_server.store import tables, transfers
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.workers import deposits as worker_module
 from agentpay_server.workers.deposits import RETRY_US, DepositWorker
@@ -92,6 +92,25 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
     await assert_booked(world, to, 4_000_000)
     (row,) = await world.rows(tables.accounts, account_id=to.account_id)
     assert row["deposit_cursor"] == "2"
+
+
+async def test_what_a_transfer_will_not_book_is_a_deposit_though_it_is_under_way(world: World) -> None:
+    """The token account that it pays was no account's yet when the transfer was accepted."""
+    source, to = await world.account("10"), await world.account()
+    world.chain.black_holes.add("*")
+    answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
+    await asyncio.sleep(1)
+    ask = world.runtime.context.database.read
+    signature = world.chain.sent[-1][0]
+    for account, is_its_own in ((to, True), (source, False)):
+        assert is_its_own is await ask(
+            transfers.is_under_way,
+            signature,
+            source=source.token_account,
+            recipient=account.account_id,
+        )
+    world.chain.black_holes.clear()
+    assert (await answer).status == 200
 
 
 async def test_another_process_is_left_its_transfers(world: World) -> None:

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
+import tempfile
 
 import asyncpg
 import pytest
 import stores
-from sqlalchemy import bindparam, insert, select, text, update
+from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
 
 from agentpay_server.domain.deliveries import LEASE_US
-from agentpay_server.store import accounts, deliveries, events, transfers, webhooks
+from agentpay_server.store import accounts, deliveries, events, postgres, transfers, webhooks
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.store.postgres import PostgresDatabase
@@ -332,6 +333,56 @@ async def test_a_server_that_loses_its_hold_touches_the_database_no_more(databas
     await other.close()
     with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
         await database.run(add, "one")
+
+
+class Wire:
+    """A way to the server on which everything can vanish without a word."""
+
+    def __init__(self, url):
+        self._url = url
+        self.swallows = False
+
+    async def joined(self, reader, writer):
+        there_reader, there_writer = await self._connected()
+        await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+
+    async def _connected(self):
+        port = self._url.port or 5432
+        if self._url.host:
+            return await asyncio.open_connection(self._url.host, port)
+        return await asyncio.open_unix_connection(f"{self._url.query['host']}/.s.PGSQL.{port}")
+
+    async def _carry(self, source, to):
+        while data := await source.read(65536):
+            if not self.swallows:
+                to.write(data)
+        to.close()
+
+
+async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url, other, monkeypatch):
+    monkeypatch.setattr(postgres, "_PROBE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(postgres, "_PROBE_ANSWER_SECONDS", 0.2)
+    parsed = make_url(url)
+    with tempfile.TemporaryDirectory(prefix="agentpay-wire-") as directory:
+        wire = Wire(parsed)
+        listening = await asyncio.start_unix_server(wire.joined, f"{directory}/.s.PGSQL.5432")
+        database = PostgresDatabase(
+            parsed._replace(host=None, port=None)
+            .set(query={"host": directory})
+            .render_as_string(hide_password=False)
+        )
+        lost = asyncio.Event()
+        await database.hold_alone(lost.set)
+        wire.swallows = True
+        await lost.wait()
+
+        wire.swallows = False
+        with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
+            await database.run(put, "one")
+        await database.close()
+        await other.hold_alone()
+        listening.close()
+        await listening.wait_closed()
 
 
 async def until_it_is_noticed(database):
