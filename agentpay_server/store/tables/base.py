@@ -1,0 +1,12 @@
+"""What all tables have in common."""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData
+
+metadata: Final = MetaData()
+
+
+def seq() -> Column[int]:
+    """Return the column that orders rows by insertion."""
+    return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)

@@ -1,0 +1,46 @@
+"""The ledger of the embedded chain (`chain/ledger.py`): another system, that happens to be stored here."""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, LargeBinary, Table, Text
+
+from agentpay_server.store.tables.base import metadata
+
+chain_state: Final = Table(
+    "chain_state",
+    metadata,
+    Column("genesis", Text, primary_key=True),
+    Column("slot", BigInteger, nullable=False),
+    Column("height", BigInteger, nullable=False),
+)
+
+chain_accounts: Final = Table(
+    "chain_accounts",
+    metadata,
+    Column("address", Text, primary_key=True),
+    # The account as Solana serialises it; one that is gone has no row.
+    Column("account", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+chain_signatures: Final = Table(
+    "chain_signatures",
+    metadata,
+    Column("signature", Text, primary_key=True),
+    # Why it moved nothing; NULL when it succeeded.
+    Column("failure_reason", Text),
+    Column("failure_detail", Text),
+    sqlite_with_rowid=False,
+)
+
+chain_credits: Final = Table(
+    "chain_credits",
+    metadata,
+    # What came into a token account, and the slot of the transaction that brought it.
+    Column("token_account", Text, primary_key=True),
+    Column("slot", BigInteger, primary_key=True),
+    Column("signature", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("sender", Text),
+    sqlite_with_rowid=False,
+)

@@ -1,0 +1,78 @@
+"""Sessions and their charges."""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+
+from agentpay_server.store.tables.base import metadata, seq
+
+sessions: Final = Table(
+    "sessions",
+    metadata,
+    seq(),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("to", Text, nullable=False),
+    Column("recipient_account_id", Text),
+    Column("recipient_token_account", Text, nullable=False),
+    Column("category", Text),
+    Column("cap", BigInteger, nullable=False),
+    # What is charged so far: never above the cap, and what is settled once the session is no longer open.
+    Column("running_total", BigInteger, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    # As for transfers: the key while this session holds it, and until when.
+    Column("held_key", Text),
+    Column("key_expires_us", BigInteger),
+    Column("status", Text, nullable=False),
+    # Why it failed; of one that is closing, why its settlement was refused.
+    Column("error", Text),
+    Column("message", Text),
+    Column("escrow_token_account", Text, nullable=False, unique=True),
+    Column("tx_signature", Text, nullable=False),
+    Column("settlement_tx_signature", Text, unique=True),
+    # The transaction under way, of the opening or of the settlement; NULL when none is.
+    Column("tx_raw", LargeBinary),
+    Column("tx_last_valid_block_height", BigInteger),
+    # How often a settlement was signed: each is another transaction, even of the same amounts.
+    Column("settlements", Integer, nullable=False),
+    # What the settlement under way returns beyond the cap: sent to the escrow by strangers.
+    Column("deposited", BigInteger, nullable=False),
+    Column("opened_us", BigInteger),
+    Column("settled_us", BigInteger),
+    # When an open session closes by itself; NULL where no limit is set.
+    Column("closes_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    # Until when, in real time, a session that is opening or closing is left to whoever drives it; else NULL.
+    Column("leased_until_us", BigInteger),
+    UniqueConstraint("operator_id", "held_key"),
+    Index("ix_sessions_operator", "operator_id", "seq"),
+    Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
+    Index("ix_sessions_account", "account_id", "seq"),
+    Index("ix_sessions_account_status", "account_id", "status", "seq"),
+)
+
+Index(
+    "ix_sessions_leased",
+    sessions.c.leased_until_us,
+    sqlite_where=sessions.c.leased_until_us.is_not(None),
+    postgresql_where=sessions.c.leased_until_us.is_not(None),
+)
+
+Index(
+    "ix_sessions_closes",
+    sessions.c.closes_us,
+    sqlite_where=sessions.c.closes_us.is_not(None),
+    postgresql_where=sessions.c.closes_us.is_not(None),
+)
+
+session_charges: Final = Table(
+    "session_charges",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
