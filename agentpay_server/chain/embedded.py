@@ -17,46 +17,46 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Final
 
-from solders.account import Account
-from solders.clock import Clock
 from solders.hash import Hash
 from solders.message import MessageV0
-from solders.pubkey import Pubkey
 from solders.signature import Signature
-from solders.token.state import Mint
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import (
-    InstructionErrorCustom,
     TransactionErrorFieldless,
-    TransactionErrorInstructionError,
 )
 
 from agentpay_server.chain import machines
 from agentpay_server.chain.base import (
     Blockhash,
     ChainUnavailableError,
-    Failure,
-    FailureReason,
     SignatureStatus,
     TokenAccount,
 )
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.chain.explorer import explorer_url
-from agentpay_server.chain.failures import failure_reason
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM, USDC_DECIMALS, USDC_MINTS
+from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
-from agentpay_server.chain.ledger import ChainState, Credit, ForeignLedgerError, Ledger, Page
-from agentpay_server.chain.machine import accounts_of, bring_back, writable_accounts
+from agentpay_server.chain.ledger import ChainState, Credit, Draft, ForeignLedgerError, Ledger
+from agentpay_server.chain.machine import (
+    account_at,
+    accounts_of,
+    bring_back,
+    changed_accounts,
+    failure_of,
+    first_accounts,
+    set_accounts,
+    set_clock,
+    token_account_at,
+    writable_accounts,
+)
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
-from agentpay_server.chain.token_accounts import read_token_account
 from agentpay_server.faults import ChainPoint, chain_fault_point
 
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
 _REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
 _CREDITS_PER_BATCH: Final = 100
 _FIRST_SLOT: Final = 435_888_000  # As LiteSVM has it: some day on the real chain, not its beginning.
-_TREASURY_LAMPORTS: Final = 10**18
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 
@@ -104,16 +104,14 @@ class EmbeddedChain:
         self._turns = asyncio.Lock()
         self._sent: list[VersionedTransaction] = []
         self._written: ChainState | None = None
-        self._changed_accounts: dict[str, bytes | None] = {}
-        self._changed_statuses: dict[str, SignatureStatus] = {}
-        self._new_credits: list[Credit] = []
+        self._draft = Draft()
         # Without a ledger: what came in and nobody has passed yet.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
         self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
         if ledger is None:
             self._set_clock(self._slot)
-            self._set_accounts(self._first_accounts())
+            set_accounts(self._svm, self._first_accounts())
 
     async def restore(self) -> None:
         """Take the chain up from its ledger now, rather than at the first call; without one, do nothing.
@@ -235,7 +233,7 @@ class EmbeddedChain:
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return lamports and bytes of data of any account; None where there is none."""
         await self._settled()
-        account = self._account(address)
+        account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
@@ -296,7 +294,7 @@ class EmbeddedChain:
             return
         elif self._svm.get_transaction(signature) is not None:
             # Executed, charged and undone: it is in the chain's history, which makes the failure final.
-            status = SignatureStatus(is_final=True, failure=_failure(transaction, result))
+            status = SignatureStatus(is_final=True, failure=failure_of(transaction, result))
             self._record(transaction, signature, status)
         else:
             # Refused before execution for want of a signature or of the fee. A real chain's height would rise
@@ -327,7 +325,7 @@ class EmbeddedChain:
         for deposit in deposits_of(signature, before, self._held(transaction)):
             credit = Credit(slot=self._slot + 1, deposit=deposit)
             if self._ledger is not None:
-                self._new_credits.append(credit)
+                self._draft.credits.append(credit)
                 continue
             self._recent_credits.add(credit)
             self._tell(deposit)
@@ -346,12 +344,8 @@ class EmbeddedChain:
 
     def _note(self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus) -> None:
         """Put what a transaction has changed on the page that is written next."""
-        for address in writable_accounts(transaction):
-            account = self._svm.get_account(address)
-            self._changed_accounts[str(address)] = (
-                bytes(account) if account is not None and account.lamports else None
-            )
-        self._changed_statuses[str(signature)] = status
+        self._draft.accounts |= changed_accounts(self._svm, transaction)
+        self._draft.statuses[str(signature)] = status
         if len(self._statuses) > _REMEMBERED_STATUSES:
             del self._statuses[next(iter(self._statuses))]
 
@@ -392,18 +386,11 @@ class EmbeddedChain:
                 raise ChainUnavailableError("the ledger of the chain does not answer") from error
 
     async def _write_page(self, ledger: Ledger) -> None:
-        page = Page(
-            before=self._written,
-            after=self._state(),
-            accounts=self._changed_accounts,
-            statuses=self._changed_statuses,
-            credits=self._new_credits,
-        )
+        page = self._draft.page(before=self._written, after=self._state())
         chain_fault_point(ChainPoint.EXECUTED)
         await ledger.write(page)
         chain_fault_point(ChainPoint.WRITTEN)
-        self._written, self._changed_accounts, self._changed_statuses = page.after, {}, {}
-        self._new_credits = []
+        self._written, self._draft = page.after, Draft()
         for credit in page.credits:
             self._tell(credit.deposit)
 
@@ -411,12 +398,11 @@ class EmbeddedChain:
         """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
         found = await ledger.read()
         self._svm = machines.take()
-        self._statuses, self._changed_accounts, self._changed_statuses = {}, {}, {}
-        self._new_credits = []
+        self._statuses, self._draft = {}, Draft()
         if found is None:
             self._written, self._slot, self._height = None, _FIRST_SLOT, 0
-            self._changed_accounts |= self._first_accounts()
-            self._set_accounts(self._changed_accounts)
+            self._draft.accounts |= self._first_accounts()
+            set_accounts(self._svm, self._draft.accounts)
         else:
             self._written, accounts = found
             if self._written.genesis != self._genesis:
@@ -426,7 +412,7 @@ class EmbeddedChain:
             self._slot = self._written.slot
             # Whatever was handed out before, whether it was written or not, has expired.
             self._height = max(self._written.height, self._height) + 1
-            self._set_accounts(accounts)
+            set_accounts(self._svm, accounts)
         self._blockhash, self._last_landed = _first_blockhash(self._genesis, self._height), b""
         self._landed_under_blockhash = 0
         self._set_clock(self._slot)
@@ -439,44 +425,18 @@ class EmbeddedChain:
         return ChainState(genesis=self._genesis, slot=self._slot, height=self._height)
 
     def _first_accounts(self) -> dict[str, bytes | None]:
-        authority = Pubkey.from_string(self._mint_authority)
-        mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
-        rent = self._svm.minimum_balance_for_rent_exemption(len(mint))
-        return {
-            self._treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
-            self.usdc_mint: bytes(Account(rent, mint, TOKEN_PROGRAM)),
-        }
-
-    def _set_accounts(self, accounts: Mapping[str, bytes | None]) -> None:
-        for address, account in accounts.items():
-            if account is not None:
-                self._svm.set_account(Pubkey.from_string(address), Account.from_bytes(account))
+        return first_accounts(
+            self._svm,
+            treasury=self._treasury,
+            usdc_mint=self.usdc_mint,
+            mint_authority=self._mint_authority,
+        )
 
     def _set_clock(self, slot: int) -> None:
-        self._svm.set_clock(
-            Clock(
-                slot=slot,
-                epoch_start_timestamp=0,
-                epoch=0,
-                leader_schedule_epoch=0,
-                unix_timestamp=self._now_us() // 1_000_000,
-            )
-        )
+        set_clock(self._svm, slot, self._now_us())
 
     def _token_account(self, address: str) -> TokenAccount | None:
-        account = self._account(address)
-        if account is None:
-            return None
-        return read_token_account(
-            address, program=str(account.owner), data=account.data, usdc_mint=self.usdc_mint
-        )
-
-    def _account(self, address: str) -> Account | None:
-        try:
-            pubkey = Pubkey.from_string(address)
-        except ValueError:  # Nothing can be at what is no address.
-            return None
-        return self._svm.get_account(pubkey)
+        return token_account_at(self._svm, address, self.usdc_mint)
 
     def _check_thread(self) -> None:
         if get_ident() != self._owner_thread:
@@ -486,16 +446,3 @@ class EmbeddedChain:
 def _first_blockhash(genesis: str, height: int) -> Hash:
     """Return the blockhash that a chain goes on with at a height at which it is made, or made again."""
     return Hash.from_bytes(hashlib.sha256(f"{genesis} {height}".encode()).digest())
-
-
-def _failure(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
-    error = result.err()
-    logs = result.meta().logs()
-    reason = FailureReason.OTHER
-    if isinstance(error, TransactionErrorInstructionError):
-        message = transaction.message
-        program = message.account_keys[message.instructions[error.index].program_id_index]
-        cause = error.err
-        code = cause.code if isinstance(cause, InstructionErrorCustom) else str(cause).rpartition(".")[2]
-        reason = failure_reason(str(program), code)
-    return Failure(reason=reason, detail=f"{error}: {logs[-1]}" if logs else str(error))

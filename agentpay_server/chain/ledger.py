@@ -8,7 +8,7 @@ it: the transaction has not happened. Where pages are kept is not known here (`s
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from agentpay_server.chain.base import SignatureStatus
 from agentpay_server.chain.deposits import Deposit
@@ -68,6 +68,25 @@ class Page:
     accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
     statuses: Mapping[str, SignatureStatus] = field(factory=dict)
     credits: Sequence[Credit] = ()
+
+
+@define
+class Draft:
+    """What is to be on the next page; the attributes are those of `Page`."""
+
+    accounts: dict[str, bytes | None] = field(factory=dict)
+    statuses: dict[str, SignatureStatus] = field(factory=dict)
+    credits: list[Credit] = field(factory=list)
+
+    def page(self, *, before: ChainState | None, after: ChainState) -> Page:
+        """Return the page."""
+        return Page(
+            before=before,
+            after=after,
+            accounts=self.accounts,
+            statuses=self.statuses,
+            credits=self.credits,
+        )
 
 
 class Ledger(Protocol):

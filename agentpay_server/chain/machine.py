@@ -1,4 +1,4 @@
-"""The virtual machine of the embedded chain: made, read through, and brought back to what it held before.
+"""The virtual machine of the embedded chain: made, furnished, read, and brought back to what it held before.
 
 What is executed on it, under which blockhash, and what of it is remembered is the chain's business.
 """
@@ -7,15 +7,28 @@ from collections.abc import Mapping
 from typing import Final
 
 from solders.account import Account
+from solders.clock import Clock
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
+from solders.token.state import Mint
 from solders.transaction import VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.base import Failure, FailureReason, TokenAccount
+from agentpay_server.chain.failures import failure_reason
+from agentpay_server.chain.instructions import (
+    SYSTEM_PROGRAM,
+    TOKEN_2022_PROGRAM,
+    TOKEN_PROGRAM,
+    USDC_DECIMALS,
+)
+from agentpay_server.chain.token_accounts import read_token_account
 
 HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)
 """The owners of all accounts that a transaction of this service's can change."""
+_TREASURY_LAMPORTS: Final = 10**18
 _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
 """What a machine takes for nothing at all."""
 
@@ -47,6 +60,70 @@ def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
     machine.with_transaction_history(HISTORY_TRANSACTIONS)
 
 
+def first_accounts(
+    machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
+) -> dict[str, bytes | None]:
+    """Return what a chain begins with, by address, as Solana serialises it: SOL for all fees, and a mint."""
+    authority = Pubkey.from_string(mint_authority)
+    mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
+    rent = machine.minimum_balance_for_rent_exemption(len(mint))
+    return {
+        treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
+        usdc_mint: bytes(Account(rent, mint, TOKEN_PROGRAM)),
+    }
+
+
+def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
+    """Put accounts where they belong; None stands for one that is gone."""
+    for address, account in accounts.items():
+        if account is not None:
+            machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
+
+
+def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
+    """Let it be a slot and a time, in microseconds since the epoch."""
+    machine.set_clock(
+        Clock(
+            slot=slot,
+            epoch_start_timestamp=0,
+            epoch=0,
+            leader_schedule_epoch=0,
+            unix_timestamp=now_us // 1_000_000,
+        )
+    )
+
+
+def account_at(machine: LiteSVM, address: str) -> Account | None:
+    """Return the account at an address; None where there is none, or where the text is no address."""
+    try:
+        pubkey = Pubkey.from_string(address)
+    except ValueError:
+        return None
+    return machine.get_account(pubkey)
+
+
+def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAccount | None:
+    """Return the USDC token account at an address; None where there is none, or one of another mint."""
+    account = account_at(machine, address)
+    if account is None:
+        return None
+    return read_token_account(address, program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
+
+
+def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
+    """Return why a transaction that was executed has failed."""
+    error = result.err()
+    logs = result.meta().logs()
+    reason = FailureReason.OTHER
+    if isinstance(error, TransactionErrorInstructionError):
+        message = transaction.message
+        program = message.account_keys[message.instructions[error.index].program_id_index]
+        cause = error.err
+        code = cause.code if isinstance(cause, InstructionErrorCustom) else str(cause).rpartition(".")[2]
+        reason = failure_reason(str(program), code)
+    return Failure(reason=reason, detail=f"{error}: {logs[-1]}" if logs else str(error))
+
+
 def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
     """Return the accounts that a transaction may have changed, the payer of its fee among them."""
     header, keys = transaction.message.header, transaction.message.account_keys
@@ -55,6 +132,15 @@ def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
         *keys[: signers - header.num_readonly_signed_accounts],
         *keys[signers : len(keys) - header.num_readonly_unsigned_accounts],
     ]
+
+
+def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
+    """Return what is at the accounts that a transaction may have changed, as `set_accounts` takes it."""
+    found = {address: machine.get_account(address) for address in writable_accounts(transaction)}
+    return {
+        str(address): bytes(account) if account is not None and account.lamports else None
+        for address, account in found.items()
+    }
 
 
 def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:

@@ -5,11 +5,11 @@ without a socket; `listen` opens a real port beside them.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, TypeVar, overload
+from typing import Final, Literal, NoReturn, Self, TypeVar, overload
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
@@ -17,7 +17,6 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._async.sessions import AsyncSessions
@@ -34,7 +33,6 @@ from agentpay_server.embedded.inspection import (
     Recorder,
     Records,
 )
-from agentpay_server.embedded.listener import Listener, bound_socket
 from agentpay_server.embedded.owner import OwnerThread
 from agentpay_server.embedded.scenarios import (
     LowBalance,
@@ -46,8 +44,7 @@ from agentpay_server.embedded.scenarios import (
     stage,
 )
 from agentpay_server.embedded.timeline import timeline
-from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
-from agentpay_server.http.app import Application
+from agentpay_server.embedded.world import World
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
@@ -55,9 +52,6 @@ from agentpay_server.storage import open_storage
 T = TypeVar("T")
 
 _TIMELINE_SECONDS: Final = 5.0
-
-IN_PROCESS_URL = "http://agentpay.invalid"
-"""What clients of a server without a port take for its address."""
 
 
 class AgentPayServer:
@@ -114,7 +108,7 @@ class AgentPayServer:
         self._wanted_key = operator_key
         self._settings = settings
         self._owner: OwnerThread | None = None
-        self._world: _World | None = None
+        self._world: World | None = None
 
     def start(self) -> Self:
         """Start the server. Its methods can be called from then on.
@@ -136,7 +130,7 @@ class AgentPayServer:
             self._owner.stop()
             raise
         self._started_at = from_us(self._clock.now_us())
-        self._world = _World(runtime, self._owner, inboxes, recorder)
+        self._world = World(runtime, self._owner, inboxes, recorder)
         return self
 
     async def _runtime(self, inboxes: InboxTransport, recorder: Recorder) -> Runtime:
@@ -416,77 +410,10 @@ class AgentPayServer:
         raise TypeError("a server lives in its process: make a new one where it is needed")
 
     @property
-    def _running(self) -> "_World":
+    def _running(self) -> World:
         if self._world is None:
             raise RuntimeError("the server is not running: use it as a context manager, or call start()")
         return self._world
-
-
-class _World:
-    """A running server, and the ways into it."""
-
-    def __init__(
-        self, runtime: Runtime, owner: OwnerThread, inboxes: InboxTransport, recorder: Recorder
-    ) -> None:
-        self.runtime = runtime
-        self.inboxes = inboxes
-        self.recorder = recorder
-        self.base_url = IN_PROCESS_URL
-        self._owner = owner
-        self._app = recorder.around(Application(runtime))
-        runtime.snapshots.include(inboxes)
-        runtime.snapshots.include(recorder)
-        self._listener: Listener | None = None
-        self._transport = EmbeddedTransport(self._app, owner)
-        self._async_transport = AsyncEmbeddedTransport(self._app, owner)
-        assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
-        self.key = key = runtime.operator.key
-        self.operator = self.server_client(key)
-        self.async_operator = self.async_server_client(key)
-
-    def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run `work` on the server's thread."""
-        return self._owner.call(work, timeout=timeout)
-
-    def client(self, api_key: str | None) -> AgentPay:
-        """Return a new client."""
-        key = self.key if api_key is None else api_key
-        return AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-
-    def async_client(self, api_key: str | None) -> AsyncAgentPay:
-        """Return a new async client."""
-        key = self.key if api_key is None else api_key
-        return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
-
-    def server_client(self, key: str) -> ServerClient:
-        """Return a new client of all that the server has."""
-        return ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-
-    def async_server_client(self, key: str) -> AsyncServerClient:
-        """Return a new async client of all that the server has."""
-        return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
-
-    def listen(self, port: int) -> str:
-        """Open a port and return its address."""
-        if self._listener is not None:
-            raise RuntimeError(f"the server listens already, on {self.base_url}")
-        listener = Listener(self._app, bound_socket("127.0.0.1", port))
-        self._owner.call(listener.start())
-        self._listener = listener
-        self.base_url = listener.base_url
-        return self.base_url
-
-    def close(self) -> None:
-        """Finish what is under way, close the port, stop the thread."""
-        self._owner.stop(self._end)
-
-    async def _end(self) -> None:
-        try:
-            if self._listener is not None:
-                await self._listener.close()
-        finally:
-            await self.runtime.stop()
-            self.recorder.release()
 
 
 async def _now(look: Callable[[], T]) -> T:
