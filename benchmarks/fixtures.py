@@ -8,7 +8,8 @@ The floor here is that making: what every test would pay if machines were thrown
 import time
 from contextlib import suppress
 
-from harness import Result, compare
+from attrs import evolve
+from harness import Result, compare, resident_bytes
 from solders.litesvm import LiteSVM
 
 from agentpay_server import AgentPayServer
@@ -17,6 +18,7 @@ BOUND_MS = 3.0
 OF_MOTO = 0.2
 TESTS = 1_000
 TESTS_BOUND_SECONDS = 30.0
+GROWTH_BOUND_MB = 5.0
 
 
 def run() -> list[Result]:
@@ -25,16 +27,24 @@ def run() -> list[Result]:
     results = [_named(fixture, fixture.subject_us / 1000, BOUND_MS, "ms")]
     with suppress(ImportError):
         results += _beside_moto()
-    _test_that_pays()
+    for _ in range(TESTS // 4):
+        _test_that_pays()
+    before = resident_bytes()
     start = time.perf_counter()
     for _ in range(TESTS):
         _test_that_pays()
     seconds = time.perf_counter() - start
+    growth_mb = (resident_bytes() - before) / 1e6
     name = f"{TESTS} tests that provision, fund and pay, on one core (each)"
     paying = Result(
         name, seconds / TESTS * 1e6, fixture.subject_us, seconds / TESTS / fixture.subject_us * 1e6, None
     )
-    return [*results, _named(paying, seconds, TESTS_BOUND_SECONDS, "s")]
+    growth = evolve(paying, name=f"memory over {TESTS} such tests")
+    return [
+        *results,
+        _named(paying, seconds, TESTS_BOUND_SECONDS, "s"),
+        _named(growth, growth_mb, GROWTH_BOUND_MB, "MB"),
+    ]
 
 
 def _named(result: Result, measured: float, bound: float, unit: str) -> Result:

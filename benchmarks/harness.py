@@ -5,9 +5,11 @@ benchmark tells, tests assert.
 """
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from attrs import frozen
 
@@ -57,6 +59,12 @@ def compare(
         subjects.append(seconds_per_call(subject, calls))
     ratio = statistics.median(s / f for s, f in zip(subjects, floors, strict=True))
     return Result(name, statistics.median(subjects) * 1e6, statistics.median(floors) * 1e6, ratio, bound)
+
+
+def resident_bytes() -> int:
+    """Return how much memory the process holds."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def print_table(results: list[Result]) -> None:

@@ -6,7 +6,6 @@ AGENTPAY_BENCH_TRANSFERS makes it fewer.
 """
 
 import asyncio
-import gc
 import json
 import os
 import statistics
@@ -14,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-from harness import Result, print_table
+from harness import Result, print_table, resident_bytes
 
 from agentpay_server import AgentPayServer
 
@@ -91,9 +89,9 @@ def grow(directory: str) -> None:
             await asyncio.gather(*(caller(*pair) for pair in pairs))
 
         first_seconds = _timed(transfers, WARM_UP)
-        before = _resident_bytes()
+        before = resident_bytes()
         seconds = _timed(transfers, TRANSFERS)
-        after = _resident_bytes()
+        after = resident_bytes()
     print(json.dumps({"before": before, "after": after, "seconds": seconds, "first_seconds": first_seconds}))
 
 
@@ -101,11 +99,6 @@ def _timed(transfers, count: int) -> float:
     begin = time.perf_counter()
     asyncio.run(transfers(count))
     return time.perf_counter() - begin
-
-
-def _resident_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A real loopback port for a server that runs in process, by uvicorn on the owner's loop."""
 
 import asyncio
+import contextlib
 import socket
 from typing import Any, Final
 
@@ -12,13 +13,14 @@ from agentpay_server.http.exchange import DROP
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests that are under way may take when a port closes; what is left then is cut off."""
+_TURNS_TO_CLOSE: Final = 3
 
 
 class Listener:
     """Serves an ASGI application on a socket until it is closed."""
 
     def __init__(self, app: Any, sock: socket.socket) -> None:  # noqa: ANN401 - any ASGI application
-        self._server = uvicorn.Server(server_config(app))
+        self._server = _Server(server_config(app))
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -38,10 +40,44 @@ class Listener:
 
     async def close(self) -> None:
         """Answer what is under way, then let go of the socket."""
-        self._server.should_exit = True
+        self._server.stop()
         if self._serving is not None:
             await self._serving
         self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    """Stops as soon as it is told to and has nothing to wait for: uvicorn looks ten times in a second.
+
+    A test that opens a port pays for every one of those tenths.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Keep the date of answers current until it is told to stop."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let go of the port and of idle connections, and of the others when they are answered."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for _ in range(_TURNS_TO_CLOSE):
+            # A connection that is closed is gone in one of the next turns of the loop.
+            await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
 
 
 class _Protocol(H11Protocol):
