@@ -14,7 +14,9 @@ from agentpay._sync.client import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import Transfer
+from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import SECOND_US
+from agentpay_server.contract.sessions import Session
 from agentpay_server.contract.webhooks import Delivery
 from agentpay_server.domain.deliveries import RETRY_DELAYS_US
 from agentpay_server.embedded.inbox import WebhookInbox
@@ -81,6 +83,21 @@ class PendingApproval(Scenario):
     """
 
     transfer: Transfer
+
+
+@frozen(kw_only=True)
+class NearSessionCap(Scenario):
+    """The account has a session with a cap of 10 USDC, in escrow, of which 9 are charged.
+
+    Attributes:
+        session: the open session.
+        sessions: sessions as the agent has them, to charge this one.
+        remaining_usdc: what it may still be charged.
+    """
+
+    session: Session
+    sessions: Sessions
+    remaining_usdc: Decimal
 
 
 @frozen(kw_only=True)
@@ -175,6 +192,16 @@ def _pending_approval(stage: _Stage) -> Scenario:
     return PendingApproval(transfer=stage.pay(60), **stage.set())
 
 
+def _near_session_cap(stage: _Stage) -> Scenario:
+    stage.fund(100)
+    sessions = stage.server.agent_sessions(stage.account_id)
+    cap, key = Decimal(10), f"scenario of {stage.account_id}"
+    opened = sessions.open(account_id=stage.account_id, to=stage.payee_id, cap_usdc=cap, idempotency_key=key)
+    session = sessions.charge(opened.session_id, amount=9, idempotency_key=key)
+    remaining = cap - session.running_total_usdc
+    return NearSessionCap(session=session, sessions=sessions, remaining_usdc=remaining, **stage.set())
+
+
 def _undelivered_webhook(stage: _Stage) -> Scenario:
     stage.fund(100)
     inbox = stage.inbox(EventType.TRANSFER_SETTLED)
@@ -190,5 +217,6 @@ _SCENARIOS: Final[Mapping[str, Callable[[_Stage], Scenario]]] = {
     "paused_account": _paused_account,
     "low_balance": _low_balance,
     "pending_approval": _pending_approval,
+    "near_session_cap": _near_session_cap,
     "undelivered_webhook": _undelivered_webhook,
 }

@@ -37,6 +37,7 @@ from agentpay_server.embedded.owner import OwnerThread
 from agentpay_server.embedded.scenarios import (
     LowBalance,
     NearDailyLimit,
+    NearSessionCap,
     PausedAccount,
     PendingApproval,
     Scenario,
@@ -362,6 +363,8 @@ class AgentPayServer:
     @overload
     def scenario(self, name: Literal["pending_approval"]) -> PendingApproval: ...
     @overload
+    def scenario(self, name: Literal["near_session_cap"]) -> NearSessionCap: ...
+    @overload
     def scenario(self, name: Literal["undelivered_webhook"]) -> UndeliveredWebhook: ...
     @overload
     def scenario(self, name: str) -> Scenario: ...
@@ -369,8 +372,9 @@ class AgentPayServer:
         """Bring about a situation that an agent must cope with, by the operations that lead there.
 
         Args:
-            name: `near_daily_limit`, `paused_account`, `low_balance`, `pending_approval`, or
-                `undelivered_webhook`, which moves the clock. What each is, its type says.
+            name: `near_daily_limit`, `paused_account`, `low_balance`, `pending_approval`,
+                `near_session_cap`, or `undelivered_webhook`, which moves the clock. What each is, its type
+                says.
 
         Raises:
             ValueError: there is no such scenario.

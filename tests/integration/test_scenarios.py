@@ -3,12 +3,19 @@
 import pytest
 from server_world import START
 
-from agentpay import AccountPausedError, AgentPay, PolicyViolationError
+from agentpay import AccountPausedError, AgentPay, PolicyViolationError, SessionCapExceededError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.embedded.scenarios import Scenario
 
-NAMES = ["low_balance", "near_daily_limit", "paused_account", "pending_approval", "undelivered_webhook"]
+NAMES = [
+    "low_balance",
+    "near_daily_limit",
+    "near_session_cap",
+    "paused_account",
+    "pending_approval",
+    "undelivered_webhook",
+]
 
 
 def pay(scenario: Scenario, amount: object, agent: AgentPay | None = None) -> str:
@@ -49,6 +56,17 @@ def test_a_pending_approval(server: AgentPayServer) -> None:
     scenario = server.scenario("pending_approval")
     assert scenario.transfer.status == "pending_approval"
     assert server.console.approve(scenario.transfer.transfer_id).status == "settled"
+
+
+def test_near_a_sessions_cap(server: AgentPayServer) -> None:
+    scenario = server.scenario("near_session_cap")
+    assert (scenario.session.status, scenario.remaining_usdc) == ("open", 1)
+    session_id = scenario.session.session_id
+    with pytest.raises(SessionCapExceededError):
+        scenario.sessions.charge(session_id, amount="1.000001")
+    scenario.sessions.charge(session_id, amount=1)
+    settled = scenario.sessions.close(session_id)
+    assert (settled.settled_usdc, settled.returned_usdc) == (10, 0)
 
 
 def test_an_undelivered_webhook(server: AgentPayServer) -> None:
