@@ -41,6 +41,8 @@ KINDS = {
     ErrorCode.RATE_LIMITED: errors.RateLimitedError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
     ErrorCode.CLOCK_MOVING: errors.ConflictError,
+    ErrorCode.NOT_AT_REST: errors.ConflictError,
+    ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_PENDING: errors.ConflictError,
     ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
     ErrorCode.REQUEST_TIMEOUT: errors.APIError,
