@@ -14,7 +14,7 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Category, Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import BODY_MAX_BYTES, Request
+from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
@@ -87,8 +87,8 @@ class OpenSession(Request):
         category: spend category, 1 to 64 characters.
     """
 
-    account_id: Annotated[str, text(maximum=BODY_MAX_BYTES)]
-    to: Annotated[str, text(maximum=BODY_MAX_BYTES)]
+    account_id: str
+    to: str
     cap_usdc: UsdcAmount
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
     category: Category | None = None
@@ -142,6 +142,8 @@ OPEN_SESSION: Final = Endpoint(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.INVALID_RECIPIENT,
         ErrorCode.CHAIN_UNAVAILABLE,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
     ),
     subject=Subject(
         kind="session", refused=("rejected", "failed"), unknown=_UNRESOLVED, is_always_stored=False
@@ -195,6 +197,7 @@ LIST_SESSIONS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListSessions,
     responses={200: PageBody[Session]},
+    errors=(ErrorCode.FORBIDDEN,),
     summary="List sessions, newest first.",
 )
 

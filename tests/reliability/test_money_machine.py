@@ -559,6 +559,9 @@ class RestartedMoney(Money):
 
     def teardown(self) -> None:
         try:
+            if self.accounts:
+                # A chain that was made again from its ledger has an earlier life as well.
+                self.do(self.world.look_back())
             super().teardown()
         finally:
             self.directory.cleanup()

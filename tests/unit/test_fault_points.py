@@ -16,6 +16,7 @@ from agentpay_server.faults import (
     chain_fault_point,
     disarm,
     fault_point,
+    points_of,
 )
 
 
@@ -68,8 +69,10 @@ def test_what_is_no_count_is_refused(wrong: str) -> None:
 
 
 def test_the_names_are_operation_and_step() -> None:
-    assert "transfer.booked" in POINTS
-    assert len(POINTS) == len(Operation) * len(Step) + len(ChainPoint)
+    assert points_of(Operation.TRANSFER) == tuple(f"transfer.{step}" for step in Step)
+    assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.booked")
+    of_operations = {point for operation in Operation for point in points_of(operation)}
+    assert of_operations | set(ChainPoint) == POINTS
 
 
 def test_the_environment_arms_a_process() -> None:
