@@ -10,6 +10,16 @@ pytest_collect_file = Sybil(
 ).pytest()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take where the servers of the tests keep what they know (tests/stores.py)."""
+    parser.addoption(
+        "--store",
+        choices=["memory", "file", "postgres"],
+        default="memory",
+        help="where the servers that the tests start keep what they know",
+    )
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the server is written for."""

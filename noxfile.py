@@ -1,6 +1,6 @@
 """What a change must pass, and what a developer runs by hand.
 
-lint, unasync, types, tests, docs    all that a change must pass; the default
+lint, unasync, types, tests, stores, docs    all that a change must pass; the default
 quickstart                           the example of the README
 bench                                measured ratios against floors taken in the same run
 deep                                 minutes to hours
@@ -9,7 +9,7 @@ deep                                 minutes to hours
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "docs"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 
@@ -27,7 +27,7 @@ CODE = [
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, *groups))
+    session.install("-e", ".[server,postgres]", *nox.project.dependency_groups(PYPROJECT, *groups))
 
 
 @nox.session
@@ -67,6 +67,15 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", "not deep", *session.posargs)
     if not session.posargs:
         session.run("coverage", "report")
+
+
+@nox.session
+def stores(session: nox.Session) -> None:
+    """Run the behaviour suite again, on SQLite files and on PostgreSQL."""
+    install(session, "test")
+    for store in ("file", "postgres"):
+        suite = session.posargs or ["tests/integration", "tests/reliability"]
+        session.run("pytest", "-n", "auto", "-m", "not deep", "--store", store, *suite)
 
 
 @nox.session

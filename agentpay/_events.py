@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.events import EVENT_CLASSES, Event, UnknownEvent
 from agentpay.contract.fields import JsonValue
@@ -29,7 +29,7 @@ def read_event(payload: bytes) -> Event:
     """
     try:
         value = _parse(payload)
-    except codec.InvalidJsonError as error:
+    except json_text.InvalidJsonError as error:
         raise _refusal(FieldFault(field="body", message=str(error))) from None
     if not isinstance(value, dict):
         raise _refusal(FieldFault(field="body", message="must be an object"))
@@ -62,13 +62,13 @@ def _refusal(*faults: FieldFault) -> WebhookPayloadError:
 def _parse(payload: bytes) -> JsonValue:
     # Without arrays only as many braces give such a depth. The events of today have none.
     if b"[" in payload or payload.count(b"{") > MAX_NESTING:
-        return codec.parse_request_json(payload)
+        return json_text.parse_request_json(payload)
     try:
         text = payload.decode()
         value, end = _scan(text, 0)
     except (ValueError, ArithmeticError, StopIteration):
-        return codec.parse_request_json(payload)
-    return value if end == len(text) else codec.parse_request_json(payload)
+        return json_text.parse_request_json(payload)
+    return value if end == len(text) else json_text.parse_request_json(payload)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

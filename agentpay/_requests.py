@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode
 from agentpay.contract.fields import format_timestamp
@@ -90,7 +90,7 @@ def prepare(
     return PreparedRequest(
         endpoint=endpoint,
         target=target,
-        content=None if body is None else codec.print_json(codec.unstructure(body)),
+        content=None if body is None else json_text.print_json(codec.unstructure(body)),
         if_match=if_match,
         idempotency_key=idempotency_key,
     )
@@ -136,9 +136,9 @@ def read(endpoint: Endpoint, reply: Reply, *, now: float) -> Any:  # noqa: ANN40
         problem = f"the status {reply.status} is not one of this operation"
     else:
         try:
-            return codec.structure(codec.parse_json(reply.body), model)
-        except (codec.InvalidJsonError, codec.InvalidValueError) as error:
-            problem = f"the body {error}" if isinstance(error, codec.InvalidJsonError) else str(error)
+            return codec.structure(json_text.parse_json(reply.body), model)
+        except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
+            problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.DecodingError(
         f"the answer to {endpoint.name} ({reply.status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
@@ -152,8 +152,11 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.ACCOUNT_PAUSED: errors.AccountPausedError,
     ErrorCode.INSUFFICIENT_BALANCE: errors.InsufficientBalanceError,
     ErrorCode.TRANSFER_FAILED: errors.TransferFailedError,
+    ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
+    ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }
 """The codes with an exception of their own among those of one status."""
 
@@ -185,13 +188,17 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
     # A code counts only with its own status, so that a contradictory answer is not taken for a known one.
     if body.error in _BY_CODE and HTTP_STATUS[ErrorCode(body.error)] == status:
         kind = _BY_CODE[body.error]
+    session_id = None if body.session_id is UNSET else body.session_id
+    is_of_session = body.session_id is not UNSET
     return kind(
         body.message[:MESSAGE_MAX_CHARACTERS],
         status=status,
         code=body.error,
         request_id=request_id,
         transfer_id=body.transfer_id,
-        transfer_status=body.status,
+        transfer_status=None if is_of_session else body.status,
+        session_id=session_id,
+        session_status=body.status if is_of_session else None,
         details=body.details or (),
         retry_after=retry_after,
     )
@@ -199,8 +206,8 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
 
 def _error_body(content: bytes) -> ErrorBody | None:
     try:
-        return codec.structure(codec.parse_json(content), ErrorBody)
-    except (codec.InvalidJsonError, codec.InvalidValueError):
+        return codec.structure(json_text.parse_json(content), ErrorBody)
+    except (json_text.InvalidJsonError, codec.InvalidValueError):
         return None
 
 

@@ -9,8 +9,8 @@ raises. All of its state is its own, so that any number of calls run side by sid
   nothing.
 - The pause is drawn from 0 to an exponentially growing limit (full jitter), and is never shorter than
   `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts: the caller knows better.
-- A request with an idempotency key ends in `TransferOutcomeUnknownError` when an attempt may have done its
-  work and no later answer settled the question.
+- A request with an idempotency key ends in `TransferOutcomeUnknownError`, or its twin of sessions, when an
+  attempt may have done its work and no later answer settled the question.
 
 It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
 """
@@ -23,12 +23,13 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from agentpay._requests import PreparedRequest, Reply, read
-from agentpay.contract.endpoints import Repeat
+from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
 from agentpay.contract.errors import ErrorCode
 from agentpay.errors import (
     AgentPayError,
     APIConnectionError,
     APIError,
+    SessionOutcomeUnknownError,
     TransferOutcomeUnknownError,
 )
 
@@ -86,7 +87,7 @@ def attempts(
         AgentPayError: the request failed for good.
     """
     in_doubt = False
-    transfer_id: str | None = None
+    known_id: str | None = None
     for retries in count():
         outcome = yield SEND
         result = read(request.endpoint, outcome, now=now()) if isinstance(outcome, Reply) else outcome
@@ -94,19 +95,28 @@ def attempts(
             return result, outcome
         effect = _effect_of(result)
         in_doubt = effect is _Effect.POSSIBLE or (in_doubt and effect is _Effect.NONE)
-        transfer_id = getattr(result, "transfer_id", None) or transfer_id
+        known_id = _subject_of(result) or known_id
         pause = None
         if retries < max_retries and _may_repeat(request, result, effect):
             pause = _pause(result, retries, random)
         if pause is not None:
             yield Sleep(pause)
         elif in_doubt and request.idempotency_key is not None:
-            raise TransferOutcomeUnknownError(
-                idempotency_key=request.idempotency_key, transfer_id=transfer_id
-            ) from result
+            raise _outcome_unknown(request.endpoint, request.idempotency_key, known_id) from result
         else:
             raise result
     raise AssertionError  # pragma: no cover - `count` has no end
+
+
+def _subject_of(error: AgentPayError) -> str | None:
+    """The transfer or the session that an answer names."""
+    return (error.transfer_id or error.session_id) if isinstance(error, APIError) else None
+
+
+def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
+    if endpoint is CREATE_TRANSFER:
+        return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
+    return SessionOutcomeUnknownError(operation=endpoint.name, idempotency_key=key, session_id=known_id)
 
 
 def _effect_of(error: AgentPayError) -> _Effect:
@@ -120,24 +130,32 @@ def _effect_of(error: AgentPayError) -> _Effect:
     if error.status in _LAST_WORDS:
         # Without the service's body it is a proxy's word, which knows nothing of earlier attempts.
         return _Effect.NONE if error.code is None else _Effect.SETTLED
-    if error.status == 503 and error.code == ErrorCode.CHAIN_UNAVAILABLE and error.transfer_id is None:
+    if error.status == 503 and error.code == ErrorCode.CHAIN_UNAVAILABLE and _subject_of(error) is None:
         # Nothing was stored and nothing will be sent (D8, D29).
         return _Effect.NONE
     return _Effect.POSSIBLE
 
 
+def is_transient(error: AgentPayError) -> bool:
+    """Whether the same request may fare better later: no answer came, or one that asks for patience."""
+    return isinstance(error, APIConnectionError) or (isinstance(error, APIError) and error.status in _RETRIED)
+
+
+def retry_after(error: AgentPayError | None) -> float:
+    """Seconds for which the service asks not to be called again; 0 when it does not ask."""
+    asked = error.retry_after if isinstance(error, APIError) else None
+    return asked or 0.0
+
+
 def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect) -> bool:
-    transient = isinstance(error, APIConnectionError) or (
-        isinstance(error, APIError) and error.status in _RETRIED
-    )
-    return transient and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
+    return is_transient(error) and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
 
 
 def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:
     """Seconds to wait before the next attempt, or None when the service asks for too many."""
-    asked = error.retry_after if isinstance(error, APIError) else None
-    if asked is not None and asked > RETRY_AFTER_CAP:
+    asked = retry_after(error)
+    if asked > RETRY_AFTER_CAP:
         return None
     # The exponent is bounded: 2**1024 is no float, and any number of retries may be asked for.
     limit = min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(retries, 16))
-    return max(asked or 0.0, random() * limit)
+    return max(asked, random() * limit)

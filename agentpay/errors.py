@@ -7,6 +7,7 @@
       |   - APITimeoutError                 not within the timeout
       + DecodingError                       an answer came that is not what the contract says
       + TransferOutcomeUnknownError         the transfer may or may not have been made
+      + SessionOutcomeUnknownError          the session may or may not have been opened or charged
       + WaitTimeoutError                    the transfer was not final in time
       + WebhookError                        a delivery to a webhook is not to be processed
       |   - WebhookSignatureError           it is not proven to come from the service
@@ -19,15 +20,18 @@
           |   . AccountPausedError              account_paused
           |   . InsufficientBalanceError        insufficient_balance
           |   . TransferFailedError             transfer_failed
+          |   . SessionCapExceededError         session_cap_exceeded
           - PermissionDeniedError           403
           - NotFoundError                   404
           - ConflictError                   409
           |   . IdempotencyConflictError        idempotency_conflict
+          |   . SessionClosedError              session_closed
           - PreconditionFailedError         412
           - InvalidRecipientError           422
           - RateLimitedError                429
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
+              . ServiceUnavailableError         service_unavailable
 
 All can be pickled and copied with everything they carry. This module decides nothing: which answer becomes
 which exception is the business of `agentpay._requests`.
@@ -63,6 +67,10 @@ __all__ = [
     "PreconditionFailedError",
     "RateLimitedError",
     "ServerError",
+    "ServiceUnavailableError",
+    "SessionCapExceededError",
+    "SessionClosedError",
+    "SessionOutcomeUnknownError",
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
@@ -154,20 +162,47 @@ class TransferOutcomeUnknownError(AgentPayError):
         self.transfer_id = transfer_id
 
 
+class SessionOutcomeUnknownError(AgentPayError):
+    """It is not known whether the session was opened, or charged: the answer was lost, or the chain lags.
+
+    Never open or charge again under a new key. Call the same method with the same parameters and this
+    `idempotency_key`: it resumes what was begun and never does it a second time. The last error is the
+    `__cause__`.
+
+    Attributes:
+        operation: the method to call again, `sessions.open` or `sessions.charge`.
+        idempotency_key: the key to call it again with.
+        session_id: the session, for `sessions.get`, where an answer named it; else None.
+    """
+
+    def __init__(self, *, operation: str, idempotency_key: str, session_id: str | None = None) -> None:
+        known = f" (session {session_id})" if session_id else ""
+        super().__init__(
+            f"it is not known whether {operation} was done{known}. Do not repeat it under a new key: call "
+            f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
+        )
+        self.operation = operation
+        self.idempotency_key = idempotency_key
+        self.session_id = session_id
+
+
 class WaitTimeoutError(AgentPayError):
-    """The transfer was not final in time. It still may be settled: call `transfers.wait` again.
+    """The transfer was not seen final in time. It may still be settled: call `transfers.wait` again.
+
+    When the last request of the wait failed, its error is the `__cause__`.
 
     Attributes:
         transfer_id: the transfer.
-        transfer: the transfer as it was last read.
+        transfer: the transfer as it was last read; None when no request was answered.
     """
 
-    def __init__(self, *, transfer: "Transfer", timeout: float) -> None:
-        super().__init__(
-            f"transfer {transfer.transfer_id} is {transfer.status} after {timeout:g} s. It may still be "
-            "settled: call transfers.wait again, or transfers.get; do not pay again"
-        )
-        self.transfer_id = transfer.transfer_id
+    def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
+        state = "was not once read within" if transfer is None else f"is {transfer.status} after"
+        advice = "call transfers.wait again, or transfers.get; do not pay again"
+        if transfer is not None and transfer.status == "pending_approval":
+            advice = f"an operator has to approve or reject it; {advice}"
+        super().__init__(f"transfer {transfer_id} {state} {timeout:g} s. It may still be settled: {advice}")
+        self.transfer_id = transfer_id
         self.transfer = transfer
 
 
@@ -205,6 +240,8 @@ class APIError(AgentPayError):
         request_id: identifies the request in the service's logs, or None.
         transfer_id: the transfer that the answer is about, or None.
         transfer_status: status of that transfer, or None.
+        session_id: the session that the answer is about, or None.
+        session_status: status of that session, or None; `rejected` when none was opened.
         details: what is wrong with the request, fault by fault.
         retry_after: seconds after which the service asks to be called again, or None.
     """
@@ -220,6 +257,8 @@ class APIError(AgentPayError):
         request_id: str | None = None,
         transfer_id: str | None = None,
         transfer_status: str | None = None,
+        session_id: str | None = None,
+        session_status: str | None = None,
         details: tuple[FieldFault, ...] = (),
         retry_after: float | None = None,
     ) -> None:
@@ -230,6 +269,8 @@ class APIError(AgentPayError):
         self.request_id = request_id
         self.transfer_id = transfer_id
         self.transfer_status = transfer_status
+        self.session_id = session_id
+        self.session_status = session_status
         self.details = details
         self.retry_after = retry_after
 
@@ -240,7 +281,11 @@ class APIError(AgentPayError):
             text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
         where = [
             f"{name} {value}"
-            for name, value in (("transfer", self.transfer_id), ("request", self.request_id))
+            for name, value in (
+                ("transfer", self.transfer_id),
+                ("session", self.session_id),
+                ("request", self.request_id),
+            )
             if value is not None
         ]
         return text + (f" ({', '.join(where)})" if where else "") + f". {self.advice}"
@@ -271,28 +316,29 @@ class NotFoundError(APIError):
 
 
 class TransferRejectedError(APIError):
-    """The transfer was refused and no money moved (status 402)."""
+    """The transfer, or what a session asked for, was refused and no money moved (status 402)."""
 
     advice = "No money moved; read the message for the reason"
 
 
 class PolicyViolationError(TransferRejectedError):
-    """The account's policy refuses the transfer; the message names the limit (`policy_violation`)."""
+    """The account's policy refuses it; the message names the limit (`policy_violation`)."""
 
-    advice = "No money moved; change the transfer, or the policy, and transfer under a new idempotency key"
+    advice = "No money moved; change what is asked, or the policy, and ask under a new idempotency key"
 
 
 class AccountPausedError(TransferRejectedError):
     """The account's policy is paused (`account_paused`)."""
 
-    advice = "No money moved; call policies.resume, then transfer under a new idempotency key"
+    advice = "No money moved; call policies.resume, then ask under a new idempotency key"
 
 
 class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
 
     advice = (
-        "No money moved; fund the account's usdc_token_account, then call again with the same idempotency key"
+        "No money moved; fund the account's usdc_token_account, then make the same call again: "
+        "transfers.create with the same idempotency key"
     )
 
 
@@ -300,6 +346,12 @@ class TransferFailedError(TransferRejectedError):
     """The transfer was submitted and provably did not land on chain (`transfer_failed`)."""
 
     advice = "No money moved; call again with the same idempotency key for a new attempt"
+
+
+class SessionCapExceededError(TransferRejectedError):
+    """The charge would pass the session's cap, and changed nothing (`session_cap_exceeded`)."""
+
+    advice = "Nothing was charged; charge less, or close the session and open another one"
 
 
 class ConflictError(APIError):
@@ -311,7 +363,13 @@ class ConflictError(APIError):
 class IdempotencyConflictError(ConflictError):
     """The idempotency key was used with other parameters within 24 hours (`idempotency_conflict`)."""
 
-    advice = "Send the parameters that the key was first used with, or use a new key for a new transfer"
+    advice = "Send the parameters that the key was first used with, or use a new key for something new"
+
+
+class SessionClosedError(ConflictError):
+    """The session takes no more charges: it is closing, settled, or was never open (`session_closed`)."""
+
+    advice = "Nothing was charged; open another session"
 
 
 class PreconditionFailedError(APIError):
@@ -342,3 +400,13 @@ class ChainUnavailableError(ServerError):
     """The service cannot reach the blockchain (`chain_unavailable`)."""
 
     advice = "Call again with backoff, after retry_after seconds where it is given"
+
+
+class ServiceUnavailableError(ServerError):
+    """The service cannot reach its own database (`service_unavailable`).
+
+    What was asked for may or may not have been done. `transfers.create` raises
+    `TransferOutcomeUnknownError` instead, which tells the key to go on with.
+    """
+
+    advice = "Read what became of it, or call again after retry_after seconds where twice does no harm"

@@ -37,6 +37,7 @@ from agentpay.contract.events import (
     TransferSettledData,
     UnknownEvent,
 )
+from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay.errors import ConfigurationError, WebhookError, WebhookPayloadError, WebhookSignatureError
 
 __all__ = [
@@ -78,16 +79,10 @@ __all__ = [
     "verify",
 ]
 
-SIGNATURE_HEADER: Final = "X-Service-Signature"
-"""Hex HMAC-SHA256 of the raw body; while a secret is being rotated, under the old one (D45)."""
-
-NEXT_SIGNATURE_HEADER: Final = "X-Service-Signature-Next"
-"""While a secret is being rotated, the same under the new one (D45)."""
-
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
 """From the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (contract, "Delivery")."""
 
-_HEADERS: Final = {"x-service-signature": SIGNATURE_HEADER, "x-service-signature-next": NEXT_SIGNATURE_HEADER}
+_HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
 _NAME_LENGTHS: Final = frozenset(len(prefix) + len(name) for name in _HEADERS for prefix in ("", "HTTP_"))
 

@@ -66,6 +66,15 @@ class ManualClock:
         """Show `now_us` from now on; an earlier time than is shown changes nothing."""
         self._now_us = max(self._now_us, now_us)
 
+    def set_to(self, now_us: int) -> None:
+        """Show `now_us`, whatever was shown before: where a server that starts again left off."""
+        self._now_us = now_us
+
+
+def real_now_us() -> int:
+    """Return real time, for leases: they must run out even where the server's clock stands still."""
+    return time.time_ns() // 1_000
+
 
 def to_us(moment: datetime) -> int:
     """Return microseconds since 1970 of a moment that has a UTC offset, exactly."""

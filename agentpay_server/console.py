@@ -4,8 +4,8 @@ from typing import Any
 
 import attrs
 
-from agentpay.contract import codec
-from agentpay.contract.accounts import Account
+from agentpay.contract import json_text
+from agentpay.contract.accounts import Account, AccountStatus
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.clock import from_us
@@ -21,11 +21,11 @@ from agentpay_server.contract.console import (
 )
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.spending import remaining
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.policies import own_account, stored_policy
 from agentpay_server.store import audit as audit_store
-from agentpay_server.store import policy_records, spends
-from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store import policy_records, sessions, spends
 from agentpay_server.store.audit import AuditRecord
 from agentpay_server.store.connection import Connection
 
@@ -55,19 +55,10 @@ class Console:
             Problem: `not_found`, `chain_unavailable`.
         """
         account = await self._runtime.accounts.get(principal, account_id)
+        # What is told of the limits was true at one moment, at which a transfer would have been judged by it.
         detail = await self._runtime.context.database.read(self._detail, principal, account_id)
-        record, spent, policy_record = detail
-        policy = stored_policy(record.policy)
-        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        return AccountDetail(
-            **{field.name: getattr(account, field.name) for field in attrs.fields(Account)},
-            metadata=_json(record.metadata),
-            policy_version=record.policy_version,
-            policy_record=policy_record,
-            spent_usdc=from_micro(spent),
-            reserved_usdc=from_micro(record.in_flight),
-            remaining_usdc=None if limit is None else from_micro(max(limit - spent, 0)),
-        )
+        shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
+        return AccountDetail(**(shown | detail))
 
     async def list_audit(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
         """Return a page of what was changed by whom."""
@@ -78,19 +69,34 @@ class Console:
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_audit_entry)
 
-    def _detail(
-        self, connection: Connection, principal: Principal, account_id: str
-    ) -> tuple[AccountRecord, int, PolicyRecordView | None]:
+    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
         record = own_account(connection, principal, account_id)
         # The window ends where the next transfer's would: its time is never before the last spend's.
         now_us = max(self._runtime.context.clock.now_us(), record.last_spend_us)
+        policy = stored_policy(record.policy)
+        spent = spends.against_daily_limit(connection, record, now_us)
+        release = spends.next_release(connection, record, now_us)
+        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
+        left = remaining(limit_micro=limit, spent_micro=spent)
         written = policy_records.record(connection, account_id)
         view = None
         if written is not None:
             view = PolicyRecordView(
                 address=written.address, version=written.written_version, tx_signature=written.tx_signature
             )
-        return record, spends.spent(connection, record, now_us), view
+        return {
+            "status": AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
+            "policy": policy,
+            "metadata": _json(record.metadata),
+            "policy_version": record.policy_version,
+            "policy_record": view,
+            "spent_usdc": from_micro(spent),
+            "reserved_usdc": from_micro(sessions.reserved(connection, record)),
+            "remaining_usdc": None if left is None else from_micro(left),
+            # The wire has milliseconds: rounded up, so that it is never told too early.
+            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
+            "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+        }
 
 
 def _audit_entry(row: AuditRecord) -> AuditEntry:
@@ -106,4 +112,4 @@ def _audit_entry(row: AuditRecord) -> AuditEntry:
 
 
 def _json(text: str | None) -> Any:  # noqa: ANN401 - a JSON value
-    return None if text is None else codec.parse_json(text.encode())
+    return None if text is None else json_text.parse_json(text.encode())

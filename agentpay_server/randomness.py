@@ -25,9 +25,17 @@ class SystemRandomness:
         return secrets.token_bytes(count)
 
 
-def randomness(seed: int | None) -> Randomness:
-    """Return the system's source, or one that repeats itself for tests when there is a seed."""
-    return SystemRandomness() if seed is None else random.Random(seed)  # noqa: S311 - asked for by the seed
+def randomness(seed: int | None, *, start: int = 0) -> Randomness:
+    """Return the system's source, or one that repeats itself for tests when there is a seed.
+
+    Args:
+        seed: what it follows from; None is the system's source.
+        start: how often a server with this seed was started before: no start repeats another, whose
+            identifiers and nonces are in use.
+    """
+    if seed is None:
+        return SystemRandomness()
+    return random.Random(f"{seed} {start}" if start else seed)  # noqa: S311 - asked for by the seed
 
 
 class Identifiers:

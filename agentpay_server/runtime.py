@@ -1,39 +1,53 @@
 """The one place where a server is put together: parts, services, workers, and their start and stop."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import Final
+from functools import partial
 
 import httpx
 from attrs import frozen
 
-from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
+from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.faulty import FaultyChain
+from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.clock import Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
-from agentpay_server.randomness import Identifiers, randomness
+from agentpay_server.randomness import Identifiers, Randomness, randomness
+from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.context import Context
 from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.services.deposits import Deposits
+from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
-from agentpay_server.services.keys import Keys, NewOperator
+from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.transfers.approvals import Approvals
+from agentpay_server.services.transfers.execution import Execution
+from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
-from agentpay_server.store.database import Database, MemoryDatabase
+from agentpay_server.storage import Storage, open_storage
+from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
-from agentpay_server.workers.schedule import Schedule
-
-_STOP_SECONDS: Final = 5.0
-_SEED_BYTES: Final = 64
+from agentpay_server.workers.deposits import DepositWorker
+from agentpay_server.workers.schedule import Schedule, Worker
+from agentpay_server.workers.sessions import SessionWorker
+from agentpay_server.workers.settlement import SettlementWorker
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
@@ -51,13 +65,18 @@ class Runtime:
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
+        approvals: transfers that wait for an operator.
+        sessions: sessions.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events on their way to endpoints.
         poster: posts them.
+        deposits: money that came in.
         settlement: drivers of signed transactions.
         schedule: due work.
-        operator: the operator that was made at the start, with its key.
+        faults: what the sandbox lets fail.
+        operator: the operator that the server was first started with.
+        storage: where everything is stored.
     """
 
     context: Context
@@ -65,24 +84,39 @@ class Runtime:
     accounts: Accounts
     policies: Policies
     transfers: Transfers
+    approvals: Approvals
+    sessions: Sessions
     history: History
     webhooks: Webhooks
     deliveries: Deliveries
     poster: HttpPoster
+    deposits: Deposits
     settlement: Settlement
     schedule: Schedule
-    operator: NewOperator
+    faults: Faults
+    operator: FirstOperator
+    storage: Storage
 
     @property
     def principal(self) -> Principal:
         """The first operator, for operations that are called in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
-    async def stop(self) -> None:
-        """Finish or hand over what is under way, and let go of the database."""
-        await self.context.tasks.stop(within_seconds=_STOP_SECONDS)
+    async def stop(self, *, within_seconds: float | None = None) -> None:
+        """Finish or hand over what is under way, and let go of the database.
+
+        Args:
+            within_seconds: how long work under way may go on; as the settings say if None. What is not done
+                by then is stored as it stands, and is taken up at the next start.
+        """
+        if within_seconds is None:
+            within_seconds = self.context.settings.shutdown_seconds
+        await self.context.tasks.stop(within_seconds=within_seconds)
         await self.poster.close()
-        await self.context.database.close()
+        try:
+            await self.keys.take_back(self.operator)
+        finally:
+            await self.storage.close()
 
 
 async def start_runtime(
@@ -91,37 +125,72 @@ async def start_runtime(
     clock: Clock | None = None,
     seed: int | None = None,
     operator_key: str | None = None,
-    database: Database | None = None,
-    wrap_chain: Callable[[EmbeddedChain], Chain] | None = None,
+    lend_key: bool = False,
+    storage: Storage | None = None,
+    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
+    may_crash: bool = False,
 ) -> Runtime:
-    """Put a server together in memory, on the running event loop, whose thread owns it from now on.
+    """Put a server together on the running event loop, whose thread owns it from now on.
 
     Args:
         settings: how it behaves; the defaults if None.
         clock: what tells the time; the machine's clock if None.
         seed: makes identifiers, keys and signatures repeat; None takes them from the system.
-        operator_key: the key of the first operator; None makes a new one.
-        database: where everything is stored, laid out and empty; one of its own, in memory, if None.
+        operator_key: a key of the first operator; None makes a new one at the first start.
+        lend_key: whether a key is made for this run where none is given and the first is long known.
+        storage: where everything is stored, from `open_storage`; it is closed when the server stops. Its
+            settings take the place of `settings`. In memory if None.
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
         mounts: transports for receivers of events within the process, by URL prefix.
+        may_crash: whether the sandbox may kill the process, because it is the server's own.
 
     Raises:
-        ValueError: `operator_key` is not an operator key.
+        ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
+        StartRefusedError: the storage belongs to another chain, or was sealed under another key.
     """
-    clock = clock or SystemClock()
-    settings = settings or Settings()
+    storage = storage or await open_storage(settings or Settings())
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(storage.close)
+        runtime = await _started(
+            storage,
+            clock=clock or SystemClock(),
+            seed=seed,
+            operator_key=operator_key,
+            lend_key=lend_key,
+            wrap_chain=wrap_chain,
+            mounts=mounts,
+            may_crash=may_crash,
+        )
+        opened.pop_all()
+    return runtime
+
+
+async def _started(
+    storage: Storage,
+    *,
+    clock: Clock,
+    seed: int | None,
+    operator_key: str | None,
+    lend_key: bool,
+    wrap_chain: Callable[[EmbeddedChain], WatchedChain] | None,
+    mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
+    may_crash: bool,
+) -> Runtime:
+    database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
-    source = randomness(seed)
-    custody = Custody(source.randbytes(_SEED_BYTES))
-    chain = EmbeddedChain(
-        treasury=custody.address(TREASURY),
-        mint_authority=custody.address(TEST_MINT_AUTHORITY),
-        now_us=clock.now_us,
+    source = randomness(seed, start=await identity.count_start(database))
+    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
+    custody = Custody(await identity.custody_seed(database, vault, source))
+    if isinstance(clock, ManualClock):
+        await identity.restore_clock(database, clock)
+    embedded = await _embedded_chain(storage, custody, clock, source)
+    chain = FaultyChain(
+        embedded if wrap_chain is None else wrap_chain(embedded), expire=embedded.expire_blockhash
     )
     context = Context(
-        database=MemoryDatabase() if database is None else database,
-        chain=chain if wrap_chain is None else wrap_chain(chain),
+        database=database,
+        chain=chain,
         signer=custody,
         clock=clock,
         randomness=source,
@@ -129,30 +198,79 @@ async def start_runtime(
         settings=settings,
         tasks=tasks,
         wakeup=wakeup,
-        vault=Vault(settings.encryption_key or source.randbytes(KEY_BYTES)),
+        vault=vault,
     )
     settlement = Settlement(context)
+    deposits = Deposits(context, settlement)
+    embedded.listen(deposits)
+    execution = Execution(context, settlement, deposits)
+    approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
-    await deliveries.free_all()
     delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
-    schedule = Schedule(clock, [records, delivery_worker], wakeup)
+    resumption = Resumption(context, settlement)
+    closing = Closing(context, settlement)
+    session_resumption = SessionResumption(context, settlement, closing)
+    if storage.is_alone:
+        # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
+        await deliveries.free_all()
+        await resumption.free_all()
+        await session_resumption.free_all()
+    settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
+    deposit_worker = DepositWorker(deposits, clock=clock)
+    workers: list[Worker] = [
+        settlement_worker,
+        deposit_worker,
+        SessionWorker(session_resumption, clock=clock),
+        records,
+        ApprovalWorker(approvals),
+        delivery_worker,
+    ]
+    note_time = partial(identity.note_clock, database)
+    schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     runtime = Runtime(
         context=context,
         keys=keys,
         accounts=Accounts(context, settlement),
         policies=Policies(context, records),
-        transfers=Transfers(context, settlement),
+        transfers=Transfers(context, execution),
+        approvals=approvals,
+        sessions=Sessions(context, settlement, closing, deposits),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,
         poster=poster,
+        deposits=deposits,
         settlement=settlement,
         schedule=schedule,
-        operator=await keys.create_operator("operator", key=operator_key),
+        faults=Faults(chain, may_crash=may_crash),
+        operator=await keys.first_operator(key=operator_key, lend_key=lend_key),
+        storage=storage,
     )
-    if not clock.is_manual:
+    # What an earlier process left under way goes on at once, whatever the clock.
+    await settlement_worker.resume()
+    if clock.is_manual:
+        # Nothing else looks for what came while no server ran, before the clock is moved.
+        await deposit_worker.run_due()
+    else:
         context.tasks.start_loop(schedule.run())
     return runtime
+
+
+async def _embedded_chain(
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness
+) -> EmbeddedChain:
+    await identity.check_genesis(storage.database, storage.ledger, source)
+    chain = EmbeddedChain(
+        treasury=custody.address(TREASURY),
+        mint_authority=custody.address(TEST_MINT_AUTHORITY),
+        now_us=clock.now_us,
+        ledger=None if storage.ledger is None else DatabaseLedger(storage.ledger),
+    )
+    try:
+        await chain.restore()
+    except ForeignLedgerError as error:
+        raise identity.ForeignChainError(str(error)) from error
+    return chain

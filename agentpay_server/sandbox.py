@@ -4,7 +4,7 @@ import asyncio
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
-from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
@@ -15,19 +15,23 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    Fault,
     Fund,
     Funding,
+    ListFaults,
     Operator,
     OutsideTokenAccount,
+    SetFault,
 )
+from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit
+from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
-from agentpay_server.store import accounts as account_store
-from agentpay_server.store import entries
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -43,12 +47,14 @@ class Sandbox:
         """Mint test USDC to an account of the operator's; it is in the history as a deposit.
 
         Raises:
-            Problem: `not_found`, `chain_unavailable`, `forbidden` on a chain where money is real.
+            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: it may have
+                been, or will be; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
         context = self._context
         account = await context.database.read(own_account, principal, account_id)
         chain, amount_micro = context.chain, to_micro(request.amount)
+        fault_point(Operation.FUND, Step.BEGUN)
         try:
             signed = transactions.mint(
                 context.signer,
@@ -64,26 +70,34 @@ class Sandbox:
         done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
         if done:
             return funding.result()
-        raise Problem(
-            ErrorCode.CHAIN_UNAVAILABLE,
-            "The chain has not told what became of the minting, which goes on and is booked once it lands; "
-            "read the balance before you fund again.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )
+        raise _maybe_minted("The chain has not told what became of the minting, which goes on")
 
     async def _funded(
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
-        """Bring a minting to its end, however long that takes, and book it."""
-        context = self._context
-        outcome = await self._runtime.settlement.outcome(signed, is_new=True)
-        if not isinstance(outcome, Landed):
-            raise chain_unavailable()
-        await context.database.run(self._book_funding, principal, account, amount_micro, signed.signature)
-        try:
-            (held,) = await context.chain.token_accounts([account.usdc_token_account])
-        except ChainUnavailableError:
-            raise chain_unavailable() from None
+        """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
+        context, deposits = self._context, self._runtime.deposits
+
+        def audited(connection: Connection) -> None:
+            audit.record(
+                connection,
+                principal,
+                action="sandbox.fund",
+                subject=account.account_id,
+                now_us=context.clock.now_us(),
+                after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
+            )
+
+        with deposits.expecting(signed.signature):
+            outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            if not isinstance(outcome, Landed):
+                raise chain_unavailable()
+            try:
+                await deposits.look(account.usdc_token_account, beside=audited)
+                fault_point(Operation.FUND, Step.BOOKED)
+                (held,) = await context.chain.token_accounts([account.usdc_token_account])
+            except ChainUnavailableError:
+                raise _maybe_minted("The money was minted, and then the chain did not answer") from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
@@ -103,6 +117,7 @@ class Sandbox:
         self._require_test_chain()
         context = self._context
         owner = outside_address(context.randomness.randbytes(32))
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BEGUN)
         try:
             signed = transactions.create_token_account(
                 context.signer,
@@ -110,7 +125,7 @@ class Sandbox:
                 usdc_mint=context.chain.usdc_mint,
                 owner=owner,
             )
-            await self._land(signed)
+            await self._land(signed, Operation.TOKEN_ACCOUNT)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         address = associated_token_address(owner, context.chain.usdc_mint)
@@ -121,6 +136,7 @@ class Sandbox:
             subject=address,
             now_us=context.clock.now_us(),
         )
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
@@ -131,7 +147,8 @@ class Sandbox:
         """Move a manual clock, and return when all that fell due on the way has run.
 
         Raises:
-            Problem: `clock_not_manual`, or `invalid_request` beyond the last time that can be shown.
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last time that can
+                be shown.
         """
         self._require_test_chain()
         duration_us = int(request.seconds * SECOND_US)
@@ -149,46 +166,79 @@ class Sandbox:
             )
         return await self.clock()
 
-    async def _land(self, signed: SignedTransaction) -> None:
+    async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
+        """Let something fail from now on, for every tenant of the server.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        faults = self._runtime.faults
+        faults.check(name, request.times)
+        await self._record(principal, "sandbox.faults.set", name, {"times": request.times})
+        return _fault(faults.set(name, request.times))
+
+    async def delete_fault(self, principal: Principal, name: str) -> None:
+        """Let one fault happen no more; one that is not armed stays so.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault.
+        """
+        faults = self._runtime.faults
+        faults.check(name)
+        if name in (fault.name for fault in faults.armed()):
+            await self._record(principal, "sandbox.faults.delete", name)
+            faults.delete(name)
+
+    async def clear_faults(self, principal: Principal) -> None:
+        """Let nothing fail any more."""
+        faults = self._runtime.faults
+        armed = faults.armed()
+        if armed:
+            await self._record(
+                principal, "sandbox.faults.clear", ", ".join(sorted(fault.name for fault in armed))
+            )
+            faults.clear()
+
+    async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+        """Return a page of the faults that will happen, the one that was armed last first."""
+        listing = List("faults", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+
+    async def _record(self, principal: Principal, action: str, subject: str, after: object = None) -> None:
+        now_us = self._context.clock.now_us()
+
+        def unit(connection: Connection) -> None:
+            audit.record(connection, principal, action=action, subject=subject, now_us=now_us, after=after)
+
+        await self._context.database.run(unit)
+
+    async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
         outcome = await self._runtime.settlement.outcome(
-            signed, is_new=True, patience_seconds=patience_seconds
+            signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):
             raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
-
-    def _book_funding(
-        self,
-        connection: Connection,
-        principal: Principal,
-        account: AccountRecord,
-        amount_micro: int,
-        tx_signature: str,
-    ) -> None:
-        now_us = self._context.clock.now_us()
-        deposit: dict[str, object] = {
-            "transaction_id": self._context.identifiers.new(identifiers.ENTRY),
-            "account_id": account.account_id,
-            "type": TransactionType.DEPOSIT.value,
-            "status": TransactionStatus.SETTLED.value,
-            "direction": Direction.IN.value,
-            "amount": amount_micro,
-            "tx_signature": tx_signature,
-            "created_us": now_us,
-        }
-        entries.insert_entries(connection, deposit)
-        account_store.credit(connection, account.account_id, amount_micro)
-        audit.record(
-            connection,
-            principal,
-            action="sandbox.fund",
-            subject=account.account_id,
-            now_us=now_us,
-            after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": tx_signature},
-        )
 
     def _require_test_chain(self) -> None:
         if not self._context.chain.is_test_chain:
             raise Problem(
                 ErrorCode.FORBIDDEN, "The sandbox works on test chains alone; this one holds real money."
             )
+
+
+def _maybe_minted(what: str) -> Problem:
+    # Not `chain_unavailable`: without a transfer that says that nothing was done, and clients ask again.
+    return Problem(
+        ErrorCode.SERVICE_UNAVAILABLE,
+        f"{what}; it is booked all the same. Read the balance before you fund again.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def _fault(armed: ArmedFault) -> Fault:
+    return Fault(name=armed.name, times=armed.times)

@@ -36,16 +36,34 @@ class Settings:
         policy_update: whether a policy update merges with the policy in force or replaces it.
         onchain_memo: what is published of a transfer's memo.
         settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
+        approval_ttl_seconds: how long an escalated transfer waits for an operator, up to a year (D27).
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
-        encryption_key: 32 bytes that seal secrets at rest; None makes a key for this run alone.
+        encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
+        session_idle_seconds: how long a session may go without a charge before it closes by itself; None is
+            without end.
+        session_lifetime_seconds: how long a session may last before it closes by itself; None is without end.
+        shutdown_seconds: how long a server that is told to stop lets work under way go on.
+        ready_lag_seconds: how late a worker may be before the server says that it is not ready.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
     onchain_memo: OnchainMemo = field(default=OnchainMemo.ID, converter=OnchainMemo)
     settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
+    approval_ttl_seconds: float = field(
+        default=24 * 3600.0, validator=validators.and_(validators.gt(0), validators.le(366 * 24 * 3600))
+    )
     rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     encryption_key: bytes | None = field(
         default=None,
         repr=False,
         validator=validators.optional(validators.and_(validators.min_len(32), validators.max_len(32))),
     )
+    session_idle_seconds: float | None = field(
+        default=None, validator=validators.optional(validators.ge(0.000001))
+    )
+    session_lifetime_seconds: float | None = field(
+        default=None, validator=validators.optional(validators.ge(0.000001))
+    )
+    shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
+    ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))

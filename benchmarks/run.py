@@ -5,7 +5,18 @@ import sys
 
 from harness import Result, print_table
 
-MODULES = ("deliveries", "imports", "sdk_call", "start", "transfer", "webhooks", "window")
+MODULES = (
+    "deliveries",
+    "imports",
+    "sdk_call",
+    "sessions",
+    "start",
+    "transfer",
+    "webhooks",
+    "window",
+    "stores",
+    "memory",
+)
 
 
 def main() -> None:

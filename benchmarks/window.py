@@ -8,7 +8,7 @@ from sqlalchemy import insert
 from agentpay_server.clock import SECOND_US
 from agentpay_server.store import accounts, spends
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.tables import spends as spends_table
 
 NOW_US = 1_767_225_600 * SECOND_US
@@ -38,6 +38,8 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
             last_spend_us=NOW_US,
             balance=0,
             in_flight=0,
+            in_flight_total=0,
+            session_reserved=0,
             created_us=0,
         )
         rows = [

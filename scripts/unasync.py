@@ -24,6 +24,7 @@ SUBSTITUTIONS = [
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
+    (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
 ]
 

@@ -76,7 +76,7 @@ class AsyncAgentPay:
         self._headers = http.headers(settings.api_key)
         self.accounts = AsyncAccounts(self._exchange)
         self.policies = AsyncPolicies(self._exchange)
-        self.transfers = AsyncTransfers(self._exchange, http)
+        self.transfers = AsyncTransfers(self._exchange, http, settings.timeout)
         self.webhooks = AsyncWebhooks(self._exchange)
 
     def with_options(

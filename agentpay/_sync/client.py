@@ -77,7 +77,7 @@ class AgentPay:
         self._headers = http.headers(settings.api_key)
         self.accounts = Accounts(self._exchange)
         self.policies = Policies(self._exchange)
-        self.transfers = Transfers(self._exchange, http)
+        self.transfers = Transfers(self._exchange, http, settings.timeout)
         self.webhooks = Webhooks(self._exchange)
 
     def with_options(

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentpay._requests import PreparedRequest, Reply
 from agentpay._settings import RetriesOption, TimeoutOption
+from agentpay.errors import AgentPayError
 
 Exchange = Callable[[PreparedRequest, TimeoutOption, RetriesOption], tuple[Any, Reply]]
 
@@ -26,5 +27,16 @@ class Resource:
     def _call(
         self, request: PreparedRequest, timeout: TimeoutOption, max_retries: RetriesOption
     ) -> Any:  # noqa: ANN401 - the model of the endpoint
-        model, _ = self._exchange(request, timeout, max_retries)
+        try:
+            model, _ = self._exchange(request, timeout, max_retries)
+        except AgentPayError:
+            raise
+        except BaseException as error:
+            if request.idempotency_key is not None:
+                # Cancelled or interrupted while money may be under way: the key is all that is left of it.
+                error.add_note(
+                    f"{request.endpoint.name} may have been done. Do not pay again under a new key: call it "
+                    f"with the same parameters and idempotency_key={request.idempotency_key!r} to resume it."
+                )
+            raise
         return model

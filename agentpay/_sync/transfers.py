@@ -4,30 +4,30 @@
 # `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
 # ruff: noqa: ASYNC109
 
+import math
 import uuid
 from decimal import Decimal
-from typing import Final
 
 from agentpay._sync.resource import Resource, Exchange
 from agentpay._http import Http
-from agentpay._requests import prepare
+from agentpay._requests import PreparedRequest, prepare
+from agentpay._retries import Sleep
 from agentpay._settings import RetriesOption, TimeoutOption
+from agentpay._waiting import looks
 from agentpay.contract import endpoints
 from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.contract.usdc import to_decimal
-from agentpay.errors import AgentPayError, WaitTimeoutError
-
-POLL_INTERVAL_CAP: Final = 5.0
-"""Longest pause between two looks at a transfer, in seconds."""
+from agentpay.errors import AgentPayError
 
 
 class Transfers(Resource):
     """Transfers of USDC out of accounts (contract, "Transfer")."""
 
-    def __init__(self, exchange: Exchange, http: Http) -> None:
+    def __init__(self, exchange: Exchange, http: Http, timeout: float | None) -> None:
         super().__init__(exchange)
         self._http = http
+        self._timeout = timeout
 
     def create(
         self,
@@ -85,17 +85,7 @@ class Transfers(Resource):
             category=category,
         )
         request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
-        try:
-            transfer: Transfer = self._call(request, timeout, max_retries)
-        except AgentPayError:
-            raise
-        except BaseException as error:
-            # Cancelled or interrupted while the transfer may be under way: the key is all that is left of it.
-            error.add_note(
-                "The transfer may have been made. Do not pay again under a new key: call transfers.create "
-                f"with the same parameters and idempotency_key={key!r} to resume it."
-            )
-            raise
+        transfer: Transfer = self._call(request, timeout, max_retries)
         return transfer
 
     def get(
@@ -117,33 +107,50 @@ class Transfers(Resource):
         )
         return transfer
 
-    def wait(self, transfer_id: str, *, timeout: float = 60.0, poll_interval: float = 0.5) -> Transfer:
+    def wait(
+        self, transfer_id: str, *, timeout: float | None = 60.0, poll_interval: float = 0.5
+    ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
+
+        Whichever it is, it is returned: reading a refused transfer is no error, as it is in `get`. Failures
+        that may pass (no answer, and 429, 502, 503, 504) do not end the wait before its time is up.
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            timeout: seconds to wait in all, from 0 (one look); `math.inf` is without limit. A request that is
-                under way is not cut short.
-            poll_interval: seconds before the second look, above 0. Pauses grow by half each time, to 5 s.
+            timeout: seconds to wait in all, from 0 (one look); None is without limit. The last request may
+                take up to 5 seconds more for each step of its exchange.
+            poll_interval: longest pause before the second look, in seconds, above 0. It grows by half with
+                each look, to 5 s; what is waited is drawn from half of it to all, and never less than the
+                service asks for.
 
         Returns:
-            The transfer in its final state; look at its `status`.
+            The transfer in its final state; look at its `status`, and at `error` and `message` unless it is
+            `settled`. A status that this version does not know is not final.
 
         Raises:
             ValueError: `timeout` is below 0, or `poll_interval` not above 0.
             NotFoundError: no such transfer of this operator.
-            WaitTimeoutError: it was not final in time. It may still be settled later.
+            WaitTimeoutError: it was not seen final in time. It may still be settled later.
         """
-        if not (timeout >= 0 and poll_interval > 0):
-            raise ValueError("timeout must be from 0 and poll_interval above 0 seconds")
-        deadline = self._http.monotonic() + timeout
-        pause = poll_interval
-        while True:
-            transfer = self.get(transfer_id)
-            if transfer.is_final:
-                return transfer
-            left = deadline - self._http.monotonic()
-            if left <= 0:
-                raise WaitTimeoutError(transfer=transfer, timeout=timeout)
-            self._http.sleep(min(pause, left))
-            pause = max(pause, min(pause * 1.5, POLL_INTERVAL_CAP))
+        request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
+        flow = looks(transfer_id, timeout=timeout, poll_interval=poll_interval, now=self._http.monotonic)
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Sleep):
+                    self._http.sleep(step.seconds)
+                    step = next(flow)
+                else:
+                    step = flow.send(self._look(request, step.timeout))
+        except StopIteration as done:
+            transfer: Transfer = done.value
+            return transfer
+
+    def _look(self, request: PreparedRequest, timeout: float) -> Transfer | AgentPayError:
+        seconds = timeout if self._timeout is None else min(timeout, self._timeout)
+        try:
+            # Once: the wait has its own pauses, and those of the retries would add to them.
+            transfer: Transfer = self._call(request, None if seconds == math.inf else seconds, 0)
+        except AgentPayError as error:
+            return error
+        return transfer

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from attrs import frozen
 
-from agentpay.contract.fields import Cursor, JsonObject, query_integer, text
+from agentpay.contract.fields import Cursor, Form, JsonObject, query_integer, text
 from agentpay.contract.policies import Policy
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
@@ -27,15 +27,17 @@ class AccountStatus(StrEnum):
 class Account:
     """An agent account that holds USDC on chain (contract, "Account").
 
+    A `status` that this version does not know stays a plain string.
+
     Attributes:
         account_id: identifier, `acct_…`.
         name: display label; not unique.
         handle: display handle derived from the name, `@…`; not unique.
         chain_address: on-chain authority address.
         usdc_token_account: on-chain USDC token account, where deposits go.
-        balance_usdc: USDC held on chain, read live.
+        balance_usdc: USDC held on chain, read live; `0.000000` at creation.
         custody_mode: `custodial`.
-        status: `active` or `paused`; a value this version does not know stays a plain string.
+        status: `active` or `paused`.
         policy: the spending policy in force.
         created_at: when the account was provisioned, UTC.
     """
@@ -46,7 +48,7 @@ class Account:
     chain_address: str
     usdc_token_account: str
     balance_usdc: UsdcString
-    custody_mode: str
+    custody_mode: Annotated[str, Form({"enum": ["custodial"]})]
     status: AccountStatus | str
     policy: Policy
     created_at: datetime
@@ -90,7 +92,7 @@ class ListAccounts(Request):
     """Query of `GET /v1/accounts`.
 
     Attributes:
-        limit: page size, 1 to 100.
+        limit: page size; default 20, max 100.
         cursor: `cursor` of the previous page; empty for the first.
         status: only accounts with this status.
     """

@@ -1,18 +1,17 @@
-"""The one converter between models and JSON, and the JSON codec under it.
+"""The one converter between models and JSON values; between those and text stands `json_text.py`.
 
-Three jobs: JSON text to Python values and back with exact decimals, models from values, values from models.
-Responses are read leniently where the service may grow (unknown fields, unknown enum values) and strictly in
-types; requests are read strictly, and all their faults are reported together.
+Two jobs: models from values, values from models. Responses are read leniently where the service may grow
+(unknown fields, unknown enum values) and strictly in types; requests are read strictly, and all their faults
+are reported together.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
@@ -21,16 +20,17 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from agentpay.contract import usdc
 from agentpay.contract.errors import ErrorBody, FieldFault
-from agentpay.contract.fields import JsonValue, NotEmpty, Rule, format_timestamp, parse_timestamp
-from agentpay.contract.requests import MAX_NESTING, Request, Unset
+from agentpay.contract.fields import NotEmpty, Rule, format_timestamp, parse_timestamp
+
+# The services of the server name these three here.
+from agentpay.contract.json_text import parse_json as parse_json
+from agentpay.contract.json_text import print_canonical_json as print_canonical_json
+from agentpay.contract.json_text import print_json as print_json
+from agentpay.contract.requests import Request, Unset
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
 
 T = TypeVar("T")
-
-
-class InvalidJsonError(ValueError):
-    """The bytes are not JSON, or not JSON that the service accepts; the text says why."""
 
 
 class InvalidValueError(ValueError):
@@ -41,27 +41,23 @@ class InvalidValueError(ValueError):
         self.faults = faults
 
 
-# --- JSON -------------------------------------------------------------------------------------------------
-
-
-def parse_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from the service; numbers with a point or an exponent are `Decimal`.
+def structure(value: object, model: type[T]) -> T:
+    """Return the model that a JSON value stands for.
 
     Raises:
-        InvalidJsonError: the bytes are not UTF-8, not JSON, or hold NaN or Infinity.
+        InvalidValueError: the value does not fit; every fault is named with its path.
     """
-    return _parse(body, None)
+    try:
+        return _converter.structure(value, model)
+    except (ClassValidationError, IterableValidationError) as error:
+        raise InvalidValueError(tuple(_faults(error, ""))) from None
+    except ValueError as error:
+        raise InvalidValueError((FieldFault(field="body", message=str(error)),)) from None
 
 
-def parse_request_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from a caller, with all that D5 and D6 refuse of its form refused.
-
-    Raises:
-        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
-    """
-    value = _parse(body, _refuse_duplicates)
-    _check_depth(value, 0)
-    return value
+def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has no useful static type
+    """Return the JSON value of a model."""
+    return _converter.unstructure(model)
 
 
 def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
@@ -82,48 +78,6 @@ def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
     return tuple(faults)
 
 
-def _parse(body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> JsonValue:
-    try:
-        return cast(
-            "JsonValue",
-            json.loads(
-                body.decode("utf-8"),
-                parse_float=Decimal,
-                parse_constant=_refuse_constant,
-                object_pairs_hook=pairs,
-            ),
-        )
-    except InvalidJsonError:
-        raise
-    except UnicodeDecodeError:
-        raise InvalidJsonError("must be UTF-8") from None
-    except RecursionError:
-        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}") from None
-    except (ValueError, InvalidOperation):
-        # Beside malformed JSON: an integer of thousands of digits, or an exponent that Decimal cannot hold.
-        raise InvalidJsonError("must be valid JSON") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise InvalidJsonError(f"must be valid JSON: {name} is not a JSON number")
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise InvalidJsonError("must not repeat a key in an object")
-    return result
-
-
-def _check_depth(value: object, depth: int) -> None:
-    if not isinstance(value, dict | list):
-        return
-    if depth == MAX_NESTING:
-        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
-    for item in value.values() if isinstance(value, dict) else value:
-        _check_depth(item, depth + 1)
-
-
 def _is_unicode(text: str) -> bool:
     if text.isascii():
         return True
@@ -132,111 +86,6 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def print_json(value: object) -> bytes:
-    """Return compact JSON. Decimals are printed exactly, in full up to 20 digits of exponent.
-
-    Raises:
-        TypeError: a float, or a type that JSON has no form for.
-        ValueError: a Decimal that is not finite.
-    """
-    return _printed(value, _json_string).encode("ascii")
-
-
-def print_canonical_json(value: object) -> bytes:
-    """Return the canonical form of RFC 8785, in which equal values are equal bytes.
-
-    It serves values whose numbers have at most 15 significant digits and lie within 1e-6 and 1e21, as all of
-    the contract's do: there the shortest decimal is the form that RFC 8785 asks for.
-    """
-    return _printed(value, _canonical_string, sort_keys=True).encode("utf-8")
-
-
-_json_string = json.encoder.encode_basestring_ascii
-_canonical_string = json.encoder.encode_basestring
-
-
-def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = False) -> str:
-    parts: list[str] = []
-    write = parts.append
-
-    def visit(item: object) -> None:
-        if isinstance(item, str):
-            write(string(item))
-        elif item is None:
-            write("null")
-        elif item is True:
-            write("true")
-        elif item is False:
-            write("false")
-        elif isinstance(item, int):
-            write(int.__repr__(item))
-        elif isinstance(item, Decimal):
-            write(_decimal_text(item))
-        elif isinstance(item, Mapping):
-            separator = "{"
-            for key in sorted(item, key=_utf16) if sort_keys else item:
-                write(separator)
-                write(string(key))
-                write(":")
-                visit(item[key])
-                separator = ","
-            write("}" if separator == "," else "{}")
-        elif isinstance(item, list | tuple):
-            separator = "["
-            for element in item:
-                write(separator)
-                visit(element)
-                separator = ","
-            write("]" if separator == "," else "[]")
-        else:
-            raise TypeError(
-                f"{type(item).__name__} has no exact JSON form"
-                + ("; use Decimal" if isinstance(item, float) else "")
-            )
-
-    visit(value)
-    return "".join(parts)
-
-
-def _utf16(key: str) -> bytes:
-    # RFC 8785, 3.2.3: names are ordered by UTF-16 code units, where an emoji comes before U+FFFD.
-    return key.encode("utf-16-be")
-
-
-def _decimal_text(number: Decimal) -> str:
-    if not number.is_finite():
-        raise ValueError("JSON has no form for a number that is not finite")
-    # 1e999999999 is a short text whose digits would fill the memory.
-    if not -20 <= number.adjusted() <= 20:
-        return str(number)
-    text = f"{number:f}"
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return "0" if text == "-0" else text
-
-
-# --- Models -----------------------------------------------------------------------------------------------
-
-
-def structure(value: object, model: type[T]) -> T:
-    """Return the model that a JSON value stands for.
-
-    Raises:
-        InvalidValueError: the value does not fit; every fault is named with its path.
-    """
-    try:
-        return _converter.structure(value, model)
-    except (ClassValidationError, IterableValidationError) as error:
-        raise InvalidValueError(tuple(_faults(error, ""))) from None
-    except ValueError as error:
-        raise InvalidValueError((FieldFault(field="body", message=str(error)),)) from None
-
-
-def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has no useful static type
-    """Return the JSON value of a model."""
-    return _converter.unstructure(model)
 
 
 def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
@@ -435,18 +284,20 @@ def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - an
     return hook
 
 
-_OMIT_WHEN_NONE = {
+OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Transfer: ("error", "message"),
-    ErrorBody: ("request_id", "details", "transfer_id", "status"),
+    ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
+"""The fields of answers that are left out where they do not apply, instead of being null."""
 
 
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
+    omitted = {name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ())}
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in _OMIT_WHEN_NONE.get(kind, ()),
+            omit_if_default=issubclass(kind, Request) or attribute.name in omitted,
         )
         for attribute in attrs.fields(kind)
     }

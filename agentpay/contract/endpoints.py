@@ -10,7 +10,8 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from agentpay.contract.accounts import Account, Balance, CreateAccount, ListAccounts
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.contract.headers import ETAG, IF_MATCH, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import AccountPolicy, PolicyChange
 from agentpay.contract.transactions import ListTransactions, Transaction
@@ -39,6 +40,26 @@ class Repeat(Enum):
 
 
 @frozen(kw_only=True)
+class Subject:
+    """What the answers to an operation name when money does not simply move (D29).
+
+    Attributes:
+        kind: `transfer` or `session`; the field that names one is this and `_id`.
+        refused: what its status may be in a 402.
+        unknown: what its status may be in a 503, when its outcome is not known yet; empty for never.
+        is_always_stored: whether a refusal stores something to name; if not, the field is null then.
+    """
+
+    kind: str
+    refused: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    is_always_stored: bool = True
+
+
+TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))
+
+
+@frozen(kw_only=True)
 class Endpoint:
     """One operation over HTTP.
 
@@ -52,8 +73,12 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether no body at all stands for an empty object.
-        errors: codes beside those that every endpoint may answer with.
+        errors: codes beside those that `every_error` finds by itself.
+        subject: what its refusals and unknown outcomes name, if anything.
+        request_headers: header fields that it heeds beside the usual ones.
+        response_headers: header fields of a success beside the usual ones.
         summary: one line for documents.
+        description: what documents say beyond the summary, in the contract's words where it has any.
     """
 
     name: str
@@ -67,6 +92,31 @@ class Endpoint:
     query: type | None = None
     is_body_optional: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
+    subject: Subject | None = None
+    request_headers: tuple[Header, ...] = ()
+    response_headers: tuple[Header, ...] = ()
+    description: str = ""
+
+    @property
+    def every_error(self) -> tuple[ErrorCode, ...]:
+        """Every code that it may answer with, by HTTP status: its own, and those of what it takes."""
+        codes = {
+            ErrorCode.UNAUTHORIZED,
+            ErrorCode.RATE_LIMITED,
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            ErrorCode.REQUEST_TIMEOUT,
+            ErrorCode.SERVICE_UNAVAILABLE,
+            *self.errors,
+        }
+        if self.scope is Scope.OPERATOR or "{account_id}" in self.path:
+            codes.add(ErrorCode.FORBIDDEN)
+        if "{" in self.path:
+            codes.add(ErrorCode.NOT_FOUND)
+        if self.request is not None or self.query is not None:
+            codes.add(ErrorCode.INVALID_REQUEST)
+        if self.request is not None:
+            codes.add(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
+        return tuple(sorted(codes, key=lambda code: (HTTP_STATUS[code], code)))
 
 
 CREATE_ACCOUNT: Final = Endpoint(
@@ -79,6 +129,8 @@ CREATE_ACCOUNT: Final = Endpoint(
     responses={201: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Provision an account.",
+    description="The account and its USDC token account are on chain when this returns, with the defaults of "
+    "the policy and a balance of `0.000000`. `metadata` is stored and never used; it is not returned.",
 )
 LIST_ACCOUNTS: Final = Endpoint(
     name="accounts.list",
@@ -90,6 +142,7 @@ LIST_ACCOUNTS: Final = Endpoint(
     responses={200: PageBody[Account]},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="List the operator's accounts, newest first.",
+    description="Pass the returned `cursor` as `cursor` to get the next page.",
 )
 GET_ACCOUNT: Final = Endpoint(
     name="accounts.get",
@@ -100,6 +153,7 @@ GET_ACCOUNT: Final = Endpoint(
     responses={200: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read one account.",
+    description="`status` is `paused` exactly while `policy.paused` is true.",
 )
 GET_BALANCE: Final = Endpoint(
     name="accounts.balance",
@@ -110,6 +164,7 @@ GET_BALANCE: Final = Endpoint(
     responses={200: Balance},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the live on-chain balance of an account.",
+    description="Always reflects live on-chain state.",
 )
 LIST_TRANSACTIONS: Final = Endpoint(
     name="accounts.transactions",
@@ -120,6 +175,8 @@ LIST_TRANSACTIONS: Final = Endpoint(
     query=ListTransactions,
     responses={200: PageBody[Transaction]},
     summary="List the history of an account, newest first.",
+    description="Settled transfers, session settlements, policy rejections and deposits. Pass the returned "
+    "`cursor` as `cursor` to get the next page.",
 )
 GET_POLICY: Final = Endpoint(
     name="policies.get",
@@ -128,7 +185,9 @@ GET_POLICY: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountPolicy},
+    response_headers=(ETAG,),
     summary="Read the policy of an account.",
+    description="`ETag` names this version of the policy; send it as `If-Match` with a change.",
 )
 PUT_POLICY: Final = Endpoint(
     name="policies.put",
@@ -139,7 +198,13 @@ PUT_POLICY: Final = Endpoint(
     request=PolicyChange,
     responses={200: AccountPolicy},
     errors=(ErrorCode.PRECONDITION_FAILED,),
+    request_headers=(IF_MATCH,),
+    response_headers=(ETAG,),
     summary="Change the policy of an account.",
+    description="Any of the seven fields. A field that is left out keeps its value (a server may be set to "
+    "give it back its default instead); `null` lifts a limit. `max_daily_spend` is over a rolling 24-hour "
+    "window. The change takes effect at the next transfer request, not retroactively, and is written to the "
+    "account's on-chain state.",
 )
 CREATE_TRANSFER: Final = Endpoint(
     name="transfers.create",
@@ -157,8 +222,21 @@ CREATE_TRANSFER: Final = Endpoint(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.INVALID_RECIPIENT,
         ErrorCode.CHAIN_UNAVAILABLE,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
     ),
+    subject=TRANSFER,
     summary="Move USDC out of an account.",
+    description="The transfer is checked against the account's policy, signed, submitted on chain and "
+    "answered with 200 when it has settled (typical settlement time: under 400 ms). At or above "
+    "`escalation_threshold` it is answered with 202 and awaits an operator's approval.\n\n"
+    "Resubmitting an `idempotency_key` whose transfer succeeded returns the original response and makes no "
+    "second transfer; after a failure for a non-policy reason it retries the transfer; with different "
+    "parameters it is 409. Keys expire after 24 hours. A 503 with a `transfer_id` means that the outcome is "
+    "not known yet: send the same key again, which resumes that transfer, and never pay under another key. "
+    "A `chain_unavailable` without one means that nothing was done; a `service_unavailable`, that it may or "
+    "may not have been done: the same key finds out.\n\n"
+    "Emits `transfer.initiated`, then `transfer.settled`; or `transfer.rejected`; or `escalation.required`.",
 )
 GET_TRANSFER: Final = Endpoint(
     name="transfers.get",
@@ -168,6 +246,7 @@ GET_TRANSFER: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: Transfer},
     summary="Read one transfer.",
+    description="For status polling or audit. A rejected or failed transfer also has `error` and `message`.",
 )
 CREATE_WEBHOOK: Final = Endpoint(
     name="webhooks.create",
@@ -178,6 +257,9 @@ CREATE_WEBHOOK: Final = Endpoint(
     request=CreateWebhook,
     responses={201: Webhook},
     summary="Register an endpoint for events.",
+    description="The result carries the `secret` that deliveries are signed with; store it, it is never "
+    "shown again. A delivery that is not answered with 2xx is retried 4 times, at 30 s, 5 min, 30 min and "
+    "2 h.",
 )
 
 ENDPOINTS: Final = (

@@ -1,12 +1,15 @@
 """The errors of the service: their codes, their HTTP statuses and the bodies that carry them.
 
-The contract names the six codes of transfers ("Errors"); the others are D1 to D8 of the reference behaviour.
+The contract names the six codes of transfers ("Errors"); the others are D1 to D8 of the reference behaviour,
+and those of sessions (D39).
 """
 
 from enum import StrEnum
 from typing import Final
 
 from attrs import frozen
+
+from agentpay.contract.requests import UNSET, UnsetType
 
 
 class ErrorCode(StrEnum):
@@ -18,7 +21,10 @@ class ErrorCode(StrEnum):
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     INVALID_RECIPIENT = "invalid_recipient"
     CHAIN_UNAVAILABLE = "chain_unavailable"
+    SERVICE_UNAVAILABLE = "service_unavailable"
     TRANSFER_FAILED = "transfer_failed"
+    SESSION_CAP_EXCEEDED = "session_cap_exceeded"
+    SESSION_CLOSED = "session_closed"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
@@ -31,6 +37,19 @@ class ErrorCode(StrEnum):
     ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
     CLOCK_NOT_MANUAL = "clock_not_manual"
+    CLOCK_MOVING = "clock_moving"
+    NOT_PENDING = "not_pending"
+
+
+class RejectionReason(StrEnum):
+    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it (D27).
+
+    They stand as `error` in the transfer, and as `rejection_reason` in its event and its history entry. A
+    request under its key is answered with `policy_violation`.
+    """
+
+    ESCALATION_REJECTED = "escalation_rejected"
+    ESCALATION_EXPIRED = "escalation_expired"
 
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -38,9 +57,12 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ACCOUNT_PAUSED: 402,
     ErrorCode.INSUFFICIENT_BALANCE: 402,
     ErrorCode.TRANSFER_FAILED: 402,
+    ErrorCode.SESSION_CAP_EXCEEDED: 402,
+    ErrorCode.SESSION_CLOSED: 409,
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
+    ErrorCode.SERVICE_UNAVAILABLE: 503,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.NOT_FOUND: 404,
@@ -53,8 +75,40 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
+    ErrorCode.CLOCK_MOVING: 409,
+    ErrorCode.NOT_PENDING: 409,
 }
 """The one HTTP status of each code."""
+
+
+MEANINGS: Final[dict[ErrorCode, str]] = {
+    ErrorCode.POLICY_VIOLATION: "Rejected by spending policy.",
+    ErrorCode.ACCOUNT_PAUSED: "Account policy has `paused: true`.",
+    ErrorCode.INSUFFICIENT_BALANCE: "Source balance too low.",
+    ErrorCode.TRANSFER_FAILED: "The chain refused the transaction; nothing moved.",
+    ErrorCode.IDEMPOTENCY_CONFLICT: "Idempotency key reused with different parameters.",
+    ErrorCode.SESSION_CAP_EXCEEDED: "The charge does not fit under what is left of the session's cap.",
+    ErrorCode.SESSION_CLOSED: "The session takes no charges any more.",
+    ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
+    ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
+    ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not answer; what was asked for may or may not "
+    "have been done.",
+    ErrorCode.UNAUTHORIZED: "Missing, malformed, unknown or revoked key.",
+    ErrorCode.FORBIDDEN: "The key may not do this; the message names the one that may.",
+    ErrorCode.NOT_FOUND: "No such identifier among those that the key may see.",
+    ErrorCode.METHOD_NOT_ALLOWED: "The path does not take this method.",
+    ErrorCode.INVALID_REQUEST: "Body or parameters are not valid; `details` names every fault.",
+    ErrorCode.PAYLOAD_TOO_LARGE: "The body is larger than 64 KiB.",
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: "The body is not JSON.",
+    ErrorCode.PRECONDITION_FAILED: "The policy is not the version that `If-Match` names.",
+    ErrorCode.REQUEST_TIMEOUT: "The body did not arrive within 30 seconds.",
+    ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
+    ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
+    ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
+    ErrorCode.NOT_PENDING: "The transfer waits for no approval, or not any more.",
+    ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
+}
+"""What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""
 
 
 @frozen(kw_only=True)
@@ -77,10 +131,11 @@ class ErrorBody:
     Attributes:
         error: the code.
         message: sentence that says what happened and what to do.
-        request_id: identifies the request in the service's logs; not in the 402 of a transfer.
+        request_id: identifies the request in the service's logs; not in the 402 of a transfer or a session.
         details: every fault of an invalid request.
         transfer_id: the transfer that the answer is about.
-        status: status of that transfer.
+        session_id: the session that the answer is about; None when none was opened.
+        status: status of that transfer or session.
     """
 
     error: str
@@ -88,4 +143,5 @@ class ErrorBody:
     request_id: str | None = None
     details: tuple[FieldFault, ...] | None = None
     transfer_id: str | None = None
+    session_id: str | None | UnsetType = UNSET
     status: str | None = None

@@ -7,9 +7,10 @@ A type that this version does not know is an `UnknownEvent` with its raw data, n
 from datetime import datetime
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
+from agentpay.contract.fields import ALWAYS_SENT
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 
 
@@ -32,7 +33,15 @@ class Event:
 
 @frozen(kw_only=True)
 class TransferInitiatedData:
-    """A transfer passed its policy and was sent; it is not yet final."""
+    """A transfer passed its policy and was sent; it is not yet final.
+
+    Attributes:
+        transfer_id: the transfer, `txn_…`.
+        account_id: the account that pays, `acct_…`.
+        to: recipient, as sent.
+        amount_usdc: USDC to be moved.
+        tx_signature: signature of the on-chain transaction.
+    """
 
     transfer_id: str
     account_id: str
@@ -50,7 +59,15 @@ class TransferInitiated(Event):
 
 @frozen(kw_only=True)
 class TransferSettledData:
-    """A transfer is final on chain."""
+    """A transfer is final on chain.
+
+    Attributes:
+        transfer_id: the transfer, `txn_…`.
+        account_id: the account that paid, `acct_…`.
+        amount_usdc: USDC moved.
+        tx_signature: signature of the on-chain transaction.
+        settled_at: when it was final on chain, UTC.
+    """
 
     transfer_id: str
     account_id: str
@@ -68,14 +85,23 @@ class TransferSettled(Event):
 
 @frozen(kw_only=True)
 class TransferRejectedData:
-    """A transfer was refused, or failed; `rejection_reason` is the error code."""
+    """A transfer was refused, or failed; `rejection_reason` is the error code.
+
+    Attributes:
+        account_id: the account that was to pay, `acct_…`.
+        rejection_reason: the error code.
+        transfer_id: the transfer, `txn_…`.
+        to: recipient, as sent.
+        amount_usdc: USDC asked for.
+        message: sentence that names what refused it.
+    """
 
     account_id: str
     rejection_reason: str
-    transfer_id: str | None = None
-    to: str | None = None
-    amount_usdc: UsdcString | None = None
-    message: str | None = None
+    transfer_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    to: str | None = field(default=None, metadata=ALWAYS_SENT)
+    amount_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
+    message: str | None = field(default=None, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
@@ -87,14 +113,23 @@ class TransferRejected(Event):
 
 @frozen(kw_only=True)
 class SessionOpenedData:
-    """An MPP session is open and its escrow funded."""
+    """An MPP session is open and its escrow funded.
+
+    Attributes:
+        session_id: the session, `sess_…`.
+        cap_usdc: USDC in escrow, the most that the session may spend.
+        account_id: the account that pays, `acct_…`.
+        to: payee, as sent.
+        category: the spend category, or None.
+        tx_signature: signature of the transaction that funded the escrow.
+    """
 
     session_id: str
     cap_usdc: UsdcString
-    account_id: str | None = None
-    to: str | None = None
+    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    to: str | None = field(default=None, metadata=ALWAYS_SENT)
     category: str | None = None
-    tx_signature: str | None = None
+    tx_signature: str | None = field(default=None, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
@@ -106,7 +141,13 @@ class SessionOpened(Event):
 
 @frozen(kw_only=True)
 class SessionCapWarningData:
-    """The running total of a session passed 80 % of its cap."""
+    """The running total of a session passed 80 % of its cap.
+
+    Attributes:
+        session_id: the session, `sess_…`.
+        running_total_usdc: USDC charged so far.
+        cap_usdc: the most that the session may spend, in USDC.
+    """
 
     session_id: str
     running_total_usdc: UsdcString
@@ -122,12 +163,19 @@ class SessionCapWarning(Event):
 
 @frozen(kw_only=True)
 class SessionCapReachedData:
-    """The cap of a session is consumed; no charge is accepted until it is closed."""
+    """The cap of a session is consumed; no charge is accepted until it is closed.
+
+    Attributes:
+        session_id: the session, `sess_…`.
+        account_id: the account that pays, `acct_…`.
+        running_total_usdc: USDC charged so far, which is the cap.
+        cap_usdc: the most that the session may spend, in USDC.
+    """
 
     session_id: str
-    account_id: str | None = None
-    running_total_usdc: UsdcString | None = None
-    cap_usdc: UsdcString | None = None
+    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    running_total_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
+    cap_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
@@ -139,7 +187,17 @@ class SessionCapReached(Event):
 
 @frozen(kw_only=True)
 class SessionSettledData:
-    """A session is closed and settled on chain; `settled_usdc` is the authoritative amount."""
+    """A session is closed and settled on chain; `settled_usdc` is the authoritative amount.
+
+    Attributes:
+        session_id: the session, `sess_…`.
+        account_id: the account that paid, `acct_…`.
+        cap_usdc: the most that the session could spend, in USDC.
+        settled_usdc: USDC paid to the payee; the authoritative settlement amount.
+        returned_usdc: USDC given back to the account.
+        tx_signature: signature of the settling transaction.
+        settled_at: when it was final on chain, UTC.
+    """
 
     session_id: str
     account_id: str
@@ -159,7 +217,13 @@ class SessionSettled(Event):
 
 @frozen(kw_only=True)
 class BalanceLowThresholdData:
-    """The balance of an account dropped below the webhook's threshold."""
+    """The balance of an account dropped below the webhook's threshold.
+
+    Attributes:
+        account_id: the account, `acct_…`.
+        balance_usdc: USDC that it holds.
+        usdc_token_account: its on-chain USDC token account, where deposits go.
+    """
 
     account_id: str
     balance_usdc: UsdcString
@@ -175,14 +239,23 @@ class BalanceLowThreshold(Event):
 
 @frozen(kw_only=True)
 class EscalationRequiredData:
-    """A transfer reached the escalation threshold and waits for an operator's approval."""
+    """A transfer reached the escalation threshold and waits for an operator's approval.
 
-    transfer_id: str | None = None
-    account_id: str | None = None
-    to: str | None = None
-    amount_usdc: UsdcString | None = None
+    Attributes:
+        transfer_id: the transfer that waits, `txn_…`.
+        account_id: the account that is to pay, `acct_…`.
+        to: recipient, as sent.
+        amount_usdc: USDC asked for.
+        memo: the caller's memo, or None.
+        escalation_threshold: USDC from which a transfer waits.
+    """
+
+    transfer_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    to: str | None = field(default=None, metadata=ALWAYS_SENT)
+    amount_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
     memo: str | None = None
-    escalation_threshold: UsdcNumber | None = None
+    escalation_threshold: UsdcNumber | None = field(default=None, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)

@@ -6,21 +6,32 @@ every field is judged, whatever became of the others, and a request's answer nam
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract import identifiers
 
 
 @frozen
 class Rule:
-    """How one kind of field is read: `parse` takes what JSON held and raises `ValueError` on a fault."""
+    """How one kind of field is read: `parse` takes what JSON held and raises `ValueError` on a fault.
+
+    `keywords` say the same in JSON Schema, as far as its words go; documents are printed from them.
+    """
 
     parse: Callable[[Any], Any]
+    keywords: Mapping[str, Any] = field(factory=dict, eq=False)
+
+
+@frozen(eq=False)
+class Form:
+    """The mark of a field that is read by its type alone: what JSON Schema says of it beside that type."""
+
+    keywords: Mapping[str, Any]
 
 
 @frozen
@@ -51,7 +62,15 @@ def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = 
             raise ValueError("must not contain control characters")
         return result
 
-    return Rule(parse)
+    keywords: dict[str, Any] = {"minLength": minimum} if minimum else {}
+    keywords["maxLength"] = maximum
+    if not control:
+        keywords["pattern"] = _NO_CONTROL_TRIMMED if trim else _NO_CONTROL
+    return Rule(parse, keywords)
+
+
+_NO_CONTROL: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_NO_CONTROL_TRIMMED: Final = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
 
 
 def query_integer(*, minimum: int, maximum: int) -> Rule:
@@ -64,7 +83,7 @@ def query_integer(*, minimum: int, maximum: int) -> Rule:
                 return number
         raise ValueError(f"must be an integer from {minimum} to {maximum}")
 
-    return Rule(parse)
+    return Rule(parse, {"minimum": minimum, "maximum": maximum})
 
 
 def whole_number(*, minimum: int, maximum: int) -> Rule:
@@ -75,7 +94,7 @@ def whole_number(*, minimum: int, maximum: int) -> Rule:
             raise ValueError(f"must be an integer from {minimum} to {maximum}")
         return value
 
-    return Rule(parse)
+    return Rule(parse, {"minimum": minimum, "maximum": maximum})
 
 
 def _parse_counterparty(value: object) -> str:
@@ -123,10 +142,15 @@ def format_timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+ALWAYS_SENT: Final = {"always_sent": True}
+"""Metadata of a field of which the contract is silent: the reference server always sends a value, another
+server may not, so that the client takes its absence."""
+
 CATEGORY_MAX_CHARACTERS: Final = 64
 
 Category = Annotated[str, text(minimum=1, maximum=CATEGORY_MAX_CHARACTERS)]
-Counterparty = Annotated[str, Rule(_parse_counterparty)]
+_ACCOUNT_OR_ADDRESS: Final = r"^(acct_[0-7][0-9a-hjkmnp-tv-z]{25}|[1-9A-HJ-NP-Za-km-z]{32,44})$"
+Counterparty = Annotated[str, Rule(_parse_counterparty, {"pattern": _ACCOUNT_OR_ADDRESS})]
 Cursor = Annotated[str, text(maximum=512)]
 JsonObject = Annotated[dict[str, Any], Rule(_parse_object)]
 

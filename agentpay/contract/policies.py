@@ -20,8 +20,8 @@ class Policy:
         max_single_transfer: most USDC per transfer or session charge; None is no limit, 0 blocks every one.
         max_daily_spend: most USDC in a rolling 24-hour window, over transfers and sessions; None is no limit.
         allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
-            tuple nobody.
-        categories: spend categories that may be paid for; None allows all, an empty tuple none.
+            list nobody.
+        categories: spend categories that may be paid for; None allows all, an empty list none.
         require_memo: refuse transfers without a memo.
         escalation_threshold: USDC from which a transfer waits for an operator's approval; None is never.
         paused: block every outgoing transfer.
@@ -54,6 +54,19 @@ class PolicyChange(Request):
     """Body of `PUT /v1/accounts/{id}/policy`: any of the seven fields of a Policy, the others left out.
 
     A field that is None is sent as `null`, which lifts the limit; a field that is `UNSET` is not sent.
+
+    Attributes:
+        max_single_transfer: maximum USDC per transfer or per-request MPP charge; null is no limit.
+        max_daily_spend: maximum USDC in a rolling 24-hour window across all transfers and session
+            settlements; null is no limit.
+        allowed_counterparties: allowlist of on-chain addresses or account IDs; if set, all other recipients
+            are blocked; null is all allowed.
+        categories: allowlist of spend categories; a transfer without a matching category is rejected; null
+            is all allowed.
+        require_memo: if true, transfers without a memo are rejected.
+        escalation_threshold: a transfer at or above this USDC amount fires `escalation.required` before
+            executing; null is disabled.
+        paused: if true, all outgoing transfers are blocked immediately.
     """
 
     max_single_transfer: UsdcNumber | None | UnsetType = UNSET

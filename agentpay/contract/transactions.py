@@ -87,9 +87,9 @@ class ListTransactions(Request):
     """Query of `GET /v1/accounts/{id}/transactions`.
 
     Attributes:
-        limit: page size, 1 to 100.
+        limit: page size; default 25, max 100.
         cursor: `cursor` of the previous page; empty for the first.
-        status: `settled`, `rejected` or `all`.
+        status: only entries that are `settled` or `rejected`; `all` by default.
         since: only entries committed after this moment.
     """
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from attrs import field, frozen
 
 from agentpay.contract.fields import Category, text
-from agentpay.contract.requests import BODY_MAX_BYTES, NULLABLE, Request
+from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
@@ -28,11 +28,12 @@ _FINAL = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferSta
 class Transfer:
     """One transfer of USDC (contract, "Transfer").
 
+    A `status` that this version does not know stays a plain string; `from_` is `from` on the wire.
+
     Attributes:
         transfer_id: identifier, `txn_…`.
-        status: `settled`, `rejected`, `submitted`, `pending_approval` or `failed`; a value this version does
-            not know stays a plain string.
-        from_: source account_id; `from` on the wire.
+        status: `settled`, `rejected`, `submitted`, `pending_approval` or `failed`.
+        from_: source account_id.
         to: recipient, as sent: an account_id or an on-chain USDC token account.
         amount_usdc: USDC moved or asked for.
         memo: the caller's memo, or None.
@@ -40,8 +41,8 @@ class Transfer:
         tx_signature: signature of the on-chain transaction; None before it is signed.
         chain_explorer_url: where to look the transaction up; None before it is signed.
         settled_at: when it was final on chain, UTC; None before.
-        error: code of the error of a rejected or failed transfer; None otherwise.
-        message: sentence that explains `error`; None otherwise.
+        error: code of the error, of a rejected or failed transfer alone.
+        message: sentence that explains `error`.
     """
 
     transfer_id: str
@@ -59,7 +60,11 @@ class Transfer:
 
     @property
     def is_final(self) -> bool:
-        """Whether the transfer has come to its end: settled, rejected or failed."""
+        """Whether the transfer has come to its end: settled, rejected or failed.
+
+        A status that this version does not know is not final: what is not known to have ended is not taken
+        for an end, and waiting for it times out rather than reporting an outcome.
+        """
         return self.status in _FINAL
 
 
@@ -67,17 +72,19 @@ class Transfer:
 class CreateTransfer(Request):
     """Body of `POST /v1/transfers`.
 
+    `from_` is `from` on the wire.
+
     Attributes:
-        from_: source account_id; `from` on the wire.
-        to: recipient: an account_id, or an on-chain USDC token account.
-        amount: USDC to move, at least 0.000001.
-        idempotency_key: 1 to 128 characters; the same key never moves money twice within 24 hours.
-        memo: at most 200 characters.
+        from_: source account_id; must belong to the authenticated operator.
+        to: a service account_id or a valid on-chain USDC token account address.
+        amount: USDC to move, a decimal string, minimum `0.000001`.
+        idempotency_key: max 128 characters; the same key never moves money twice within 24 hours.
+        memo: max 200 characters; required when the source account policy has `require_memo: true`.
         category: spend category, 1 to 64 characters (D25).
     """
 
-    from_: Annotated[str, text(maximum=BODY_MAX_BYTES)] = field(alias="from_")
-    to: Annotated[str, text(maximum=BODY_MAX_BYTES)]
+    from_: str = field(alias="from_")
+    to: str
     amount: UsdcAmount
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
     memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)

@@ -8,6 +8,8 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Final
 
+from agentpay.contract.fields import Form
+
 MICRO: Final = 1_000_000
 """Micro-USDC in one USDC."""
 
@@ -18,13 +20,25 @@ _DECIMALS: Final = 6
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?", re.ASCII)
 _BALANCE: Final = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,6})?", re.ASCII)
 
-UsdcString = Annotated[Decimal, "USDC as a decimal string with 6 fraction digits"]
+UsdcString = Annotated[
+    Decimal,
+    "USDC as a decimal string with 6 fraction digits",
+    Form({"type": "string", "pattern": r"^[0-9]+\.[0-9]{6}$"}),
+]
 """An amount in a response: a string such as `"25.000000"` on the wire."""
 
-UsdcAmount = Annotated[Decimal, "USDC to move, as a decimal string"]
+UsdcAmount = Annotated[
+    Decimal,
+    "USDC to move, as a decimal string",
+    Form({"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "not": {"pattern": r"^[0.]+$"}}),
+]
 """The amount of a request that moves money: a string, at least 0.000001 (D10)."""
 
-UsdcNumber = Annotated[Decimal, "USDC as an exact JSON number"]
+UsdcNumber = Annotated[
+    Decimal,
+    "USDC as an exact JSON number",
+    Form({"minimum": 0, "maximum": Decimal("999999999.999999")}),
+]
 """A limit or a threshold: a JSON number from 0 to 999999999.999999, never a binary float (D9)."""
 
 

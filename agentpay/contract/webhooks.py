@@ -7,20 +7,18 @@ from urllib.parse import urlsplit
 from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import NotEmpty, Rule, text
+from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule, text
 from agentpay.contract.requests import Request
+from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER as NEXT_SIGNATURE_HEADER
+from agentpay.contract.signature_headers import SIGNATURE_HEADER as SIGNATURE_HEADER
 from agentpay.contract.usdc import UsdcNumber
-
-SIGNATURE_HEADER = "X-Service-Signature"
-"""Hex HMAC-SHA256 of the raw body under the webhook's secret (contract, "Authentication", 5)."""
-
-NEXT_SIGNATURE_HEADER = "X-Service-Signature-Next"
-"""The same under the secret that is to come, while a rotation overlaps (D45)."""
 
 
 @frozen(kw_only=True)
 class Webhook:
     """A registered endpoint (D42).
+
+    Its `repr` does not show the secret.
 
     Attributes:
         webhook_id: identifier, `wh_…`.
@@ -28,17 +26,17 @@ class Webhook:
         events: names of the event types it receives.
         account_ids: the accounts it hears of; empty is all of the operator.
         low_balance_threshold_usdc: balance below which `balance.low_threshold` fires, in USDC, or None.
-        secret: key of the signatures, shown at creation only; kept out of `repr`.
+        secret: key of the signatures, shown at creation only.
         created_at: when it was registered, UTC.
     """
 
-    webhook_id: str | None = None
-    url: str | None = None
-    events: tuple[str, ...] = ()
+    webhook_id: str | None = field(default=None, metadata=ALWAYS_SENT)
+    url: str | None = field(default=None, metadata=ALWAYS_SENT)
+    events: tuple[Annotated[str, Form({"enum": list(EventType)})], ...] = ()
     account_ids: tuple[str, ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None
     secret: str = field(repr=False)
-    created_at: datetime | None = None
+    created_at: datetime | None = field(default=None, metadata=ALWAYS_SENT)
 
 
 def _parse_event_name(value: object) -> str:
@@ -74,7 +72,7 @@ def _parse_url(value: object) -> str:
 
 _URL_MAX_CHARACTERS = 2048
 
-EventName = Annotated[str, Rule(_parse_event_name)]
+EventName = Annotated[str, Rule(_parse_event_name, {"enum": list(_EVENT_NAMES)})]
 
 
 @frozen(kw_only=True)
@@ -88,7 +86,9 @@ class CreateWebhook(Request):
         low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
     """
 
-    url: Annotated[str, Rule(_parse_url)]
+    url: Annotated[
+        str, Rule(_parse_url, {"format": "uri", "pattern": "^https?://", "maxLength": _URL_MAX_CHARACTERS})
+    ]
     events: Annotated[tuple[EventName, ...], NotEmpty()]
     account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None

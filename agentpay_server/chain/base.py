@@ -21,6 +21,7 @@ class FailureReason(StrEnum):
     INSUFFICIENT_FUNDS = "insufficient_funds"
     ACCOUNT_FROZEN = "account_frozen"
     ACCOUNT_MISSING = "account_missing"
+    ACCOUNT_NOT_EMPTY = "account_not_empty"
     OTHER = "other"
 
 

@@ -47,6 +47,14 @@ def record_key(account_index: int) -> KeyPath:
     return KeyPath(_account(account_index), 1)
 
 
+def escrow_authority(account_index: int) -> KeyPath:
+    """Return the key that owns the escrows of an account's sessions. `account_index` starts at 1.
+
+    It is not the spending key: whoever may move an account's balance cannot touch what it has promised.
+    """
+    return KeyPath(_account(account_index), 2)
+
+
 def outside_address(seed: bytes) -> str:
     """Return the address of the key that 32 bytes make; the key itself is not kept."""
     return str(Keypair.from_seed(seed).pubkey())

@@ -11,6 +11,7 @@ _REASONS: Final[dict[int | str, FailureReason]] = {
     1: FailureReason.INSUFFICIENT_FUNDS,
     17: FailureReason.ACCOUNT_FROZEN,
     9: FailureReason.ACCOUNT_MISSING,  # UninitializedState.
+    11: FailureReason.ACCOUNT_NOT_EMPTY,  # NonNativeHasBalance: closing an account that holds tokens.
     # What a token account that is not there, or not one, gives depends on the version of the Token program.
     "InvalidAccountData": FailureReason.ACCOUNT_MISSING,
     "UninitializedAccount": FailureReason.ACCOUNT_MISSING,

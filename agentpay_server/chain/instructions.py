@@ -19,16 +19,21 @@ __all__ = [
     "MEMO_PROGRAM",
     "SYSTEM_PROGRAM",
     "TOKEN_2022_PROGRAM",
+    "TOKEN_ACCOUNT_BYTES",
     "TOKEN_PROGRAM",
     "USDC_DECIMALS",
     "USDC_MINTS",
+    "address_with_seed",
     "allocate",
+    "allocate_with_seed",
     "assign",
     "associated_token_address",
+    "close_account",
     "create_associated_token_account_idempotent",
     "initialize_metadata",
     "initialize_metadata_pointer",
     "initialize_record_mint",
+    "initialize_token_account",
     "memo",
     "mint_to_checked",
     "remove_metadata_field",
@@ -43,16 +48,32 @@ MEMO_PROGRAM: Final = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLG
 
 USDC_DECIMALS: Final = 6
 
+TOKEN_ACCOUNT_BYTES: Final = 165
+
 USDC_MINTS: Final = {
     "mainnet-beta": "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v",
     "devnet": "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU",
 }
 """Circle's USDC mint, by cluster."""
 
+_MAX_AMOUNT_MICRO: Final = 2**64 - 1
+_MAX_SEED_BYTES: Final = 32
+
 
 def associated_token_address(owner: str, mint: str) -> str:
     """Return the address of `owner`'s associated token account for `mint`, whether or not it exists."""
     return str(get_associated_token_address(Pubkey.from_string(owner), Pubkey.from_string(mint)))
+
+
+def address_with_seed(base: Pubkey, seed: str, program: Pubkey) -> Pubkey:
+    """Return the address that `base`'s key controls under `seed`, of at most 32 bytes, for `program`.
+
+    Raises:
+        ValueError: `seed` is longer.
+    """
+    if len(seed.encode()) > _MAX_SEED_BYTES:
+        raise ValueError(f"a seed of an address has at most {_MAX_SEED_BYTES} bytes: {seed[:64]!r} has more")
+    return Pubkey.create_with_seed(base, seed, program)
 
 
 # --- System program
@@ -79,6 +100,19 @@ def assign(account: Pubkey, program: Pubkey) -> Instruction:
     )
 
 
+def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -> Instruction:
+    """Give the account at `address_with_seed`, which has no data yet, `size` bytes, and hand it to `program`.
+
+    `base` signs for it: the address has no key of its own.
+    """
+    text = seed.encode()
+    return Instruction(
+        SYSTEM_PROGRAM,
+        struct.pack("<I32sQ", 9, bytes(base), len(text)) + text + struct.pack("<Q", size) + bytes(program),
+        [_writable(address_with_seed(base, seed, program)), _signer(base)],
+    )
+
+
 # --- Memo program
 
 
@@ -93,10 +127,14 @@ def memo(text: str) -> Instruction:
 def transfer_checked(
     *, source: Pubkey, destination: Pubkey, owner: Pubkey, mint: Pubkey, amount_micro: int
 ) -> Instruction:
-    """Move `amount_micro` micro-USDC between two token accounts; `owner` of the source signs."""
+    """Move `amount_micro` micro-USDC between two token accounts; `owner` of the source signs.
+
+    Raises:
+        ValueError: the amount is not one that a token account can hold, or it is 0.
+    """
     return Instruction(
         TOKEN_PROGRAM,
-        struct.pack("<BQB", 12, amount_micro, USDC_DECIMALS),
+        struct.pack("<BQB", 12, _amount(amount_micro), USDC_DECIMALS),
         [_writable(source), _readonly(mint), _writable(destination), _signer(owner)],
     )
 
@@ -104,12 +142,26 @@ def transfer_checked(
 def mint_to_checked(
     *, mint: Pubkey, destination: Pubkey, mint_authority: Pubkey, amount_micro: int
 ) -> Instruction:
-    """Create `amount_micro` micro-USDC in a token account; `mint_authority` signs."""
+    """Create `amount_micro` micro-USDC in a token account; `mint_authority` signs.
+
+    Raises:
+        ValueError: the amount is not one that a token account can hold, or it is 0.
+    """
     return Instruction(
         TOKEN_PROGRAM,
-        struct.pack("<BQB", 14, amount_micro, USDC_DECIMALS),
+        struct.pack("<BQB", 14, _amount(amount_micro), USDC_DECIMALS),
         [_writable(mint), _writable(destination), _signer(mint_authority)],
     )
+
+
+def initialize_token_account(*, account: Pubkey, mint: Pubkey, owner: Pubkey) -> Instruction:
+    """Make `account`, of `TOKEN_ACCOUNT_BYTES`, rent-exempt and the Token program's, one for `mint`."""
+    return Instruction(TOKEN_PROGRAM, b"\x12" + bytes(owner), [_writable(account), _readonly(mint)])
+
+
+def close_account(*, account: Pubkey, destination: Pubkey, owner: Pubkey) -> Instruction:
+    """Close an empty token account and send its lamports to `destination`; `owner` signs."""
+    return Instruction(TOKEN_PROGRAM, b"\x09", [_writable(account), _writable(destination), _signer(owner)])
 
 
 def create_associated_token_account_idempotent(*, payer: Pubkey, owner: Pubkey, mint: Pubkey) -> Instruction:
@@ -184,6 +236,14 @@ _REMOVE_KEY: Final = _discriminator("remove_key_ix")
 def _string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<I", len(data)) + data
+
+
+def _amount(amount_micro: int) -> int:
+    if not 1 <= amount_micro <= _MAX_AMOUNT_MICRO:
+        raise ValueError(
+            f"an amount to move is between 1 and {_MAX_AMOUNT_MICRO} micro-USDC, not {amount_micro}"
+        )
+    return amount_micro
 
 
 def _writable(account: Pubkey) -> AccountMeta:

@@ -1,7 +1,7 @@
 """The transactions of the service: a pure function for each operation, from arguments to signed bytes.
 
 All of it is local and synchronous, so that the signed bytes can be stored in the same commit as the decision
-to send them. Nothing here sends, waits or reads a chain.
+to send them. Nothing here sends, waits or reads a chain. Those of sessions are in `escrow.py`.
 """
 
 import hashlib
@@ -33,8 +33,6 @@ from agentpay_server.chain.signing import TransactionTooLargeError, sign_transac
 
 MAX_MEMO_BYTES: Final = 821
 """The longest memo, in bytes of UTF-8, that fits into a transfer."""
-
-_MAX_AMOUNT_MICRO: Final = 2**64 - 1
 
 MemoMode = Literal["id", "full"]
 
@@ -90,7 +88,7 @@ def transfer(
         destination=Pubkey.from_string(recipient),
         owner=Pubkey.from_string(signer.address(key)),
         mint=Pubkey.from_string(usdc_mint),
-        amount_micro=_amount(amount_micro),
+        amount_micro=amount_micro,
     )
     return sign_transaction(signer, blockhash, [pay, instructions.memo(memo)], key)
 
@@ -159,7 +157,7 @@ def mint(
         mint=Pubkey.from_string(usdc_mint),
         destination=Pubkey.from_string(token_account),
         mint_authority=Pubkey.from_string(signer.address(TEST_MINT_AUTHORITY)),
-        amount_micro=_amount(amount_micro),
+        amount_micro=amount_micro,
     )
     return sign_transaction(signer, blockhash, [create, instructions.memo(memo)], TEST_MINT_AUTHORITY)
 
@@ -226,11 +224,3 @@ def _create_record(address: Pubkey, authority: Pubkey, name: str) -> list[Instru
             mint=address, authority=authority, name=name, symbol=RECORD_SYMBOL, uri=""
         ),
     ]
-
-
-def _amount(amount_micro: int) -> int:
-    if not 1 <= amount_micro <= _MAX_AMOUNT_MICRO:
-        raise ValueError(
-            f"an amount to move is between 1 and {_MAX_AMOUNT_MICRO} micro-USDC, not {amount_micro}"
-        )
-    return amount_micro

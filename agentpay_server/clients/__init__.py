@@ -1,4 +1,4 @@
-"""Clients of a whole server: `/v1` as the SDK has it, and the console and the sandbox beside it.
+"""Clients of a whole server: `/v1` as the SDK has it, and sessions, console and sandbox beside it.
 
 They speak HTTP like any client, to a server in process or to one on a port.
 """

@@ -1,1 +1,1 @@
-"""What crosses the wire beside /v1: models and endpoint tables of the console and the sandbox."""
+"""What crosses the wire beside /v1: models and endpoint tables of sessions, console and sandbox."""

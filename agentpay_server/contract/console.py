@@ -1,6 +1,7 @@
 """The console: what an operator does on the dashboard (decisions, "What stands beside /v1").
 
-Models and endpoints for what exists now: agent-scoped keys, accounts in full, the audit trail.
+Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals and webhooks have
+modules of their own.
 """
 
 from datetime import datetime
@@ -10,6 +11,7 @@ from attrs import field, frozen
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -50,11 +52,13 @@ class AgentKey:
 class NewAgentKey:
     """An agent-scoped key as it is made: the one time that the key is shown.
 
+    Its `repr` does not show the key.
+
     Attributes:
         key_id: identifier, `key_…`.
         account_id: the account that it is bound to.
         name: display label, or None.
-        key: the key; kept out of `repr`.
+        key: the key.
         created_at: when it was made, UTC.
     """
 
@@ -67,7 +71,12 @@ class NewAgentKey:
 
 @frozen(kw_only=True)
 class ListAgentKeys(Request):
-    """Query of `GET /console/agent-keys`."""
+    """Query of `GET /console/agent-keys`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -96,9 +105,14 @@ class AccountDetail(Account):
         metadata: what was given at creation, or None.
         policy_version: counts the changes of the policy, from 1.
         policy_record: the on-chain record; None before the policy first changed.
-        spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours.
-        reserved_usdc: USDC of that which transfers in flight hold and may yet give back.
-        remaining_usdc: USDC that `max_daily_spend` still allows; None without that limit.
+        spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours, and
+            the caps of sessions that are not settled.
+        reserved_usdc: USDC of that which transfers in flight and sessions hold, and may yet give back.
+        remaining_usdc: USDC that `max_daily_spend` still allows: a transfer of exactly that much is within
+            the limit, and one of a unit more is not. None without that limit.
+        next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the
+            millisecond at or after that moment; None while nothing is spent.
+        next_release_usdc: USDC that falls out then; None while nothing is spent.
     """
 
     metadata: dict[str, Any] | None
@@ -107,6 +121,8 @@ class AccountDetail(Account):
     spent_usdc: UsdcString
     reserved_usdc: UsdcString
     remaining_usdc: UsdcString | None
+    next_release_at: datetime | None
+    next_release_usdc: UsdcString | None
 
 
 @frozen(kw_only=True)
@@ -134,7 +150,12 @@ class AuditEntry:
 
 @frozen(kw_only=True)
 class ListAudit(Request):
-    """Query of `GET /console/audit`."""
+    """Query of `GET /console/audit`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -148,6 +169,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
+    errors=(ErrorCode.NOT_FOUND,),
     summary="Make an agent-scoped key, bound to one account.",
 )
 LIST_AGENT_KEYS: Final = Endpoint(
@@ -176,6 +198,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
+    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with metadata, policy record and what is spent of its limits.",
 )
 LIST_AUDIT: Final = Endpoint(

@@ -1,6 +1,7 @@
 """The sandbox: what only a test chain can do (decisions, "What stands beside /v1").
 
-Models and endpoints for what exists now: test money, a second tenant, outside recipients, the clock.
+Models and endpoints for what exists now: test money, a second tenant, outside recipients, the clock, and
+what can be made to fail.
 """
 
 from datetime import datetime
@@ -11,8 +12,9 @@ from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Rule, text
-from agentpay.contract.requests import Request
+from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 MAX_ADVANCE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -66,9 +68,11 @@ class CreateOperator(Request):
 class Operator:
     """A tenant and its operator key, which is shown here and never again.
 
+    Its `repr` does not show the key.
+
     Attributes:
         operator_id: identifier, `op_…`.
-        key: the operator key; kept out of `repr`.
+        key: the operator key.
     """
 
     operator_id: str
@@ -107,7 +111,47 @@ class AdvanceClock(Request):
         seconds: how far to move, from 0; 0 runs what is due now.
     """
 
-    seconds: Annotated[Decimal, Rule(_parse_seconds)]
+    seconds: Annotated[Decimal, Rule(_parse_seconds, {"minimum": 0, "maximum": MAX_ADVANCE_SECONDS})]
+
+
+@frozen(kw_only=True)
+class SetFault(Request):
+    """Body of `PUT /sandbox/faults/{name}`.
+
+    Attributes:
+        times: how often it is to happen, 1 to 1,000; None until it is deleted.
+    """
+
+    times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(
+        default=None, metadata=NULLABLE
+    )
+
+
+@frozen(kw_only=True)
+class Fault:
+    """A fault that will happen.
+
+    Attributes:
+        name: which one: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`, or
+            `crash_at:<point>`.
+        times: how often it is still to happen; None until it is deleted.
+    """
+
+    name: str
+    times: int | None
+
+
+@frozen(kw_only=True)
+class ListFaults(Request):
+    """Query of `GET /sandbox/faults`.
+
+    Attributes:
+        limit: largest number of items, 1 to 100.
+        cursor: from the page before; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
 
 
 FUND: Final = Endpoint(
@@ -158,9 +202,60 @@ ADVANCE_CLOCK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=AdvanceClock,
     responses={200: ClockReading},
-    errors=(ErrorCode.CLOCK_NOT_MANUAL,),
+    errors=(ErrorCode.CLOCK_NOT_MANUAL, ErrorCode.CLOCK_MOVING),
     summary="Move a manual clock, and run what falls due.",
 )
 
-SANDBOX_ENDPOINTS: Final = (FUND, CREATE_OPERATOR, CREATE_TOKEN_ACCOUNT, GET_CLOCK, ADVANCE_CLOCK)
+SET_FAULT: Final = Endpoint(
+    name="sandbox.faults.set",
+    method="PUT",
+    path="/sandbox/faults/{name}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    request=SetFault,
+    is_body_optional=True,
+    responses={200: Fault},
+    summary="Let something fail from now on.",
+)
+DELETE_FAULT: Final = Endpoint(
+    name="sandbox.faults.delete",
+    method="DELETE",
+    path="/sandbox/faults/{name}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={204: None},
+    errors=(ErrorCode.INVALID_REQUEST,),
+    summary="Let one fault happen no more.",
+)
+LIST_FAULTS: Final = Endpoint(
+    name="sandbox.faults.list",
+    method="GET",
+    path="/sandbox/faults",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListFaults,
+    responses={200: PageBody[Fault]},
+    summary="List the faults that will happen.",
+)
+CLEAR_FAULTS: Final = Endpoint(
+    name="sandbox.faults.clear",
+    method="DELETE",
+    path="/sandbox/faults",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={204: None},
+    summary="Let nothing fail any more.",
+)
+
+SANDBOX_ENDPOINTS: Final = (
+    FUND,
+    CREATE_OPERATOR,
+    CREATE_TOKEN_ACCOUNT,
+    GET_CLOCK,
+    ADVANCE_CLOCK,
+    SET_FAULT,
+    DELETE_FAULT,
+    LIST_FAULTS,
+    CLEAR_FAULTS,
+)
 """Every operation of the sandbox."""

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Final
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
-from agentpay.contract.fields import Cursor, query_integer, text, whole_number
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.event_types import EventType
+from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
@@ -48,7 +50,12 @@ class RegisteredWebhook:
 
 @frozen(kw_only=True)
 class ListWebhooks(Request):
-    """Query of `GET /console/webhooks`."""
+    """Query of `GET /console/webhooks`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -71,8 +78,10 @@ class RotateSecret(Request):
 class NewSecret:
     """A webhook's new secret, which is shown here and never again.
 
+    Its `repr` does not show the secret.
+
     Attributes:
-        secret: key of the signatures, `whsec_…`; kept out of `repr`.
+        secret: key of the signatures, `whsec_…`.
     """
 
     secret: str = field(repr=False)
@@ -106,7 +115,7 @@ class ListEvents(Request):
         cursor: `cursor` of the previous page; empty for the first.
     """
 
-    type: Annotated[str, text(maximum=64)] | None = None
+    type: EventType | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -147,7 +156,7 @@ class Delivery:
     event_id: str
     event_type: str
     webhook_id: str
-    status: str
+    status: Annotated[str, Form({"enum": [status.value for status in DeliveryStatusFilter]})]
     attempts: tuple[DeliveryAttempt, ...]
     next_attempt_at: datetime | None
 
@@ -210,6 +219,7 @@ ROTATE_SECRET: Final = Endpoint(
     request=RotateSecret,
     is_body_optional=True,
     responses={200: NewSecret},
+    errors=(ErrorCode.ROTATION_IN_PROGRESS,),
     summary="Give a webhook a new secret, with an overlap.",
 )
 LIST_EVENTS: Final = Endpoint(

@@ -1,11 +1,15 @@
-"""Whether a policy allows a transfer: pure functions over what is asked, what is spent and what is held.
+"""Whether a policy allows a spend: pure functions over what is asked, what is spent and what is held.
 
 The order of the rules is the order of D21, and the first that fails decides the answer: paused, (recipient),
 memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
 its value and what was asked. `paused` stands apart, because it is judged before the recipient is looked up.
+
+Which of the rules apply depends on what is asked for: a transfer answers to all of them, the opening of a
+session to those on whom and how much in all, each of its charges to the one on a single payment (D39).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Final
 
 from attrs import frozen
@@ -19,9 +23,19 @@ _LISTED: Final = 50
 """How many names of an allowlist a refusal shows."""
 
 
+class Purpose(StrEnum):
+    """What a spend is for; refusals call it by this name."""
+
+    TRANSFER = "transfer"
+    """One payment."""
+
+    SESSION = "session"
+    """The opening of a session; the amount is its whole cap."""
+
+
 @frozen(kw_only=True)
 class Recipient:
-    """Whom a transfer pays, by every name that an allowlist may know it by (D23).
+    """Whom a spend pays, by every name that an allowlist may know it by (D23).
 
     Attributes:
         account_id: the account of this service, if it is one.
@@ -36,13 +50,23 @@ class Recipient:
 
 @frozen(kw_only=True)
 class Spend:
-    """What is asked: an amount in micro-USDC, for whom, and the words that come with it."""
+    """What is asked: an amount in micro-USDC, for whom, and the words that come with it.
+
+    Attributes:
+        amount_micro: micro-USDC, at least 1.
+        to: the recipient, as sent.
+        recipient: whom `to` names.
+        memo: the caller's memo, or None; a session has none.
+        category: the spend category, or None.
+        purpose: what it is for, which decides the rules that apply.
+    """
 
     amount_micro: int
     to: str
     recipient: Recipient
     memo: str | None
     category: str | None
+    purpose: Purpose = Purpose.TRANSFER
 
 
 @frozen(kw_only=True)
@@ -60,7 +84,7 @@ class Means:
 
 @frozen(kw_only=True)
 class Refusal:
-    """Why a transfer is refused: the error code and the sentence that explains it."""
+    """Why something is refused: the error code and the sentence that explains it."""
 
     code: ErrorCode
     message: str
@@ -77,18 +101,28 @@ def paused_refusal(policy: Policy) -> Refusal | None:
     )
 
 
-def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
-    """Return why a transfer to a valid recipient is refused, or None; escalation is not judged here."""
-    reason = (
-        _memo(policy, spend)
-        or _counterparty(policy, spend)
-        or _category(policy, spend)
-        or _single_transfer(policy, spend)
-        or _daily_spend(policy, spend, means)
-    )
-    if reason is not None:
-        return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
-    return _balance(spend, means)
+def spending_refusal(
+    policy: Policy, spend: Spend, means: Means, *, again: str = "send the same key again"
+) -> Refusal | None:
+    """Return why a spend for a valid recipient is refused, or None; escalation is not judged here.
+
+    Args:
+        policy: the policy in force.
+        spend: what is asked.
+        means: what the account can still do.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+    """
+    for rule in _RULES[spend.purpose]:
+        reason = rule(policy, spend, means)
+        if reason is not None:
+            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+    return _balance(spend, means, again)
+
+
+def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
+    """Return why an amount is too much for one charge of a session, or None."""
+    reason = _over_single_transfer(policy, amount_micro, "charge")
+    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
@@ -96,13 +130,18 @@ def needs_approval(policy: Policy, amount_micro: int) -> bool:
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 
-def _memo(policy: Policy, spend: Spend) -> str | None:
+def usdc_text(micro: int) -> str:
+    """Return an amount for a sentence."""
+    return format_string(from_micro(micro))
+
+
+def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
     if not policy.require_memo or (spend.memo is not None and spend.memo.strip()):
         return None
-    return "require_memo is true and this transfer has no memo: send a memo of 1 to 200 characters."
+    return f"require_memo is true and this {spend.purpose} has no memo: send a memo of 1 to 200 characters."
 
 
-def _counterparty(policy: Policy, spend: Spend) -> str | None:
+def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
     allowed = policy.allowed_counterparties
     names = (spend.recipient.account_id, spend.recipient.token_account, spend.recipient.owner)
     if allowed is None or any(name in allowed for name in names if name is not None):
@@ -110,25 +149,29 @@ def _counterparty(policy: Policy, spend: Spend) -> str | None:
     return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(spend.to)}."
 
 
-def _category(policy: Policy, spend: Spend) -> str | None:
+def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
     allowed = policy.categories
     if allowed is None or (spend.category is not None and spend.category in allowed):
         return None
     asked = (
-        "this transfer names no category"
+        f"this {spend.purpose} names no category"
         if spend.category is None
-        else (f"this transfer's category is {shown(spend.category)}")
+        else f"this {spend.purpose}'s category is {shown(spend.category)}"
     )
     return f"categories is {_listed(allowed)} and {asked}."
 
 
-def _single_transfer(policy: Policy, spend: Spend) -> str | None:
+def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
+    return _over_single_transfer(policy, spend.amount_micro, spend.purpose)
+
+
+def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str | None:
     limit = policy.max_single_transfer
-    if limit is None or spend.amount_micro <= to_micro(limit):
+    if limit is None or amount_micro <= to_micro(limit):
         return None
     return (
-        f"max_single_transfer is {format_string(limit)} USDC and this transfer asks for "
-        f"{_usdc(spend.amount_micro)} USDC."
+        f"max_single_transfer is {format_string(limit)} USDC and this {noun} asks for "
+        f"{usdc_text(amount_micro)} USDC."
     )
 
 
@@ -138,24 +181,29 @@ def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
         return None
     return (
         f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
-        f"{_usdc(means.spent_micro)} USDC is spent or reserved, and this transfer asks for "
-        f"{_usdc(spend.amount_micro)} USDC."
+        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} asks for "
+        f"{usdc_text(spend.amount_micro)} USDC."
     )
 
 
-def _balance(spend: Spend, means: Means) -> Refusal | None:
+_Rule = Callable[[Policy, Spend, Means], str | None]
+
+_RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
+    Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
+    Purpose.SESSION: (_counterparty, _category, _daily_spend),
+}
+"""The rules that apply, in the order in which they are judged."""
+
+
+def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
+    available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
-        message=f"balance_usdc, less amounts in flight, is {_usdc(max(means.available_micro, 0))} USDC and "
-        f"this transfer asks for {_usdc(spend.amount_micro)} USDC: fund the account, then send the same key "
-        "again.",
+        message=f"balance_usdc, less amounts in flight, is {usdc_text(available)} USDC and this "
+        f"{spend.purpose} asks for {usdc_text(spend.amount_micro)} USDC: fund the account, then {again}.",
     )
-
-
-def _usdc(micro: int) -> str:
-    return format_string(from_micro(micro))
 
 
 def _listed(values: Iterable[str]) -> str:

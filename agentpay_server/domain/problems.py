@@ -3,9 +3,10 @@
 from typing import Final
 
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
-"""What a 503 advises: the chain is asked again that soon by the service itself."""
+"""What a 503 advises: chain and database are asked again that soon by the service itself."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
@@ -16,7 +17,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         message: a sentence that says what happened and what to do.
         details: every fault of an invalid request.
         transfer_id: the transfer that the answer is about, when one is stored.
-        status: the status of that transfer.
+        session_id: the session that the answer is about; None for the refusal of one that was never stored.
+        status: the status of that transfer or session.
         retry_after_seconds: how long to wait before asking again.
         allow: the methods that the path does have, for a 405.
     """
@@ -28,6 +30,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         *,
         details: tuple[FieldFault, ...] | None = None,
         transfer_id: str | None = None,
+        session_id: str | None | UnsetType = UNSET,
         status: str | None = None,
         retry_after_seconds: int | None = None,
         allow: tuple[str, ...] = (),
@@ -37,6 +40,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.message = message
         self.details = details
         self.transfer_id = transfer_id
+        self.session_id = session_id
         self.status = status
         self.retry_after_seconds = retry_after_seconds
         self.allow = allow
@@ -47,14 +51,15 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """Return the body of the answer; the 402 of a transfer is exactly four fields (D1)."""
-        is_refused_transfer = self.http_status == 402
+        """Return the body of the answer; the 402 of a transfer or a session is exactly four fields (D1)."""
+        is_refused_payment = self.http_status == 402
         return ErrorBody(
             error=self.code,
             message=self.message,
-            request_id=None if is_refused_transfer else request_id,
+            request_id=None if is_refused_payment else request_id,
             details=self.details,
             transfer_id=self.transfer_id,
+            session_id=self.session_id,
             status=self.status,
         )
 
@@ -78,6 +83,16 @@ def chain_unavailable() -> Problem:
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not answer, and nothing was done; try again shortly.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def service_unavailable() -> Problem:
+    """A 503 of a database that did not answer: what was under way may be stored or not."""
+    return Problem(
+        ErrorCode.SERVICE_UNAVAILABLE,
+        "The service's own database did not answer: what was asked for may or may not have been done. Read "
+        "what became of it; a transfer is resumed, never made twice, by sending its idempotency_key again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

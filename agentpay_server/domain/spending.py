@@ -9,9 +9,19 @@ the window.
 
 from typing import Final
 
+from attrs import frozen
+
 from agentpay_server.clock import DAY_US
 
 WINDOW_US: Final = DAY_US
+
+
+@frozen(kw_only=True)
+class Release:
+    """Micro-USDC that falls out of the window, and the first microsecond at which they no longer count."""
+
+    at_us: int
+    amount_micro: int
 
 
 def window_start_us(now_us: int) -> int:
@@ -28,3 +38,8 @@ def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro
         released_micro: sum of the releases whose original spend lies within the window.
     """
     return total_micro - total_before_micro - released_micro
+
+
+def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
+    """Return the most that one more transfer may be within a daily limit; None without a limit."""
+    return None if limit_micro is None else max(limit_micro - spent_micro, 0)

@@ -20,9 +20,11 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.clock import DAY_US
+from agentpay_server.clock import DAY_US, SECOND_US
 
 KEY_LIFETIME_US: Final = DAY_US
+LEASE_US: Final = 30 * SECOND_US
+"""How long, in real time, the process that drives a transfer keeps it without renewing its claim."""
 
 TRANSITIONS: Final = frozenset(
     {
@@ -46,6 +48,15 @@ def check_transition(before: str | None, after: str) -> None:
     """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a transfer does not go from {before} to {after}")
+
+
+def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> bool:
+    """Tell whether an operator may decide about a transfer: at the moment at which it expires, no more."""
+    return (
+        status == TransferStatus.PENDING_APPROVAL
+        and approval_expires_us is not None
+        and now_us < approval_expires_us
+    )
 
 
 @frozen(kw_only=True)
@@ -77,22 +88,22 @@ class KeyHolder:
 
 
 class Verdict(Enum):
-    """What a request under an idempotency key amounts to."""
+    """What a request under an idempotency key amounts to, for transfers as for sessions."""
 
     NEW = "new"
-    """Nothing holds the key: make a transfer."""
+    """Nothing holds the key: do what is asked."""
 
     CONFLICT = "conflict"
     """The key is held under other parameters."""
 
     REPLAY = "replay"
-    """Answer as the stored transfer stands; move nothing."""
+    """Answer as what is stored stands; move nothing."""
 
     RESUME = "resume"
-    """The stored transfer is under way: finish that one, start no other."""
+    """What is stored is under way: finish that one, start no other."""
 
     RETRY = "retry"
-    """The stored transfer failed for a reason that is not policy: make a new one in its place."""
+    """What is stored failed for a reason that is not policy: make a new one in its place."""
 
 
 def verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:

@@ -40,17 +40,23 @@ class Listener:
         self._socket.close()
 
 
-def server_config(app: Any) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
+def server_config(
+    app: Any,  # noqa: ANN401 - any ASGI application
+    *,
+    shutdown_seconds: int = SHUTDOWN_SECONDS,
+) -> uvicorn.Config:
     """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
     return uvicorn.Config(
         app,
+        # Told, since a bound method is not seen to be one.
+        interface="asgi3",
         # The one that bounds what it keeps of a head that is not complete.
         http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
     )
 
 
@@ -65,7 +71,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         OSError: the address is not to be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which else holds each answer
+    # on a kept connection back until the caller's delayed acknowledgement, some 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))

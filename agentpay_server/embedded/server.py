@@ -7,6 +7,7 @@ without a socket; `listen` opens a real port beside them.
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, Self
 
@@ -14,11 +15,14 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
+from agentpay.errors import ConflictError
 from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
+from agentpay_server.clients._async.sessions import AsyncSessions
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
+from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.listener import Listener, bound_socket
@@ -27,6 +31,7 @@ from agentpay_server.embedded.transports import AsyncEmbeddedTransport, Embedded
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
+from agentpay_server.storage import open_storage
 
 IN_PROCESS_URL = "http://agentpay.invalid"
 """What clients of a server without a port take for its address."""
@@ -52,19 +57,32 @@ class AgentPayServer:
         seed: int | None = None,
         operator_key: str | None = None,
         settings: Settings | None = None,
+        data_dir: Path | str | None = None,
+        database_url: str | None = None,
     ) -> None:
         """Put a server together; it starts with `with`, or with `start`.
 
         Args:
             clock: `manual` stands still, at the time of the start, until `sandbox.clock.advance` moves it;
-                a datetime does so at that time; `system` runs with the machine's.
+                a datetime does so at that time; `system` runs with the machine's. One that stands still goes
+                on from where it stood when the same data was last used.
             seed: makes identifiers, keys and signatures repeat; None takes them from the system.
-            operator_key: the key of the first operator; None makes a new one.
+            operator_key: a key of the first operator; None makes a new one, at a later start on the same
+                data for this run alone.
             settings: how the server behaves where the contract leaves a choice.
+            data_dir: a directory to keep everything in, made if it is not there.
+            database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
+                encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
+                With neither, everything ends with the server.
 
         Raises:
-            ValueError: a datetime without a UTC offset, or another word for `clock`.
+            ValueError: a datetime without a UTC offset, or another word for `clock`; or both a data_dir and
+                a database_url.
         """
+        if data_dir is not None and database_url is not None:
+            raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
+        self._data_dir = None if data_dir is None else Path(data_dir)
+        self._database_url = database_url
         self._clock = _clock(clock)
         self._seed = seed
         self._wanted_key = operator_key
@@ -77,27 +95,33 @@ class AgentPayServer:
 
         Raises:
             RuntimeError: it was started before.
-            ValueError: `operator_key` is not an operator key.
+            ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
+            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong.
+            DatabaseUnavailableError: the data cannot be reached.
         """
         if self._owner is not None:
             raise RuntimeError("a server starts once; make a new one")
         self._owner = OwnerThread("agentpay-server")
         inboxes = InboxTransport()
         try:
-            runtime = self._owner.call(
-                start_runtime(
-                    settings=self._settings,
-                    clock=self._clock,
-                    seed=self._seed,
-                    operator_key=self._wanted_key,
-                    mounts={INBOX_URL: inboxes},
-                )
-            )
+            runtime = self._owner.call(self._runtime(inboxes))
         except BaseException:
             self._owner.stop()
             raise
         self._world = _World(runtime, self._owner, inboxes)
         return self
+
+    async def _runtime(self, inboxes: InboxTransport) -> Runtime:
+        return await start_runtime(
+            storage=await open_storage(
+                self._settings or Settings(), data_dir=self._data_dir, database_url=self._database_url
+            ),
+            clock=self._clock,
+            seed=self._seed,
+            operator_key=self._wanted_key,
+            lend_key=True,
+            mounts={INBOX_URL: inboxes},
+        )
 
     def close(self) -> None:
         """Finish what is under way, close the port and the clients' way in; calling it again does nothing.
@@ -111,13 +135,18 @@ class AgentPayServer:
 
     @property
     def operator_key(self) -> str:
-        """The key of the first operator."""
-        return self._running.runtime.operator.key
+        """A key of the first operator: its first one, or one for this run at a later start on its data."""
+        return self._running.key
 
     @property
     def base_url(self) -> str:
         """Where it is reached: its port after `listen`, else a name that only its own clients know."""
         return self._running.base_url
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions of the first operator's accounts."""
+        return self._running.operator.sessions
 
     @property
     def console(self) -> Console:
@@ -128,6 +157,11 @@ class AgentPayServer:
     def sandbox(self) -> Sandbox:
         """What only a test chain can do: money from nowhere, outside recipients, time."""
         return self._running.operator.sandbox
+
+    @property
+    def async_sessions(self) -> AsyncSessions:
+        """`sessions`, to be awaited."""
+        return self._running.async_operator.sessions
 
     @property
     def async_console(self) -> AsyncConsole:
@@ -177,6 +211,30 @@ class AgentPayServer:
         """
         return self.async_client(api_key=self.console.create_agent_key(account_id).key)
 
+    def agent_sessions(self, account_id: str) -> Sessions:
+        """Return sessions as an agent has them: with a new agent-scoped key of one account (D16).
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.server_client(key).sessions
+
+    def async_agent_sessions(self, account_id: str) -> AsyncSessions:
+        """Return sessions as an agent has them, to be awaited: with a new agent-scoped key of one account.
+
+        Args:
+            account_id: the account of the first operator, `acct_…`.
+
+        Raises:
+            NotFoundError: no such account.
+        """
+        key = self.console.create_agent_key(account_id).key
+        return self._running.async_server_client(key).sessions
+
     def webhook_inbox(
         self,
         *,
@@ -223,7 +281,11 @@ class AgentPayServer:
         return self._running.listen(port)
 
     def _pump(self) -> None:
-        self.sandbox.clock.advance(0)
+        try:
+            self.sandbox.clock.advance(0)
+        except ConflictError:
+            # Another advance waits for a receiver: it runs what is due, and an inbox looks again.
+            return
 
     def __enter__(self) -> Self:
         return self.start()
@@ -268,21 +330,28 @@ class _World:
         self._listener: Listener | None = None
         self._transport = EmbeddedTransport(self._app, owner)
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)
-        key = runtime.operator.key
-        self.operator = ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-        self.async_operator = AsyncServerClient(
-            api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport
-        )
+        assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
+        self.key = key = runtime.operator.key
+        self.operator = self.server_client(key)
+        self.async_operator = self.async_server_client(key)
 
     def client(self, api_key: str | None) -> AgentPay:
         """Return a new client."""
-        key = self.runtime.operator.key if api_key is None else api_key
+        key = self.key if api_key is None else api_key
         return AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
 
     def async_client(self, api_key: str | None) -> AsyncAgentPay:
         """Return a new async client."""
-        key = self.runtime.operator.key if api_key is None else api_key
+        key = self.key if api_key is None else api_key
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
+
+    def server_client(self, key: str) -> ServerClient:
+        """Return a new client of all that the server has."""
+        return ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
+
+    def async_server_client(self, key: str) -> AsyncServerClient:
+        """Return a new async client of all that the server has."""
+        return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int) -> str:
         """Open a port and return its address."""

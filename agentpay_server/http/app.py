@@ -2,26 +2,33 @@
 
 A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
 size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
-way is a `Problem`; anything else is a fault of the server, answered with a bare 500 and logged.
+way is a `Problem`, or a database that does not answer, which is a 503; anything else is a fault of the
+server, answered with a bare 500 and logged. Every answer is counted and logged, by the template of its path:
+what a caller wrote into a path is nobody's business.
 """
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import ENDPOINTS, Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
+from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem
+from agentpay_server.domain.problems import Problem, service_unavailable
+from agentpay_server.http import openapi
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import (
     DisconnectedError,
@@ -31,22 +38,54 @@ from agentpay_server.http.bodies import (
     structured_query,
 )
 from agentpay_server.http.exchange import JSON_TYPE, Call, Reply
-from agentpay_server.http.handlers import Handler, console_handlers, sandbox_handlers, v1_handlers
+from agentpay_server.http.handlers import (
+    Handler,
+    approval_handlers,
+    console_handlers,
+    sandbox_handlers,
+    session_handlers,
+    v1_handlers,
+)
+from agentpay_server.http.operations import Operations
 from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.runtime import Runtime
+from agentpay_server.store.database import DatabaseUnavailableError
 
-REQUEST_ID: Final = "req_"
+REQUEST_PREFIX: Final = "req_"
+NO_ROUTE: Final = "none"
+"""The route of what is refused before its path is looked at."""
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 BOUND_ENDPOINTS: Final = (
     *ENDPOINTS,
+    *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
+    *APPROVAL_ENDPOINTS,
     *WEBHOOK_ENDPOINTS,
     *SANDBOX_ENDPOINTS,
 )
 """Every endpoint that this server serves."""
 
+DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
+"""Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
+
 logger = logging.getLogger(__name__)
+
+
+class _Trace:
+    """What is known of a request by the time it has been answered."""
+
+    __slots__ = ("error", "request_id", "route", "status", "transfer_id")
+
+    def __init__(self, request_id: str | None, route: str = NO_ROUTE) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.status: int | None = None
+        self.error: str | None = None
+        self.transfer_id: str | None = None
 
 
 class Application:
@@ -55,7 +94,15 @@ class Application:
     def __init__(self, runtime: Runtime) -> None:
         self._keys = runtime.keys
         self._identifiers = runtime.context.identifiers
-        handlers = {**v1_handlers(runtime), **console_handlers(runtime), **sandbox_handlers(runtime)}
+        self._requests = runtime.context.metrics.requests
+        self._operations = Operations(runtime)
+        handlers = {
+            **v1_handlers(runtime),
+            **session_handlers(runtime),
+            **console_handlers(runtime),
+            **approval_handlers(runtime),
+            **sandbox_handlers(runtime),
+        }
         per_minute = runtime.context.settings.rate_limit_per_minute
         limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
         routes = _routes(BOUND_ENDPOINTS, handlers, limit)
@@ -68,36 +115,90 @@ class Application:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
-        request_id = self._identifiers.new(REQUEST_ID)
+        start = time.perf_counter()
+        if scope["path"] in self._operations:
+            trace = _Trace(None, scope["path"])
+            answer = await self._operations.answer(scope["path"], scope["method"])
+            await _respond(
+                _noted(send, trace), answer.status, answer.body, list(answer.headers), answer.content_type
+            )
+            self._told(trace, scope, start, logging.DEBUG)
+            return
+        request_id = self._identifiers.new(REQUEST_PREFIX)
+        trace = scope["agentpay.trace"] = _Trace(request_id)
+        send = _noted(send, trace)
+        token = REQUEST_ID.set(request_id)
         try:
+            if scope["path"] in DOCUMENTS and scope["method"] == "GET":
+                trace.route = scope["path"]
+                body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
+                await _respond(send, 200, body, [])
+                return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
             _require_plain_path(scope)
-            answer = self._fixed.get(scope["path"], self._router)
-            await answer(scope, receive, _stamped(send, request_id))
+            route = self._fixed.get(scope["path"], self._router)
+            await route(scope, receive, send)
         except Problem as problem:
-            status, extra, body = rendered(problem, request_id)
-            await _respond(_stamped(send, request_id), status, body, extra)
+            await _refuse(send, trace, problem, request_id)
+        except DatabaseUnavailableError as error:
+            log(logger, logging.ERROR, "database.unavailable", exception=error)
+            await _refuse(send, trace, service_unavailable(), request_id)
         except DisconnectedError:
             # A server that sends nothing makes the connection end.
             return
-        except Exception:
-            logger.exception("request %s failed", request_id)
-            await _respond(_stamped(send, request_id), 500, _internal_error(request_id), [])
+        except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+            log(logger, logging.ERROR, "request.failed", exception=error)
+            await _respond(send, 500, _internal_error(request_id), [])
+        finally:
+            self._told(trace, scope, start, logging.INFO)
+            REQUEST_ID.reset(token)
+
+    def _told(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
+        """Count an answered request, and log it if anybody reads that."""
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
+        if logger.isEnabledFor(level):
+            principal: Principal | None = scope.get("agentpay.principal")
+            log(
+                logger,
+                level,
+                "request.answered",
+                method=method,
+                route=trace.route,
+                status=trace.status,
+                error=trace.error,
+                transfer_id=trace.transfer_id,
+                key_id=None if principal is None else principal.key_id,
+                duration_ms=round((time.perf_counter() - start) * 1000, 3),
+            )
+
+
+@cache
+def document_text(*, beside: bool) -> str:
+    """Return an OpenAPI document: of `/v1`, or of what stands beside it."""
+    return openapi.printed(BOUND_ENDPOINTS, beside=beside)
 
 
 class _Path:
     """All endpoints of one path, by method."""
 
     def __init__(
-        self, endpoints: Mapping[str, Endpoint], handlers: Mapping[str, Handler], limit: RateLimit | None
+        self,
+        path: str,
+        endpoints: Mapping[str, Endpoint],
+        handlers: Mapping[str, Handler],
+        limit: RateLimit | None,
     ) -> None:
+        self._path = path
         self._endpoints = endpoints
         self._handlers = handlers
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace: _Trace = scope["agentpay.trace"]
+        trace.route = self._path
         endpoint = self._endpoints.get(scope["method"])
         if endpoint is None:
             allow = tuple(sorted(self._endpoints))
@@ -122,6 +223,7 @@ class _Path:
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
         reply = await self._handlers[endpoint.name](call)
+        trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 
 
@@ -131,7 +233,7 @@ def _routes(
     by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
     for endpoint in endpoints:
         by_path[endpoint.path][endpoint.method] = endpoint
-    return [Route(path, _Path(methods, handlers, limit)) for path, methods in by_path.items()]
+    return [Route(path, _Path(path, methods, handlers, limit)) for path, methods in by_path.items()]
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
@@ -163,20 +265,30 @@ def _headers(scope: Scope) -> dict[str, str]:
     return headers
 
 
-def _stamped(send: Send, request_id: str) -> Send:
-    """Return a `send` that adds `X-Request-Id` to the answer (D1)."""
+def _noted(send: Send, trace: _Trace) -> Send:
+    """Return a `send` that notes the status, and adds `X-Request-Id` to the answer of a request (D1)."""
 
-    async def stamped(message: Message) -> None:
+    async def noted(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+            trace.status = message["status"]
+            if trace.request_id is not None:
+                message["headers"].append((b"x-request-id", trace.request_id.encode("ascii")))
         await send(message)
 
-    return stamped
+    return noted
 
 
-async def _respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
+async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:
+    trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
+    status, extra, body = rendered(problem, request_id)
+    await _respond(send, status, body, extra)
+
+
+async def _respond(
+    send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = JSON_TYPE
+) -> None:
     if body:
-        headers.append((b"content-type", JSON_TYPE))
+        headers.append((b"content-type", content_type))
     if status != 204:
         headers.append((b"content-length", str(len(body)).encode("ascii")))
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -184,16 +296,17 @@ async def _respond(send: Send, status: int, body: bytes, headers: Headers) -> No
 
 
 def _printed(reply: Reply) -> bytes:
-    return b"" if reply.model is None else codec.print_json(codec.unstructure(reply.model))
+    return b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
 
 
 def _internal_error(request_id: str) -> bytes:
     message = f"The server failed; quote request {request_id} to whoever runs it."
-    return codec.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
 _NO_ROUTE: Final = Problem(
-    ErrorCode.NOT_FOUND, "There is no such path; the endpoints start with /v1, /console or /sandbox."
+    ErrorCode.NOT_FOUND,
+    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
 )
 
 

@@ -8,10 +8,11 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
-from agentpay.contract.codec import InvalidJsonError, InvalidValueError
+from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.domain.problems import Problem, invalid
 
@@ -95,7 +96,7 @@ def structured_body(body: bytes, model: type) -> object:
         Problem: `invalid_request`, with every fault.
     """
     try:
-        value = codec.parse_request_json(body)
+        value = json_text.parse_request_json(body)
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
     # Only an escape gives NUL or a lone surrogate: others are not JSON, or not UTF-8.

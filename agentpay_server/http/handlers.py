@@ -66,6 +66,35 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     }
 
 
+def session_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of sessions."""
+    sessions = runtime.sessions
+
+    async def open_session(call: Call) -> Reply:
+        return Reply(status=201, model=await sessions.open(call.principal, call.body))
+
+    async def charge(call: Call) -> Reply:
+        session_id = call.path["session_id"]
+        return Reply(status=200, model=await sessions.charge(call.principal, session_id, call.body))
+
+    async def close(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.close(call.principal, call.path["session_id"]))
+
+    async def get(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.get(call.principal, call.path["session_id"]))
+
+    async def list_sessions(call: Call) -> Reply:
+        return Reply(status=200, model=await sessions.list(call.principal, call.query))
+
+    return {
+        "sessions.open": open_session,
+        "sessions.charge": charge,
+        "sessions.close": close,
+        "sessions.get": get,
+        "sessions.list": list_sessions,
+    }
+
+
 def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     """Return the handlers of the console."""
     console = Console(runtime)
@@ -123,6 +152,29 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     }
 
 
+def approval_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console that decide about transfers."""
+    approvals, complete = runtime.approvals, runtime.context.tasks.complete
+
+    async def list_approvals(call: Call) -> Reply:
+        return Reply(status=200, model=await approvals.list(call.principal, call.query))
+
+    async def approve_transfer(call: Call) -> Reply:
+        transfer_id = call.path["transfer_id"]
+        return Reply(status=200, model=await complete(approvals.approve(call.principal, transfer_id)))
+
+    async def reject_transfer(call: Call) -> Reply:
+        transfer_id = call.path["transfer_id"]
+        rejected = await complete(approvals.reject(call.principal, transfer_id, call.body))
+        return Reply(status=200, model=rejected)
+
+    return {
+        "console.approvals.list": list_approvals,
+        "console.approvals.approve": approve_transfer,
+        "console.approvals.reject": reject_transfer,
+    }
+
+
 def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     """Return the handlers of the sandbox."""
     sandbox = Sandbox(runtime)
@@ -144,12 +196,31 @@ def sandbox_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     async def advance_clock(call: Call) -> Reply:
         return Reply(status=200, model=await complete(sandbox.advance_clock(call.principal, call.body)))
 
+    async def set_fault(call: Call) -> Reply:
+        fault = await complete(sandbox.set_fault(call.principal, call.path["name"], call.body))
+        return Reply(status=200, model=fault)
+
+    async def delete_fault(call: Call) -> Reply:
+        await complete(sandbox.delete_fault(call.principal, call.path["name"]))
+        return Reply(status=204)
+
+    async def list_faults(call: Call) -> Reply:
+        return Reply(status=200, model=await sandbox.list_faults(call.principal, call.query))
+
+    async def clear_faults(call: Call) -> Reply:
+        await complete(sandbox.clear_faults(call.principal))
+        return Reply(status=204)
+
     return {
         "sandbox.accounts.fund": fund,
         "sandbox.operators.create": create_operator,
         "sandbox.token_accounts.create": create_token_account,
         "sandbox.clock.get": get_clock,
         "sandbox.clock.advance": advance_clock,
+        "sandbox.faults.set": set_fault,
+        "sandbox.faults.delete": delete_fault,
+        "sandbox.faults.list": list_faults,
+        "sandbox.faults.clear": clear_faults,
     }
 
 

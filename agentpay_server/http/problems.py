@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.domain.problems import Problem
 
@@ -23,5 +23,5 @@ def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
         headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
     if problem.allow:
         headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
-    body = codec.print_json(codec.unstructure(problem.body(request_id)))
+    body = json_text.print_json(codec.unstructure(problem.body(request_id)))
     return problem.http_status, headers, body

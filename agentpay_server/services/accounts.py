@@ -20,6 +20,7 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.handles import handle_of
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import chain_unavailable
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
@@ -45,12 +46,14 @@ class Accounts:
             Problem: `chain_unavailable`; nothing is left behind.
         """
         principal.require_operator("POST /v1/accounts")
+        fault_point(Operation.ACCOUNT, Step.BEGUN)
         key_index = await self._context.database.run(store.next_key_index)
         try:
             await self._provision(key_index)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         record = await self._context.database.run(self._insert, principal, request, key_index)
+        fault_point(Operation.ACCOUNT, Step.BOOKED)
         return _account(record, 0)
 
     async def get(self, principal: Principal, account_id: str) -> Account:
@@ -120,7 +123,9 @@ class Accounts:
                 rent_exempt_lamports=await chain.rent_exemption(0),
             )
             patience_seconds = self._context.settings.settlement_wait_seconds
-            outcome = await self._settlement.outcome(signed, is_new=True, patience_seconds=patience_seconds)
+            outcome = await self._settlement.outcome(
+                signed, operation=Operation.ACCOUNT, is_new=True, patience_seconds=patience_seconds
+            )
             if isinstance(outcome, Landed):
                 return
             if isinstance(outcome, Failure):
@@ -151,6 +156,8 @@ class Accounts:
             last_spend_us=0,
             balance=0,
             in_flight=0,
+            in_flight_total=0,
+            session_reserved=0,
             created_us=now_us,
         )
         audit.record(connection, principal, action="accounts.create", subject=account_id, now_us=now_us)

@@ -1,10 +1,11 @@
 """What every service works with: the database, the chain, the keys, the clock, chance and settings."""
 
-from attrs import frozen
+from attrs import field, frozen
 
-from agentpay_server.chain.base import Chain
 from agentpay_server.chain.custody import Signer
+from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.clock import Clock
+from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, Randomness
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.vault import Vault
@@ -28,10 +29,11 @@ class Context:
         tasks: the tasks that the server owns.
         wakeup: tells whoever waits for due work that a due time has changed.
         vault: seals secrets at rest.
+        metrics: what is counted.
     """
 
     database: Database
-    chain: Chain
+    chain: WatchedChain
     signer: Signer
     clock: Clock
     randomness: Randomness
@@ -40,3 +42,4 @@ class Context:
     tasks: Tasks
     wakeup: Wakeup
     vault: Vault
+    metrics: Metrics = field(factory=Metrics)

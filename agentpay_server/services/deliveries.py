@@ -5,7 +5,8 @@ between leaves a lease that runs out; the same attempt is then made again, so th
 least once and always under the same identifier.
 """
 
-import time
+import logging
+from typing import Final
 
 from agentpay import webhooks as signatures
 from agentpay._version import __version__
@@ -13,7 +14,7 @@ from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
-from agentpay_server.clock import from_us
+from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.contract.webhooks import (
     Delivery,
     DeliveryAttempt,
@@ -26,16 +27,23 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.deliveries import LEASE_US, after_attempt
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import invalid, not_found
+from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.posting import Answer, HttpPoster
+from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import sealed_secrets
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import events as event_store
 from agentpay_server.store import webhooks as webhook_store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueDelivery
+
+UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
+"""What is booked for an attempt that could not be signed."""
+
+logger = logging.getLogger(__name__)
 
 
 class Deliveries:
@@ -47,7 +55,7 @@ class Deliveries:
 
     async def next_due_us(self) -> int | None:
         """Return when the next attempt is due that nobody is making; None when there is none."""
-        return await self._context.database.read(store.next_due_us, _real_now_us())
+        return await self._context.database.read(store.next_due_us, real_now_us())
 
     async def claim(self, count: int) -> list[DueDelivery]:
         """Lease up to `count` deliveries that are due now.
@@ -61,16 +69,34 @@ class Deliveries:
         """Make one attempt at a claimed delivery, and book it with what follows."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         body = delivery.body.encode("utf-8")
-        headers = self._headers(delivery, body, attempt, at_us)
-        answer = await self._poster.post(delivery.url, headers, body)
+        try:
+            headers = self._headers(delivery, body, attempt, at_us)
+        except VaultError:
+            # Sealed under another key, or damaged. It counts as a failed attempt, so that it comes to an end
+            # that the operator sees, and can be replayed once the key is back.
+            answer = Answer(status_code=None, error=UNSIGNED, duration_ms=0)
+        else:
+            answer = await self._poster.post(delivery.url, headers, body)
         record = AttemptRecord(
             delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
         )
         step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
         await self._context.database.run(store.finish_attempt, record, step)
+        log(
+            logger,
+            logging.INFO,
+            "delivery.attempted",
+            delivery_id=delivery.delivery_id,
+            event_id=delivery.event_id,
+            webhook_id=delivery.webhook_id,
+            attempt=attempt,
+            status=answer.status_code,
+            delivery_status=step.status.value,
+            duration_ms=answer.duration_ms,
+        )
 
     async def free_all(self) -> None:
-        """Void all leases, at the start of the only process there is."""
+        """Void all leases, where no other process can hold any: whoever held them is gone."""
         await self._context.database.run(store.free_all)
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
@@ -122,11 +148,10 @@ class Deliveries:
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
 
     def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
-        real_now_us = _real_now_us()
-        clock = self._context.clock
-        found = store.due(connection, clock.now_us(), real_now_us, count, is_fair=not clock.is_manual)
+        now_us, clock = real_now_us(), self._context.clock
+        found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
         for delivery in found:
-            store.lease(connection, delivery.delivery_id, real_now_us + LEASE_US)
+            store.lease(connection, delivery.delivery_id, now_us + LEASE_US)
         return found
 
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
@@ -223,8 +248,3 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
 
 def _event(body: str) -> RecordedEvent:
     return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
-
-
-def _real_now_us() -> int:
-    """Return real time, for leases: they must run out even where the server's clock stands still."""
-    return time.time_ns() // 1_000

@@ -1,5 +1,7 @@
 """Operators and their keys: made, shown once, looked up by digest, revoked (D16, D17)."""
 
+from typing import Final
+
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
@@ -16,6 +18,8 @@ from agentpay_server.services.policies import own_account
 from agentpay_server.store import keys as store
 from agentpay_server.store.connection import Connection
 
+_LENT_KEY: Final = "this run"
+
 
 @frozen(kw_only=True)
 class NewOperator:
@@ -24,6 +28,23 @@ class NewOperator:
     operator_id: str
     key_id: str
     key: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class FirstOperator:
+    """The operator that a server was first started with.
+
+    Attributes:
+        operator_id: its identifier.
+        key_id: the key that it acts under in process.
+        key: that key, where it is known: it was made or given at this start.
+        is_lent: whether the key was made for this run alone, and is revoked at its end.
+    """
+
+    operator_id: str
+    key_id: str
+    key: str | None = field(repr=False)
+    is_lent: bool = False
 
 
 class Keys:
@@ -56,11 +77,30 @@ class Keys:
         Raises:
             ValueError: `key` is not an operator key.
         """
-        if key is None:
-            key = self._new_key(KeyKind.OPERATOR)
-        elif digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
-            raise ValueError("an operator key is ap_operator_ and 49 characters with a matching checksum")
+        key = self._new_key(KeyKind.OPERATOR) if key is None else _operator_key(key)
         return await self._context.database.run(self._insert_operator, name, key, asked_by)
+
+    async def first_operator(self, *, key: str | None = None, lend_key: bool = False) -> FirstOperator:
+        """Return the operator that the server was first started with, made if this is that start.
+
+        Args:
+            key: an operator key of its own; one that the database does not know is added to it.
+            lend_key: whether a key is made for this run when none is given and the first is long known.
+
+        Raises:
+            ValueError: `key` is not an operator key, is revoked, or is another operator's.
+        """
+        key = None if key is None else _operator_key(key)
+        new_key = self._new_key(KeyKind.OPERATOR)
+        return await self._context.database.run(self._first_operator, key, new_key, lend_key=lend_key)
+
+    async def take_back(self, operator: FirstOperator) -> None:
+        """Revoke the key that was made for this run, if one was."""
+        if operator.is_lent:
+            now_us = self._context.clock.now_us()
+            await self._context.database.run(
+                store.revoke_operator_keys, operator.operator_id, _LENT_KEY, now_us
+            )
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
         """Make a key that is bound to one account; it is shown here and never again (D16).
@@ -103,6 +143,46 @@ class Keys:
 
     def _new_key(self, kind: KeyKind) -> str:
         return new_key(kind, self._context.randomness.randbytes(32))
+
+    def _first_operator(
+        self, connection: Connection, key: str | None, new_key: str, *, lend_key: bool
+    ) -> FirstOperator:
+        found = store.first_operator(connection)
+        if found is None:
+            made = self._insert_operator(connection, "operator", key or new_key, None)
+            return FirstOperator(operator_id=made.operator_id, key_id=made.key_id, key=made.key)
+        operator_id, key_id = found
+        # Whoever was lent one before has died without giving it back.
+        store.revoke_operator_keys(connection, operator_id, _LENT_KEY, self._context.clock.now_us())
+        if key is not None:
+            key_id = self._known_key(connection, operator_id, key)
+        elif lend_key:
+            key, key_id = new_key, self._add_key(connection, operator_id, new_key, _LENT_KEY)
+        return FirstOperator(
+            operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is new_key
+        )
+
+    def _known_key(self, connection: Connection, operator_id: str, key: str) -> str:
+        digest = digest_of(key)
+        known = None if digest is None else store.operator_key(connection, digest)
+        if known is None:
+            return self._add_key(connection, operator_id, key, "operator")
+        if known.revoked_us is not None or known.operator_id != operator_id:
+            raise ValueError("this operator key is revoked, or belongs to another operator")
+        return known.key_id
+
+    def _add_key(self, connection: Connection, operator_id: str, key: str, name: str) -> str:
+        key_id = self._context.identifiers.new(identifiers.KEY)
+        self._insert_key(connection, key, key_id=key_id, operator_id=operator_id, name=name, account_id=None)
+        audit.record(
+            connection,
+            Principal(operator_id=operator_id, key_id=key_id),
+            action="operator_keys.create",
+            subject=key_id,
+            now_us=self._context.clock.now_us(),
+            after={"name": name},
+        )
+        return key_id
 
     def _insert_operator(
         self, connection: Connection, name: str, key: str, asked_by: Principal | None
@@ -173,3 +253,9 @@ class Keys:
         if not is_ours or not store.revoke_agent_key(connection, principal.operator_id, key_id, now_us):
             raise not_found("agent key", key_id)
         audit.record(connection, principal, action="agent_keys.revoke", subject=key_id, now_us=now_us)
+
+
+def _operator_key(key: str) -> str:
+    if digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
+        raise ValueError("an operator key is ap_operator_ and 49 characters with a matching checksum")
+    return key

@@ -34,8 +34,9 @@ class VersionedPolicy:
 
 
 @lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
-    """Return the policy that a row holds as canonical JSON."""
+    """Return the policy that a row holds as canonical JSON; the same text is read once, often for many."""
     return codec.structure(codec.parse_json(text.encode()), Policy)
 
 

@@ -2,7 +2,8 @@
 
 A write is repeatable: it says what the record shall say, not how it changes. What must not happen is that an
 older write lands after a newer one, so one write at a time is under way for an account, and it is followed to
-its proven end, by the stored transaction, before the next is signed.
+its proven end, by the stored transaction, before the next is signed. Which one that is the database decides,
+for all servers that share it.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.clock import SECOND_US
+from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts as account_store
@@ -83,13 +85,20 @@ class PolicyRecords:
         if signed is None or version is None:
             if record.due_us is None or record.due_us > self._context.clock.now_us():
                 return False
+            fault_point(Operation.POLICY_RECORD, Step.BEGUN)
             signed, version, is_new = await self._sign(account, record), account.policy_version, True
-            await database.run(store.set_signed, account_id, version, signed)
+            if not await database.run(store.set_signed, account_id, version, signed):
+                # Another server was first: what it has stored is followed to its end.
+                return True
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._settlement.outcome(signed, is_new=is_new, patience_seconds=patience_seconds)
+        outcome = await self._settlement.outcome(
+            signed, operation=Operation.POLICY_RECORD, is_new=is_new, patience_seconds=patience_seconds
+        )
         if isinstance(outcome, Landed):
-            return await database.run(self._book, account_id, signed, version)
-        await database.run(store.clear_signed, account_id)
+            is_more = await database.run(self._book, account_id, signed, version)
+            fault_point(Operation.POLICY_RECORD, Step.BOOKED)
+            return is_more
+        await database.run(store.clear_signed, account_id, signed.signature)
         if isinstance(outcome, Failure):
             raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
         return True
@@ -117,7 +126,9 @@ class PolicyRecords:
         """Store which version the chain holds now, and return whether a newer one waits."""
         account = account_store.account(connection, account_id, lock=True)
         assert account is not None  # noqa: S101 - accounts are never deleted
-        store.clear_signed(connection, account_id)
+        if not store.clear_signed(connection, account_id, signed.signature):
+            # Another server has booked it, and may have written a newer one since.
+            return True
         is_newest = account.policy_version == version
         store.set_written(
             connection,
@@ -129,8 +140,10 @@ class PolicyRecords:
         return not is_newest
 
     def _postpone(self, connection: Connection, account_id: str) -> None:
+        account_store.account(connection, account_id, lock=True)
         record = store.record(connection, account_id)
-        if record is None:
+        if record is None or record.due_us is None:
+            # Another server has written it meanwhile.
             return
         failures = record.failures + 1
         pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)

@@ -53,11 +53,17 @@ class HttpPoster:
         self._public_only = public_only
         self._mounts = dict(mounts or {})
         self._client: httpx.AsyncClient | None = None
+        self._posts = 0
+
+    def is_posting(self) -> bool:
+        """Return whether a receiver has yet to answer."""
+        return self._posts > 0
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Post `body` and return what came of it; nothing is raised for what a receiver does."""
         started = time.monotonic()
         status_code, error = None, None
+        self._posts += 1
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 answer = await self._sent(url, headers, body)
@@ -72,6 +78,8 @@ class HttpPoster:
             # The kind alone: the text may hold addresses of the operator's network. A name that DNS cannot
             # hold, such as one with a label of 64 characters, is a UnicodeError.
             error = f"no answer: {type(failure).__name__}"
+        finally:
+            self._posts -= 1
         return Answer(
             status_code=status_code, error=error, duration_ms=int((time.monotonic() - started) * 1000)
         )

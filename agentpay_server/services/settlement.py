@@ -13,13 +13,15 @@ Whoever needs the end waits for it; how long is the waiter's choice, and giving 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from attrs import frozen
 
 from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 
 T = TypeVar("T")
@@ -53,6 +55,11 @@ class Steps(Protocol, Generic[T_co]):
     do no harm.
     """
 
+    @property
+    def operation(self) -> Operation:
+        """What the transaction is for, for fault points."""
+        ...
+
     async def sent(self) -> None:
         """The transaction was handed over, and is not final yet."""
         ...
@@ -84,11 +91,24 @@ class Settlement:
         self._chain = context.chain
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
+        self._under_way: set[str] = set()
+
+    @property
+    def driven(self) -> Collection[str]:
+        """The subjects that are driven here."""
+        return self._drivers.keys()
+
+    def is_under_way(self, signature: str) -> bool:
+        """Return whether a transaction is that of a subject that is brought to its end here.
+
+        All that it moves, on both sides, is then booked by the subject's steps.
+        """
+        return signature in self._under_way
 
     async def settle(
         self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool, deadline: float
     ) -> T | None:
-        """Bring `subject` to its end and return the result, or None at the deadline; it goes on all the same.
+        """Bring `subject` to its end and return the result, or None when that takes longer; it goes on then.
 
         Args:
             subject: identifier of what the transaction is for.
@@ -98,23 +118,25 @@ class Settlement:
                 without asking first whether it is there already.
             deadline: until when to wait, in the event loop's time.
         """
+        self._under_way.add(signed.signature)
         if is_new and subject not in self._drivers:
             # Most often one look is enough, and nobody has to be started for the rest.
             try:
-                is_sent, end = await self._first_look(signed, deadline)
-                if isinstance(end, Landed):
-                    return await steps.landed(signed)
-                if isinstance(end, Failure):
-                    return await steps.failed(signed, end)
+                is_sent, end = await self._first_look(signed, steps.operation, deadline)
+                if isinstance(end, Landed | Failure):
+                    result = await self._booked(signed, steps, end)
+                    self._under_way.discard(signed.signature)
+                    return result
                 if is_sent:
                     await steps.sent()
-            except Exception:
-                # Whatever it was, the transaction is stored and may be on its way: it is driven to its end.
-                logger.exception("the first look at %s failed; it is looked at again", subject)
+            except Exception as error:  # noqa: BLE001 - it is stored and may be on its way: it is driven on
+                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
         driver = self.drive(subject, signed, steps)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        done, _ = await asyncio.wait({driver}, timeout=remaining_seconds)
-        return driver.result() if done else None
+        # A server that stops lets nobody wait: the subject is taken up at the next start.
+        waiting = (driver, self._tasks.closing)
+        await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
+        return driver.result() if driver.done() and not driver.cancelled() else None
 
     def drive(self, subject: str, signed: SignedTransaction, steps: Steps[T]) -> "asyncio.Task[T]":
         """Return the task that brings `subject` to its end, started if nobody drives it yet.
@@ -128,20 +150,27 @@ class Settlement:
         if running is None:
             running = self._tasks.start(self._to_its_end(signed, steps))
             self._drivers[subject] = running
-            running.add_done_callback(lambda _: self._drivers.pop(subject, None))
+            running.add_done_callback(lambda driver: self._ended(subject, driver))
         # A subject has one kind of steps, whoever asks first.
         return cast("asyncio.Task[T]", running)
+
+    def _ended(self, subject: str, driver: "asyncio.Task[Any]") -> None:
+        self._drivers.pop(subject, None)
+        if not driver.cancelled() and (error := driver.exception()) is not None:
+            # What it drove is stored, and is taken up again.
+            log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject)
 
     async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T]) -> T:
         """Drive a stored transaction, and those that are signed in its place, until there is an end."""
         pause, is_new = 0.0, False
         while True:
+            self._under_way.add(signed.signature)
             try:
                 following = await self._once(signed, steps, is_new=is_new)
-            except Exception:
-                # A fault of ours, or of the database: it decides nothing about the money.
-                logger.exception("driving %s failed; it is driven again", signed.signature)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it decides nothing about the money
+                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
             else:
+                self._under_way.discard(signed.signature)
                 if isinstance(following, Ended):
                     return following.result
                 signed, is_new = following, True
@@ -153,18 +182,26 @@ class Settlement:
         self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> SignedTransaction | Ended[T]:
         """Bring one transaction to its end, and return what follows."""
-        outcome = await self.outcome(signed, steps.sent, is_new=is_new)
-        if isinstance(outcome, Landed):
-            return Ended(await steps.landed(signed))
-        if isinstance(outcome, Failure):
-            return Ended(await steps.failed(signed, outcome))
-        return await self._patiently(steps.expired, signed)
+        outcome = await self.outcome(signed, steps.sent, operation=steps.operation, is_new=is_new)
+        if isinstance(outcome, Expired):
+            return await self._patiently(steps.expired, signed)
+        return Ended(await self._booked(signed, steps, outcome))
+
+    async def _booked(self, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure) -> T:
+        """Book an end, and return what the steps return for it."""
+        if isinstance(end, Landed):
+            result = await steps.landed(signed)
+        else:
+            result = await steps.failed(signed, end)
+        fault_point(steps.operation, Step.BOOKED)
+        return result
 
     async def outcome(
         self,
         signed: SignedTransaction,
         sent: Callable[[], Awaitable[None]] | None = None,
         *,
+        operation: Operation,
         is_new: bool,
         patience_seconds: float = math.inf,
     ) -> Outcome:
@@ -173,6 +210,7 @@ class Settlement:
         Args:
             signed: the transaction.
             sent: called once when it was handed over and is not final at the next look.
+            operation: what it is for.
             is_new: whether it certainly was never sent.
             patience_seconds: how long to go on asking.
 
@@ -186,9 +224,11 @@ class Settlement:
         while True:
             try:
                 if must_send:
+                    fault_point(operation, Step.SIGNED)
                     await self._chain.send(signed.raw)
                     is_sent = True
-                end, must_send = await self._look(signed)
+                    fault_point(operation, Step.SENT)
+                end, must_send = await self._look(signed, operation)
                 if end is not None:
                     return end
             except ChainUnavailableError:
@@ -202,29 +242,35 @@ class Settlement:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
-    async def _first_look(self, signed: SignedTransaction, deadline: float) -> tuple[bool, Outcome | None]:
+    async def _first_look(
+        self, signed: SignedTransaction, operation: Operation, deadline: float
+    ) -> tuple[bool, Outcome | None]:
         """Send a new transaction, and return whether it was handed over, and its end if that is known."""
         is_sent, end = False, None
         try:
             async with asyncio.timeout_at(deadline):
+                fault_point(operation, Step.SIGNED)
                 await self._chain.send(signed.raw)
                 is_sent = True
-                end, _ = await self._look(signed)
+                fault_point(operation, Step.SENT)
+                end, _ = await self._look(signed, operation)
         except (ChainUnavailableError, TimeoutError):
             # Whoever drives it asks again.
             return is_sent, None
         return is_sent, end
 
-    async def _look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+    async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
         """Return the end, if it is known, and else whether the bytes should be sent again."""
         height = await self._chain.block_height()
         status = await self._chain.signature_status(signed.signature)
         if status is None:
             if height > signed.last_valid_block_height:
+                fault_point(operation, Step.EXPIRED)
                 return Expired.EXPIRED, False
             return None, True
         if not status.is_final:
             return None, False
+        fault_point(operation, Step.LANDED)
         return (Landed.LANDED if status.failure is None else status.failure), False
 
     async def _patiently(

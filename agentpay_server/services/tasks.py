@@ -3,19 +3,27 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from agentpay_server.domain.problems import Problem
+from agentpay_server.logs import log
 
 T = TypeVar("T")
+
+_LAST_WORD_SECONDS: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Starts tasks, keeps them alive, and waits for them or cancels them when the server stops."""
+    """Starts tasks, keeps them alive, and waits for them or cancels them when the server stops.
+
+    Attributes:
+        closing: done once the server is about to end, and nobody may wait for anything any more.
+    """
 
     def __init__(self) -> None:
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
 
@@ -34,6 +42,11 @@ class Tasks:
         """Run `work` to its end and return its result, whatever becomes of the caller meanwhile."""
         return await asyncio.shield(self.start(work))
 
+    def close(self) -> None:
+        """Have those who wait for an end say how things stand instead; calling it again does nothing."""
+        if not self.closing.done():
+            self.closing.set_result(None)
+
     async def stop(self, *, within_seconds: float) -> None:
         """Cancel loops, wait for what is under way, and cancel what is not done in time.
 
@@ -44,7 +57,10 @@ class Tasks:
         if self._loops:
             await asyncio.wait(self._loops)
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=within_seconds)
+            await asyncio.wait(self._tasks, timeout=within_seconds)
+        self.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_WORD_SECONDS)
             for task in late:
                 task.cancel()
             if late:
@@ -55,4 +71,4 @@ class Tasks:
         # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Problem):
-            logger.error("a task of the server failed", exc_info=error)
+            log(logger, logging.ERROR, "task.failed", exception=error)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, insert, or_, select, update
+from sqlalchemy import BigInteger, bindparam, case, insert, or_, select, update
 
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.store.connection import Connection
@@ -31,6 +31,9 @@ class AccountRecord:
     last_spend_us: int
     balance: int
     in_flight: int
+    deposit_cursor: str | None
+    in_flight_total: int
+    session_reserved: int
     created_us: int
 
 
@@ -60,6 +63,13 @@ _PAGE: Final = (
     .limit(bindparam("count"))
 )
 _PAGE_BY_PAUSED: Final = _PAGE.where(accounts.c.paused == bindparam("paused"))
+_BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
+_AFTER: Final = (
+    select(accounts)
+    .where(accounts.c.seq > bindparam("after"))
+    .order_by(accounts.c.seq)
+    .limit(bindparam("count"))
+)
 _SET_POLICY: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
@@ -77,7 +87,40 @@ _RESERVE: Final = (
         spent_total=bindparam("spent_total"),
         last_spend_us=bindparam("last_spend_us"),
         in_flight=accounts.c.in_flight + bindparam("amount"),
+        in_flight_total=accounts.c.in_flight_total + bindparam("amount"),
     )
+)
+_RESERVE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved + bindparam("cap"),
+        in_flight=accounts.c.in_flight + bindparam("cap"),
+        in_flight_total=accounts.c.in_flight_total + bindparam("cap"),
+    )
+)
+_RELEASE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved - bindparam("cap"),
+        in_flight=accounts.c.in_flight - bindparam("cap"),
+    )
+)
+_SETTLE_CAP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        session_reserved=accounts.c.session_reserved - bindparam("cap"),
+        spent_total=accounts.c.spent_total + bindparam("settled"),
+        # Time never goes back within an account: the order of its spends is the order of their times.
+        last_spend_us=case(
+            (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
+            else_=bindparam("now_us", type_=BigInteger),
+        ),
+        balance=accounts.c.balance + bindparam("credited"),
+    )
+    .returning(accounts.c.spent_total, accounts.c.last_spend_us)
 )
 _RELEASE: Final = (
     update(accounts)
@@ -92,6 +135,11 @@ _DEBIT: Final = (
         balance=accounts.c.balance - bindparam("amount"),
     )
     .returning(accounts.c.balance)
+)
+_SET_DEPOSIT_CURSOR: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(deposit_cursor=bindparam("cursor"))
 )
 _CREDIT: Final = (
     update(accounts)
@@ -119,6 +167,17 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
     """Return an account; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
+
+
+def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
+    """Return the account whose USDC token account is at an address."""
+    row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()
+    return None if row is None else AccountRecord(*row)
+
+
+def accounts_after(connection: Connection, seq: int, count: int) -> list[AccountRecord]:
+    """Return accounts of all operators, oldest first, above a sequence number."""
+    return [AccountRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
 
 
 def parties(
@@ -175,6 +234,36 @@ def release(connection: Connection, account_id: str, amount: int) -> None:
     connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
 
 
+def reserve_cap(connection: Connection, account_id: str, cap: int) -> None:
+    """Count a session's cap as in flight, and as reserved until the session is settled."""
+    connection.execute(_RESERVE_CAP, {"of_account": account_id, "cap": cap})
+
+
+def release_cap(connection: Connection, account_id: str, cap: int) -> None:
+    """Count the cap of a session that provably never opens as neither in flight nor reserved."""
+    connection.execute(_RELEASE_CAP, {"of_account": account_id, "cap": cap})
+
+
+def settle_cap(
+    connection: Connection, account_id: str, *, cap: int, settled: int, credited: int, now_us: int
+) -> tuple[int, int]:
+    """Count a session's cap as no longer reserved, what was charged as spent, and the rest as received.
+
+    Returns:
+        The account's running total of spends, this one included, and the time of this one.
+    """
+    values = {
+        "of_account": account_id,
+        "cap": cap,
+        "settled": settled,
+        "credited": credited,
+        "now_us": now_us,
+    }
+    row = connection.execute(_SETTLE_CAP, values).one_or_none()
+    assert row is not None  # noqa: S101 - accounts are never deleted
+    return int(row[0]), int(row[1])
+
+
 def debit(connection: Connection, account_id: str, amount: int) -> int:
     """Count an amount that was in flight as gone, and return the balance after it, in micro-USDC."""
     values = {"of_account": account_id, "amount": amount}
@@ -184,3 +273,8 @@ def debit(connection: Connection, account_id: str, amount: int) -> int:
 def credit(connection: Connection, account_id: str, amount: int) -> str:
     """Count an amount as received, and return whose account it is."""
     return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
+
+
+def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:
+    """Store up to where the history of an account on chain has been looked through for deposits."""
+    connection.execute(_SET_DEPOSIT_CURSOR, {"of_account": account_id, "cursor": cursor})

@@ -5,11 +5,14 @@ implementation of its own (`sqlite.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Executable
 
 Parameters = Mapping[str, Any]
+
+PLANNED_EACH_TIME: Final = {"agentpay_planned_each_time": True}
+"""Execution options of a statement whose best plan depends on what is there, for engines that keep plans."""
 
 
 class ConflictError(Exception):

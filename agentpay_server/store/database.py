@@ -2,23 +2,41 @@
 
 A unit of work is a plain function `unit(connection, ...)`. A runner opens a transaction, calls it, commits,
 and returns what it returned; an exception rolls everything back. No transaction is ever held across an await,
-because no unit can await. What an engine does differently (locks, threads) is the runner's business alone.
+because no unit can await. What an engine does differently (locks, threads) is the runner's business alone:
+`memory.py`, `file.py` and `postgres.py` hold one each.
+
+A unit may be run again from its start when the engine gave its transaction up (PostgreSQL does, for a
+deadlock): it keeps nothing outside the database but what it returns.
 """
 
-import sqlite3
-import threading
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import create_engine
+from sqlalchemy import MetaData
 
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.sqlite import SqliteConnection
-from agentpay_server.store.tables import metadata
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class DatabaseUnavailableError(Exception):
+    """The database cannot be reached or cannot write.
+
+    Whether the transaction was committed is not known: whoever repeats it asks the database first.
+    """
+
+
+class StartRefusedError(Exception):
+    """A server must not start as it was told to; the message says why, and what to do."""
+
+
+class DatabaseInUseError(StartRefusedError):
+    """Another server holds the database; a second one beside it would do harm."""
+
+
+class NewerSchemaError(StartRefusedError):
+    """A newer version has laid out the database, and this one does not know what it holds."""
 
 
 class Database(Protocol):
@@ -27,74 +45,27 @@ class Database(Protocol):
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
+        """Run `unit(connection, ...)` in one transaction and return its result after the commit.
+
+        Raises:
+            DatabaseUnavailableError: there is no answer, and it may or may not be committed.
+        """
         ...
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing, on one state of the database."""
+        """Run `unit(connection, ...)`, which changes nothing, on one state of the database.
+
+        Raises:
+            DatabaseUnavailableError: there is no answer.
+        """
+        ...
+
+    async def create_missing(self, tables: MetaData) -> None:
+        """Create those tables and indexes that the database does not have yet."""
         ...
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Finish what is under way and let go of all connections."""
         ...
-
-
-class MemoryDatabase:
-    """SQLite in memory: one connection, held by the thread that made it, units run inline.
-
-    A new database is a copy of a template that was laid out once in the process.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        # sqlite3's own transaction control is off: it would begin only at the first write.
-        self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._driver.deserialize(_template())
-        self._connection = SqliteConnection(self._driver)
-
-    async def run(
-        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
-        self._check_thread()
-        self._driver.execute("BEGIN IMMEDIATE")
-        try:
-            result = unit(self._connection, *args, **kwargs)
-        except BaseException:
-            self._driver.execute("ROLLBACK")
-            raise
-        self._driver.execute("COMMIT")
-        return result
-
-    async def read(
-        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile."""
-        self._check_thread()
-        return unit(self._connection, *args, **kwargs)
-
-    async def close(self) -> None:
-        """Let go of the connection, and with it of all data."""
-        self._driver.close()
-
-    def _check_thread(self) -> None:
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("a database in memory belongs to the thread that made it")
-
-
-@cache
-def _template() -> bytes:
-    engine = create_engine("sqlite://")
-    with engine.connect() as connection:
-        # A transaction copies the pages that it changes, so that it can be undone: small ones cost less.
-        connection.exec_driver_sql("PRAGMA page_size = 1024")
-        metadata.create_all(connection)
-        connection.commit()
-    driver_connection: Any = engine.raw_connection()
-    try:
-        return bytes(driver_connection.serialize())
-    finally:
-        driver_connection.close()
-        engine.dispose()

@@ -5,9 +5,12 @@ from typing import Any, Final
 
 from attrs import field, frozen
 from sqlalchemy import Select, bindparam, func, insert, select, update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.domain.deliveries import DeliveryStatus, NextStep
-from agentpay_server.store.connection import Connection
+from agentpay_server.store.connection import PLANNED_EACH_TIME, Connection
 from agentpay_server.store.tables import deliveries, delivery_attempts, events, webhooks
 
 
@@ -63,6 +66,30 @@ TO_ONE_ENDPOINT_AT_ONCE: Final = 8
 OF_ONE_OPERATOR_AT_ONCE: Final = 32
 """How many attempts for one operator run at a time: slow endpoints of one hold up nobody else's."""
 
+
+class _Among(FunctionElement[Any]):
+    """Whether a column has one of the values of a subquery, to be looked up for each row outside of it.
+
+    A correlated IN is what SQLite looks up by an index; PostgreSQL before 17 would run the subquery for every
+    row of the table in the place of that, and takes an array instead.
+    """
+
+    # It has no type: SQLite has no booleans, and one would be compared with 1, which no index knows.
+    inherit_cache = True
+
+
+@compiles(_Among)
+def _in_subquery(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} IN {compiler.process(values, **options)}"
+
+
+@compiles(_Among, "postgresql")
+def _in_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} = ANY (ARRAY{compiler.process(values, **options)})"
+
+
 _IS_FREE: Final = deliveries.c.leased_until_us <= bindparam("real_now_us")
 _TO_SEND: Final = (
     select(
@@ -97,6 +124,7 @@ _first_few = (
     .order_by(_waiting.c.due_us, _waiting.c.seq)
     .limit(TO_ONE_ENDPOINT_AT_ONCE)
     .correlate(webhooks)
+    .scalar_subquery()
 )
 _CANDIDATES: Final = (
     select(
@@ -108,7 +136,7 @@ _CANDIDATES: Final = (
         )
         .label("place"),
     )
-    .select_from(webhooks.join(_one, _one.c.seq.in_(_first_few)))
+    .select_from(webhooks.join(_one, _Among(_one.c.seq, _first_few)))
     .where(webhooks.c.deleted_us.is_(None))
     .subquery()
 )
@@ -116,6 +144,8 @@ _FAIR: Final = (
     _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
     .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
     .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
+    # How much waits at how many endpoints decides how it is best done.
+    .execution_options(**PLANNED_EACH_TIME)
 )
 _NEXT_DUE: Final = (
     select(deliveries.c.due_us)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import bindparam, insert, literal_column, select
 
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import entries
@@ -38,6 +38,12 @@ _PAGE: Final = (
     .order_by(entries.c.seq.desc())
     .limit(bindparam("count"))
 )
+_DEPOSIT: Final = select(entries.c.seq).where(
+    # A constant in the text of the statement, as the partial index has it.
+    entries.c.type == literal_column("'deposit'"),
+    entries.c.account_id == bindparam("account_id"),
+    entries.c.tx_signature == bindparam("tx_signature"),
+)
 _BY_STATUS: Final = entries.c.status == bindparam("status")
 _SINCE: Final = entries.c.created_us > bindparam("since_us")
 _PAGES: Final = {
@@ -51,6 +57,12 @@ _PAGES: Final = {
 def insert_entries(connection: Connection, *rows: dict[str, object]) -> None:
     """Store history entries; each row names its columns, those left out are NULL."""
     connection.execute(_INSERT, [{name: row.get(name) for name in _COLUMNS} for row in rows])
+
+
+def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str) -> bool:
+    """Return whether what a transaction brought to an account is in its history as a deposit."""
+    values = {"account_id": account_id, "tx_signature": tx_signature}
+    return connection.execute(_DEPOSIT, values).scalar_one_or_none() is not None
 
 
 def page(

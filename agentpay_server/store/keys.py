@@ -23,6 +23,25 @@ class KeyRecord:
     revoked_us: int | None
 
 
+_FIRST_OPERATOR: Final = (
+    select(api_keys.c.operator_id, api_keys.c.key_id)
+    .where(api_keys.c.account_id.is_(None))
+    .order_by(api_keys.c.seq)
+    .limit(1)
+)
+_OPERATOR_KEY: Final = select(api_keys).where(
+    api_keys.c.digest == bindparam("digest"), api_keys.c.account_id.is_(None)
+)
+_REVOKE_OPERATOR_KEYS: Final = (
+    update(api_keys)
+    .where(
+        api_keys.c.operator_id == bindparam("of_operator"),
+        api_keys.c.account_id.is_(None),
+        api_keys.c.name == bindparam("of_name"),
+        api_keys.c.revoked_us.is_(None),
+    )
+    .values(revoked_us=bindparam("now_us"))
+)
 _INSERT_OPERATOR: Final = insert(operators)
 _INSERT_KEY: Final = insert(api_keys)
 _LIVE_BY_DIGEST: Final = select(api_keys.c.key_id, api_keys.c.operator_id, api_keys.c.account_id).where(
@@ -51,6 +70,23 @@ _REVOKE_AGENT_KEY: Final = (
     )
     .values(revoked_us=bindparam("now_us"))
 )
+
+
+def first_operator(connection: Connection) -> tuple[str, str] | None:
+    """Return operator_id and key_id of the first operator key that was made; None before there is one."""
+    row = connection.execute(_FIRST_OPERATOR).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
+    """Return an operator key, revoked or not."""
+    row = connection.execute(_OPERATOR_KEY, {"digest": digest}).one_or_none()
+    return None if row is None else KeyRecord(*row)
+
+
+def revoke_operator_keys(connection: Connection, operator_id: str, name: str, now_us: int) -> None:
+    """Revoke the live operator keys of an operator that have a name."""
+    connection.execute(_REVOKE_OPERATOR_KEYS, {"of_operator": operator_id, "of_name": name, "now_us": now_us})
 
 
 def insert_operator(connection: Connection, operator_id: str, name: str, created_us: int) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import field, frozen
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, null, select, update
 
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.connection import Connection
@@ -57,12 +57,29 @@ _SET_DUE: Final = (
 )
 _SET_SIGNED: Final = (
     update(policy_records)
-    .where(policy_records.c.account_id == bindparam("of_account"))
+    .where(
+        policy_records.c.account_id == bindparam("of_account"),
+        policy_records.c.signed_signature.is_(None),
+        policy_records.c.written_version < bindparam("newer_version"),
+    )
     .values(
         signed_version=bindparam("signed_version"),
         signed_signature=bindparam("signed_signature"),
         signed_raw=bindparam("signed_raw"),
         signed_last_valid_block_height=bindparam("signed_last_valid_block_height"),
+    )
+)
+_CLEAR_SIGNED: Final = (
+    update(policy_records)
+    .where(
+        policy_records.c.account_id == bindparam("of_account"),
+        policy_records.c.signed_signature == bindparam("of_signature"),
+    )
+    .values(
+        signed_version=null(),
+        signed_signature=null(),
+        signed_raw=null(),
+        signed_last_valid_block_height=null(),
     )
 )
 _SET_WRITTEN: Final = (
@@ -103,32 +120,27 @@ def set_due(connection: Connection, account_id: str, *, due_us: int, failures: i
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
-def set_signed(connection: Connection, account_id: str, version: int, signed: SignedTransaction) -> None:
-    """Store the write of a version of the policy; only after this commit may it be sent."""
-    connection.execute(
-        _SET_SIGNED,
-        {
-            "of_account": account_id,
-            "signed_version": version,
-            "signed_signature": signed.signature,
-            "signed_raw": signed.raw,
-            "signed_last_valid_block_height": signed.last_valid_block_height,
-        },
-    )
+def set_signed(connection: Connection, account_id: str, version: int, signed: SignedTransaction) -> bool:
+    """Store the write of a version of the policy; only after this commit may it be sent.
+
+    Returns:
+        False, and nothing is stored, when another write is under way by now, or one as new has been written.
+    """
+    values = {
+        "of_account": account_id,
+        "newer_version": version,
+        "signed_version": version,
+        "signed_signature": signed.signature,
+        "signed_raw": signed.raw,
+        "signed_last_valid_block_height": signed.last_valid_block_height,
+    }
+    return connection.execute(_SET_SIGNED, values).rowcount == 1
 
 
-def clear_signed(connection: Connection, account_id: str) -> None:
-    """Store that no write is under way any more."""
-    connection.execute(
-        _SET_SIGNED,
-        {
-            "of_account": account_id,
-            "signed_version": None,
-            "signed_signature": None,
-            "signed_raw": None,
-            "signed_last_valid_block_height": None,
-        },
-    )
+def clear_signed(connection: Connection, account_id: str, signature: str) -> bool:
+    """Store that a write is under way no more; False when that was known, and another may be."""
+    values = {"of_account": account_id, "of_signature": signature}
+    return connection.execute(_CLEAR_SIGNED, values).rowcount == 1
 
 
 def set_written(

@@ -4,10 +4,12 @@ from typing import Final
 
 from sqlalchemy import bindparam, func, insert, select
 
-from agentpay_server.domain.spending import spent_in_window, window_start_us
+from agentpay_server.domain.spending import WINDOW_US, Release, spent_in_window, window_start_us
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import releases, spends
+
+_MOMENTS_AT_ONCE: Final = 50
 
 _INSERT: Final = insert(spends)
 _INSERT_RELEASE: Final = insert(releases)
@@ -16,6 +18,23 @@ _TOTAL_BEFORE: Final = (
     .where(spends.c.account_id == bindparam("account_id"), spends.c.spent_us <= bindparam("start_us"))
     .order_by(spends.c.spent_us.desc(), spends.c.running_total.desc())
     .limit(1)
+)
+# What was spent at one moment falls out of the window at one moment.
+_MOMENTS: Final = (
+    select(spends.c.spent_us, func.max(spends.c.running_total))
+    .where(spends.c.account_id == bindparam("account_id"), spends.c.spent_us > bindparam("start_us"))
+    .group_by(spends.c.spent_us)
+    .order_by(spends.c.spent_us)
+    .limit(bindparam("count"))
+)
+_RELEASED_BY_MOMENT: Final = (
+    select(releases.c.spent_us, func.sum(releases.c.amount))
+    .where(
+        releases.c.account_id == bindparam("account_id"),
+        releases.c.spent_us > bindparam("start_us"),
+        releases.c.spent_us <= bindparam("end_us"),
+    )
+    .group_by(releases.c.spent_us)
 )
 _RELEASED: Final = select(func.coalesce(func.sum(releases.c.amount), 0)).where(
     releases.c.account_id == bindparam("account_id"), releases.c.spent_us > bindparam("start_us")
@@ -40,10 +59,45 @@ def insert_release(
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
+    """Return the micro-USDC that an account has spent within the window that ends at `now_us`.
+
+    This is all that counts against `max_daily_spend`: what decides about transfers asks here, and so does
+    what shows how much remains.
+    """
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
     before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
     released = connection.execute(_RELEASED, values).scalar_one()
     return spent_in_window(
         total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
     )
+
+
+def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (D24).
+
+    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
+    judges a spend, and whoever tells what remains, asks here.
+    """
+    return spent(connection, account, now_us) + account.session_reserved
+
+
+def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
+    """Return what falls next out of the window that ends at `now_us`; None if nothing is spent within it."""
+    account_id, start_us = account.account_id, window_start_us(now_us)
+    values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
+    total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
+    while True:
+        values = {"account_id": account_id, "start_us": start_us, "count": _MOMENTS_AT_ONCE}
+        moments = list(connection.execute(_MOMENTS, values))
+        if not moments:
+            return None
+        end_us = moments[-1][0]
+        values = {"account_id": account_id, "start_us": start_us, "end_us": end_us}
+        released = {at_us: int(amount) for at_us, amount in connection.execute(_RELEASED_BY_MOMENT, values)}
+        for spent_us, total in moments:
+            amount = total - total_before - released.get(spent_us, 0)
+            if amount:
+                return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
+            # Nothing of what was spent then ever happened.
+            total_before = total
+        start_us = end_us

@@ -1,41 +1,39 @@
 """SQLAlchemy Core on SQLite with SQLAlchemy out of the way of every execution.
 
-SQLAlchemy compiles a statement once; what it does again at each execution takes five times as long as SQLite
-itself, and was most of what a transfer cost. Here a compiled statement is kept as its text, the order of its
-parameters and the columns that need converting, and is run on sqlite3. The tests hold every statement of the
-store against SQLAlchemy's own execution of it.
+A statement is compiled once (`prepared.py`) and run on sqlite3. The tests hold every statement of the store
+against SQLAlchemy's own execution of it.
 """
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from attrs import frozen
-from sqlalchemy import Boolean, Executable, Insert, Select
+from sqlalchemy import Boolean, Executable, MetaData, Select
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agentpay_server.store.connection import ConflictError, Parameters
+from agentpay_server.store.prepared import Preparer, Row
+
+
+def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
+    """SQLite has no booleans: return what makes them of the numbers in a row."""
+    columns = list(statement.selected_columns)
+    places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
+    if not places:
+        return None
+
+    def convert(row: Row) -> Row:
+        values = list(row)
+        for place in places:
+            values[place] = None if values[place] is None else bool(values[place])
+        return values
+
+    return convert
+
 
 _DIALECT: Final = SQLiteDialect_pysqlite()
-
-Row = Sequence[Any]
-
-
-@frozen
-class _Prepared:
-    """A statement as sqlite3 takes it."""
-
-    text: str
-    names: tuple[str, ...]
-    constants: dict[str, Any]
-    convert: Callable[[Row], Row] | None
-
-    def positional(self, parameters: Parameters) -> list[Any]:
-        """Return the values of the parameters in the order of the text's question marks."""
-        constants = self.constants
-        if not constants:
-            return [parameters[name] for name in self.names]
-        return [parameters[name] if name in parameters else constants[name] for name in self.names]
+_PREPARER: Final = Preparer(_DIALECT, _converter)
 
 
 class SqliteRows:
@@ -110,53 +108,26 @@ class SqliteConnection:
         """
         try:
             if isinstance(parameters, Sequence):
-                prepared = _prepared(statement, parameters[0])
+                prepared = _PREPARER.prepared(statement, parameters[0])
                 cursor = self._driver.executemany(prepared.text, [prepared.positional(p) for p in parameters])
             else:
                 values = parameters or {}
-                prepared = _prepared(statement, values)
+                prepared = _PREPARER.prepared(statement, values)
                 cursor = self._driver.execute(prepared.text, prepared.positional(values))
         except sqlite3.IntegrityError as error:
             raise ConflictError(str(error)) from error
         return SqliteRows(cursor, prepared.convert)
 
 
-_cache: dict[tuple[Executable, tuple[str, ...]], _Prepared] = {}
-
-
-def _prepared(statement: Executable, parameters: Parameters) -> _Prepared:
-    # Statements are constants of the store's modules: there are as many entries as there are of those. The
-    # names are part of the key because an INSERT has the columns that it is given.
-    key = (statement, tuple(parameters))
-    found = _cache.get(key)
-    if found is None:
-        found = _cache[key] = _prepare(statement, parameters)
-    return found
-
-
-def _prepare(statement: Executable, parameters: Parameters) -> _Prepared:
-    columns = list(parameters) if isinstance(statement, Insert) else None
-    compiled = statement.compile(dialect=_DIALECT, column_keys=columns)  # type: ignore[attr-defined]
-    names = tuple(compiled.positiontup or ())
-    unknown = set(parameters).difference(names)
-    if unknown:
-        raise KeyError(f"the statement has no parameters {sorted(unknown)}")
-    # A value that the statement itself names, None included, is no parameter of the caller's.
-    constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
-    return _Prepared(str(compiled), names, constants, _converter(statement))
-
-
-def _converter(statement: Executable) -> Callable[[Row], Row] | None:
-    """SQLite has no booleans: return what makes them of the numbers in a row."""
-    columns = list(statement.selected_columns) if isinstance(statement, Select) else []
-    places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
-    if not places:
-        return None
-
-    def convert(row: Row) -> Row:
-        values = list(row)
-        for place in places:
-            values[place] = None if values[place] is None else bool(values[place])
-        return values
-
-    return convert
+def create_missing(driver: sqlite3.Connection, tables: MetaData) -> None:
+    """Create those tables and indexes that the database does not have yet, in one transaction."""
+    driver.execute("BEGIN IMMEDIATE")
+    try:
+        for table in tables.sorted_tables:
+            driver.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=_DIALECT)))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                driver.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=_DIALECT)))
+        driver.execute("COMMIT")
+    except BaseException:
+        driver.execute("ROLLBACK")
+        raise

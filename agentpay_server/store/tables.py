@@ -26,6 +26,14 @@ def _seq() -> Column[int]:
     return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
 
 
+# What a server is, across its starts (services/identity.py).
+server_state: Final = Table(
+    "server_state",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
 operators: Final = Table(
     "operators",
     metadata,
@@ -81,8 +89,14 @@ accounts: Final = Table(
     Column("last_spend_us", BigInteger, nullable=False),
     # What the account holds by the books, which every settled movement changes in its own commit.
     Column("balance", BigInteger, nullable=False),
-    # What signed transfers that are not final may yet take from the balance.
+    # What signed transfers and openings of sessions that are not final may yet take from the balance.
     Column("in_flight", BigInteger, nullable=False),
+    # Up to where the token account's history on chain was looked through for deposits; NULL: never.
+    Column("deposit_cursor", Text),
+    # Running total of all that was ever in flight: what was added between two looks is the difference.
+    Column("in_flight_total", BigInteger, nullable=False),
+    # The caps of all sessions that are not settled: they count against the daily limit in full.
+    Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
@@ -120,6 +134,10 @@ transfers: Final = Table(
     Column("spent_us", BigInteger),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
+    # Until when an operator may approve it; NULL for a transfer that never needed approval.
+    Column("approval_expires_us", BigInteger),
+    # Until when, in real time, a submitted transfer belongs to the process that drives it.
+    Column("leased_until_us", BigInteger, nullable=False),
     UniqueConstraint("operator_id", "held_key"),
 )
 
@@ -130,15 +148,99 @@ Index(
     sqlite_where=transfers.c.status == "submitted",
     postgresql_where=transfers.c.status == "submitted",
 )
+Index(
+    "ix_transfers_pending",
+    transfers.c.operator_id,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
+)
+Index(
+    "ix_transfers_pending_due",
+    transfers.c.approval_expires_us,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
+)
 
 expired_transactions: Final = Table(
     "expired_transactions",
     metadata,
     # What was proved never to land and was signed again: kept, so that the proof can be doubted afterwards.
     Column("signature", Text, primary_key=True),
-    Column("transfer_id", Text, nullable=False),
+    # The transfer or the session that it was for.
+    Column("subject_id", Text, nullable=False),
     Column("last_valid_block_height", BigInteger, nullable=False),
     Column("expired_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+sessions: Final = Table(
+    "sessions",
+    metadata,
+    _seq(),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("to", Text, nullable=False),
+    Column("recipient_account_id", Text),
+    Column("recipient_token_account", Text, nullable=False),
+    Column("category", Text),
+    Column("cap", BigInteger, nullable=False),
+    # What is charged so far: never above the cap, and what is settled once the session is no longer open.
+    Column("running_total", BigInteger, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    # As for transfers: the key while this session holds it, and until when.
+    Column("held_key", Text),
+    Column("key_expires_us", BigInteger),
+    Column("status", Text, nullable=False),
+    # Why it failed; of one that is closing, why its settlement was refused.
+    Column("error", Text),
+    Column("message", Text),
+    Column("escrow_token_account", Text, nullable=False, unique=True),
+    Column("tx_signature", Text, nullable=False),
+    Column("settlement_tx_signature", Text),
+    # The transaction under way, of the opening or of the settlement; NULL when none is.
+    Column("tx_raw", LargeBinary),
+    Column("tx_last_valid_block_height", BigInteger),
+    # How often a settlement was signed: each is another transaction, even of the same amounts.
+    Column("settlements", Integer, nullable=False),
+    # What the settlement under way returns beyond the cap: sent to the escrow by strangers.
+    Column("deposited", BigInteger, nullable=False),
+    Column("opened_us", BigInteger),
+    Column("settled_us", BigInteger),
+    # When an open session closes by itself; NULL where no limit is set.
+    Column("closes_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    # Until when, in real time, a session that is opening or closing is left to whoever drives it; else NULL.
+    Column("leased_until_us", BigInteger),
+    UniqueConstraint("operator_id", "held_key"),
+    Index("ix_sessions_operator", "operator_id", "seq"),
+    Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
+    Index("ix_sessions_account", "account_id", "seq"),
+    Index("ix_sessions_account_status", "account_id", "status", "seq"),
+)
+Index(
+    "ix_sessions_leased",
+    sessions.c.leased_until_us,
+    sqlite_where=sessions.c.leased_until_us.is_not(None),
+    postgresql_where=sessions.c.leased_until_us.is_not(None),
+)
+Index(
+    "ix_sessions_closes",
+    sessions.c.closes_us,
+    sqlite_where=sessions.c.closes_us.is_not(None),
+    postgresql_where=sessions.c.closes_us.is_not(None),
+)
+
+session_charges: Final = Table(
+    "session_charges",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -320,4 +422,45 @@ audit: Final = Table(
     Column("request_id", Text),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_audit_operator", "operator_id", "seq"),
+)
+
+# The ledger of the embedded chain (chain/ledger.py): another system, that happens to be stored here.
+
+chain_state: Final = Table(
+    "chain_state",
+    metadata,
+    Column("genesis", Text, primary_key=True),
+    Column("slot", BigInteger, nullable=False),
+    Column("height", BigInteger, nullable=False),
+)
+
+chain_accounts: Final = Table(
+    "chain_accounts",
+    metadata,
+    Column("address", Text, primary_key=True),
+    # The account as Solana serialises it; one that is gone has no row.
+    Column("account", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+chain_signatures: Final = Table(
+    "chain_signatures",
+    metadata,
+    Column("signature", Text, primary_key=True),
+    # Why it moved nothing; NULL when it succeeded.
+    Column("failure_reason", Text),
+    Column("failure_detail", Text),
+    sqlite_with_rowid=False,
+)
+
+chain_credits: Final = Table(
+    "chain_credits",
+    metadata,
+    # What came into a token account, and the slot of the transaction that brought it.
+    Column("token_account", Text, primary_key=True),
+    Column("slot", BigInteger, primary_key=True),
+    Column("signature", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("sender", Text),
+    sqlite_with_rowid=False,
 )

@@ -1,14 +1,15 @@
 """Statements about transfers and the idempotency keys that they hold."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import field, frozen
-from sqlalchemy import bindparam, insert, literal_column, null, select, true, update
+from sqlalchemy import bindparam, func, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import expired_transactions, transfers
+from agentpay_server.store.tables import accounts, expired_transactions, transfers
 
 
 @frozen
@@ -39,6 +40,8 @@ class TransferRecord:
     spent_us: int | None
     settled_us: int | None
     created_us: int
+    approval_expires_us: int | None
+    leased_until_us: int
 
     @property
     def signed(self) -> SignedTransaction:
@@ -60,8 +63,10 @@ _INSERT: Final = insert(transfers)
 _INSERT_EXPIRED: Final = insert(expired_transactions)
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
 _IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
+_IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
 _BY_KEY: Final = select(transfers).where(
     transfers.c.operator_id == bindparam("operator_id"),
     transfers.c.held_key == bindparam("held_key"),
@@ -103,13 +108,72 @@ _FINISH: Final = (
         tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=0,
     )
+)
+_DECIDE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_PENDING)
+    .values(
+        status=bindparam("new_status"),
+        recipient_account_id=bindparam("recipient_account_id"),
+        recipient_token_account=bindparam("recipient_token_account"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_signature=bindparam("tx_signature"),
+        tx_raw=bindparam("tx_raw"),
+        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+        spent_us=bindparam("spent_us"),
+        key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=bindparam("leased_until_us"),
+    )
+)
+_PENDING_PAGE: Final = (
+    select(transfers)
+    .where(
+        transfers.c.operator_id == bindparam("operator_id"),
+        _IS_PENDING,
+        transfers.c.seq < bindparam("before"),
+    )
+    .order_by(transfers.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_NEXT_EXPIRY: Final = select(func.min(transfers.c.approval_expires_us)).where(_IS_PENDING)
+_EXPIRED: Final = (
+    select(transfers)
+    .where(_IS_PENDING, transfers.c.approval_expires_us <= bindparam("now_us"))
+    .order_by(transfers.c.approval_expires_us, transfers.c.seq)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True)
 )
 _SUBMITTED: Final = (
     select(transfers)
     .where(transfers.c.account_id == bindparam("account_id"), _IS_SUBMITTED)
     .order_by(transfers.c.seq)
 )
+_OWN: Final = (
+    select(transfers.c.seq)
+    .join(accounts, accounts.c.account_id == transfers.c.account_id)
+    .where(
+        accounts.c.usdc_token_account == bindparam("source"),
+        transfers.c.tx_signature == bindparam("tx_signature"),
+        _IS_SUBMITTED,
+    )
+)
+# In the order of the index, so that it is read and not all transfers.
+_ABANDONED: Final = (
+    select(transfers)
+    .where(_IS_SUBMITTED, transfers.c.leased_until_us <= bindparam("now_us"))
+    .order_by(transfers.c.account_id, transfers.c.seq)
+    .limit(bindparam("count"))
+)
+_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+_LEASE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
+    .values(leased_until_us=bindparam("until_us"))
+)
+_FREE_ALL: Final = update(transfers).where(_IS_SUBMITTED).values(leased_until_us=0)
 _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
 
 
@@ -121,6 +185,22 @@ def insert_transfer(connection: Connection, record: TransferRecord) -> None:
 def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
     """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def is_under_way(connection: Connection, tx_signature: str, source: str) -> bool:
+    """Return whether a transaction is that of a submitted transfer from the token account `source`."""
+    values = {"tx_signature": tx_signature, "source": source}
+    return connection.execute(_OWN, values).scalar_one_or_none() is not None
+
+
+def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
+    """Lock and return a transfer that waits for approval; None if it does not, or not any more.
+
+    One that has moved on is neither locked nor waited for: whoever settles it locks it before its account,
+    and whoever approves it has locked the account before.
+    """
+    row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
@@ -149,7 +229,7 @@ def sign_again(
         _INSERT_EXPIRED,
         {
             "signature": expired.signature,
-            "transfer_id": transfer_id,
+            "subject_id": transfer_id,
             "last_valid_block_height": expired.last_valid_block_height,
             "expired_us": now_us,
         },
@@ -190,6 +270,76 @@ def finish(connection: Connection, end: TransferRecord) -> bool:
     return connection.execute(_FINISH, values).rowcount == 1
 
 
+def decide(connection: Connection, decided: TransferRecord) -> bool:
+    """Make of a transfer that waits for approval what `decided` describes, in all but its terms.
+
+    Returns:
+        Whether it did: False when the transfer no longer waits, and nothing was changed.
+    """
+    values = {
+        "of_transfer": decided.transfer_id,
+        "new_status": decided.status,
+        "recipient_account_id": decided.recipient_account_id,
+        "recipient_token_account": decided.recipient_token_account,
+        "error": decided.error,
+        "message": decided.message,
+        "tx_signature": decided.tx_signature,
+        "tx_raw": decided.tx_raw,
+        "tx_last_valid_block_height": decided.tx_last_valid_block_height,
+        "spent_us": decided.spent_us,
+        "key_expires_us": decided.key_expires_us,
+        "leased_until_us": decided.leased_until_us,
+    }
+    return connection.execute(_DECIDE, values).rowcount == 1
+
+
+def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
+    """Return an operator's transfers that wait for approval, newest first, below a sequence number."""
+    values = {"operator_id": operator_id, "before": before, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return when the next transfer that waits for approval has waited too long; None if none waits."""
+    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
+    return expires_us
+
+
+def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
+    """Lock and return up to `count` transfers that have waited too long for approval.
+
+    What another transaction has locked is being decided there, and is left out.
+    """
+    values = {"now_us": now_us, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_EXPIRED, values)]
+
+
 def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:
     """Return the transfers out of an account that are under way, oldest first."""
     return [TransferRecord(*row) for row in connection.execute(_SUBMITTED, {"account_id": account_id})]
+
+
+def abandoned(connection: Connection, now_us: int, count: int, *, lock: bool = False) -> list[TransferRecord]:
+    """Return up to `count` transfers of all accounts that are under way and leased by nobody.
+
+    Args:
+        connection: the connection.
+        now_us: the real time: leases that have run out by then are none.
+        count: the most to return.
+        lock: whether to leave out what another transaction has locked, and to lock what is returned.
+    """
+    values = {"now_us": now_us, "count": count}
+    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
+    return [TransferRecord(*row) for row in rows]
+
+
+def lease(connection: Connection, transfer_ids: Iterable[str], until_us: int) -> None:
+    """Lease transfers, those of them that are still under way, until `until_us` of real time."""
+    values = [{"of_transfer": transfer_id, "until_us": until_us} for transfer_id in transfer_ids]
+    if values:
+        connection.execute(_LEASE, values)
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: whoever held them is gone."""
+    connection.execute(_FREE_ALL)

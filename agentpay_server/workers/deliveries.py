@@ -9,6 +9,7 @@ import logging
 from typing import Final
 
 from agentpay_server.clock import Clock
+from agentpay_server.logs import log
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.wakeup import Wakeup
@@ -56,9 +57,9 @@ class DeliveryWorker:
     async def _attempt(self, delivery: DueDelivery) -> None:
         try:
             await self._deliveries.attempt(delivery)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - whatever it is, other deliveries go on
             # Its lease runs out, and it is attempted again.
-            logger.exception("delivery %s could not be attempted", delivery.delivery_id)
+            log(logger, logging.ERROR, "delivery.failed", exception=error, delivery_id=delivery.delivery_id)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)

@@ -13,8 +13,10 @@ from agentpay.contract.endpoints import ENDPOINTS, Repeat, Scope
 from agentpay.contract.requests import Request
 from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
+from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 from agentpay_server.http.app import BOUND_ENDPOINTS
 
@@ -36,9 +38,27 @@ OF_AGENTS = {
     "accounts.transactions",
     "transfers.create",
     "transfers.get",
+    "sessions.open",
+    "sessions.charge",
+    "sessions.close",
+    "sessions.get",
+    "sessions.list",
 }
-BESIDE = (*CONSOLE_ENDPOINTS, *WEBHOOK_ENDPOINTS, *SANDBOX_ENDPOINTS)
+BESIDE = (
+    *SESSION_ENDPOINTS,
+    *CONSOLE_ENDPOINTS,
+    *APPROVAL_ENDPOINTS,
+    *WEBHOOK_ENDPOINTS,
+    *SANDBOX_ENDPOINTS,
+)
 EVERYWHERE = (*ENDPOINTS, *BESIDE)
+OF_SESSIONS = {
+    ("POST", "/sessions"),
+    ("GET", "/sessions"),
+    ("GET", "/sessions/{session_id}"),
+    ("POST", "/sessions/{session_id}/charges"),
+    ("POST", "/sessions/{session_id}/close"),
+}
 
 V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "accounts.create": lambda c: c.accounts.create(name="a"),
@@ -53,11 +73,19 @@ V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "webhooks.create": lambda c: c.webhooks.create(url="https://example.com", events=["transfer.settled"]),
 }
 BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
+    "sessions.open": lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="5"),
+    "sessions.charge": lambda c: c.sessions.charge("sess_a", amount="0.01"),
+    "sessions.close": lambda c: c.sessions.close("sess_a"),
+    "sessions.get": lambda c: c.sessions.get("sess_a"),
+    "sessions.list": lambda c: list(c.sessions.list()),
     "console.agent_keys.create": lambda c: c.console.create_agent_key("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
+    "console.approvals.list": lambda c: list(c.console.approvals()),
+    "console.approvals.approve": lambda c: c.console.approve("txn_a"),
+    "console.approvals.reject": lambda c: c.console.reject("txn_a"),
     "console.webhooks.list": lambda c: list(c.console.webhooks()),
     "console.webhooks.delete": lambda c: c.console.delete_webhook("wh_a"),
     "console.webhooks.rotate_secret": lambda c: c.console.rotate_webhook_secret("wh_a"),
@@ -69,6 +97,10 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "sandbox.token_accounts.create": lambda c: c.sandbox.create_token_account(),
     "sandbox.clock.get": lambda c: c.sandbox.clock.now(),
     "sandbox.clock.advance": lambda c: c.sandbox.clock.advance(1),
+    "sandbox.faults.set": lambda c: c.sandbox.set_fault("chain_down"),
+    "sandbox.faults.delete": lambda c: c.sandbox.delete_fault("chain_down"),
+    "sandbox.faults.list": lambda c: list(c.sandbox.faults()),
+    "sandbox.faults.clear": lambda c: c.sandbox.clear_faults(),
 }
 
 
@@ -119,7 +151,11 @@ def test_every_endpoint_beside_v1_is_called_by_the_server_client():
 
 
 def test_the_server_binds_every_endpoint():
-    assert BOUND_ENDPOINTS == EVERYWHERE
+    assert EVERYWHERE == BOUND_ENDPOINTS
+
+
+def test_the_endpoints_of_sessions_are_those_of_the_decisions():
+    assert {(endpoint.method, endpoint.path) for endpoint in SESSION_ENDPOINTS} == OF_SESSIONS
 
 
 def test_success_statuses_are_those_of_the_contract():

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.events import EVENT_CLASSES, Event, EventType, UnknownEvent
 
 MOMENT = "2026-01-31T12:00:00.000Z"
@@ -95,9 +95,9 @@ def test_the_event_types_are_those_of_the_contract():
 def test_every_event_survives_the_wire(event_type):
     model = EVENT_CLASSES[event_type]
 
-    event = codec.structure(codec.parse_json(codec.print_json(envelope(event_type))), model)
+    event = codec.structure(json_text.parse_json(json_text.print_json(envelope(event_type))), model)
 
-    assert codec.parse_json(codec.print_json(codec.unstructure(event))) == envelope(event_type)
+    assert json_text.parse_json(json_text.print_json(codec.unstructure(event))) == envelope(event_type)
 
 
 @pytest.mark.parametrize("event_type", PAYLOADS)

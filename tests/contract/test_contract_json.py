@@ -10,8 +10,8 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpay.contract import codec
-from agentpay.contract.codec import InvalidJsonError
+from agentpay.contract import codec, json_text
+from agentpay.contract.json_text import InvalidJsonError
 
 decimals = st.decimals(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -31,13 +31,13 @@ def nested(depth, opening="[", closing="]", core=""):
 
 
 def test_numbers_with_a_point_or_an_exponent_are_decimals():
-    value = codec.parse_request_json(b"[0.1, 1e2, 25, -0.0, 123456789.123456789123456789]")
+    value = json_text.parse_request_json(b"[0.1, 1e2, 25, -0.0, 123456789.123456789123456789]")
 
     assert value == [Decimal("0.1"), Decimal(100), 25, Decimal(0), Decimal("123456789.123456789123456789")]
     assert not any(isinstance(number, float) for number in value)
 
 
-@pytest.mark.parametrize("parse", [codec.parse_json, codec.parse_request_json])
+@pytest.mark.parametrize("parse", [json_text.parse_json, json_text.parse_request_json])
 @pytest.mark.parametrize(
     "body",
     [
@@ -69,12 +69,12 @@ def test_what_is_not_json_is_refused(parse, body):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_one_declared_error(body):
-    for parse in (codec.parse_json, codec.parse_request_json):
+    for parse in (json_text.parse_json, json_text.parse_request_json):
         with suppress(InvalidJsonError):
             parse(body)
 
 
-@pytest.mark.parametrize("parse", [codec.parse_json, codec.parse_request_json])
+@pytest.mark.parametrize("parse", [json_text.parse_json, json_text.parse_request_json])
 def test_nesting_without_end_is_refused_not_suffered(parse):
     with pytest.raises(InvalidJsonError):
         parse(b"[" * 60_000)
@@ -86,7 +86,7 @@ def test_nesting_without_end_is_refused_not_suffered(parse):
 def test_a_number_with_a_huge_exponent_stays_small_in_memory_and_in_print(body):
     started = time.perf_counter()
 
-    printed = codec.print_json(codec.parse_request_json(body))
+    printed = json_text.print_json(json_text.parse_request_json(body))
 
     assert time.perf_counter() - started < 1
     assert len(printed) < 40
@@ -98,7 +98,7 @@ def test_a_number_with_a_huge_exponent_stays_small_in_memory_and_in_print(body):
 )
 def test_a_repeated_key_in_a_request_is_refused(body):
     with pytest.raises(InvalidJsonError, match="must not repeat a key"):
-        codec.parse_request_json(body)
+        json_text.parse_request_json(body)
 
 
 @pytest.mark.parametrize(
@@ -109,33 +109,33 @@ def test_a_repeated_key_in_a_request_is_refused(body):
     ],
 )
 def test_nul_and_lone_surrogates_in_a_request_are_faults(body):
-    (fault,) = codec.text_faults(codec.parse_request_json(body))
+    (fault,) = codec.text_faults(json_text.parse_request_json(body))
     assert fault.message == "must not contain NUL or lone surrogates"
     assert fault.field.isprintable()
 
 
 def test_every_string_with_nul_is_a_fault_with_its_path():
-    value = codec.parse_request_json(b'{"a":["x","\\u0000"],"b":{"c":"\\ud800"},"d":"fine"}')
+    value = json_text.parse_request_json(b'{"a":["x","\\u0000"],"b":{"c":"\\ud800"},"d":"fine"}')
     assert [fault.field for fault in codec.text_faults(value)] == ["a[1]", "b.c"]
 
 
 def test_a_pair_of_surrogates_is_one_character():
-    assert codec.parse_request_json(b'"\\ud83d\\ude00"') == "\U0001f600"
+    assert json_text.parse_request_json(b'"\\ud83d\\ude00"') == "\U0001f600"
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
 def test_a_request_may_nest_sixteen_deep_and_no_deeper(opening, closing):
-    codec.parse_request_json(nested(16, opening, closing, "1"))
+    json_text.parse_request_json(nested(16, opening, closing, "1"))
 
     with pytest.raises(InvalidJsonError, match="must not nest deeper than 16"):
-        codec.parse_request_json(nested(17, opening, closing, "1"))
+        json_text.parse_request_json(nested(17, opening, closing, "1"))
 
 
 def test_empty_containers_count_as_a_level():
-    codec.parse_request_json(nested(16))
+    json_text.parse_request_json(nested(16))
 
     with pytest.raises(InvalidJsonError, match="must not nest deeper than 16"):
-        codec.parse_request_json(nested(17))
+        json_text.parse_request_json(nested(17))
 
 
 # --- Printing ---------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ def test_empty_containers_count_as_a_level():
 
 @given(values)
 def test_what_is_printed_is_read_back_as_the_same_value(value):
-    printed = codec.print_json(value)
+    printed = json_text.print_json(value)
 
-    assert codec.parse_json(printed) == value
+    assert json_text.parse_json(printed) == value
     assert printed.isascii()
 
 
@@ -155,7 +155,7 @@ def test_what_is_printed_is_read_back_as_the_same_value(value):
 @example(Decimal("1E-20"))
 @example(Decimal("100.00"))
 def test_a_decimal_is_printed_exactly_shortest_and_without_exponent(number):
-    text = codec.print_json(number).decode()
+    text = json_text.print_json(number).decode()
 
     assert Decimal(text) == number
     assert "E" not in text.upper()
@@ -165,29 +165,29 @@ def test_a_decimal_is_printed_exactly_shortest_and_without_exponent(number):
 
 @given(decimals)
 def test_no_digit_of_a_decimal_is_lost(number):
-    assert codec.parse_json(codec.print_json([number])) == [number]
+    assert json_text.parse_json(json_text.print_json([number])) == [number]
 
 
 @pytest.mark.parametrize("value", [0.1, float("nan"), [1.5], {"a": [0.0]}])
 def test_a_float_is_not_printed(value):
     with pytest.raises(TypeError, match="float has no exact JSON form; use Decimal"):
-        codec.print_json(value)
+        json_text.print_json(value)
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j])
 def test_what_json_has_no_form_for_is_not_printed(value):
     with pytest.raises(TypeError, match="has no exact JSON form"):
-        codec.print_json(value)
+        json_text.print_json(value)
 
 
 @pytest.mark.parametrize("text", ["NaN", "sNaN", "Infinity", "-Infinity"])
 def test_a_number_that_is_not_finite_is_not_printed(text):
     with pytest.raises(ValueError, match="not finite"):
-        codec.print_json(Decimal(text))
+        json_text.print_json(Decimal(text))
 
 
 def test_empty_containers_are_printed_as_such():
-    assert codec.print_json([{}, [], {"a": ()}]) == b'[{},[],{"a":[]}]'
+    assert json_text.print_json([{}, [], {"a": ()}]) == b'[{},[],{"a":[]}]'
 
 
 # --- RFC 8785 ---------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ canonical_values = st.recursive(
 @example({"\x7f": '\x7f\u2028/\\"\x1f\t', "é": "é", "e\u0301": 1, "": "\U0010ffff"})
 @example([Decimal("0.000001"), Decimal("999999999.999999"), Decimal("25.50"), Decimal("1E+2")])
 def test_canonical_json_is_that_of_an_independent_implementation(value):
-    assert codec.print_canonical_json(value) == rfc8785.dumps(as_floats(value))
+    assert json_text.print_canonical_json(value) == rfc8785.dumps(as_floats(value))
 
 
 @given(st.dictionaries(texts, usdc_numbers, max_size=6))
@@ -225,9 +225,9 @@ def test_equal_values_have_equal_canonical_bytes(value):
     reversed_order = dict(reversed(value.items()))
     other_digits = {key: number.normalize() for key, number in reversed_order.items()}
 
-    assert codec.print_canonical_json(value) == codec.print_canonical_json(other_digits)
+    assert json_text.print_canonical_json(value) == json_text.print_canonical_json(other_digits)
 
 
 @given(canonical_values)
 def test_canonical_json_is_json(value):
-    assert json.loads(codec.print_canonical_json(value)) == as_floats(value)
+    assert json.loads(json_text.print_canonical_json(value)) == as_floats(value)

@@ -12,7 +12,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
@@ -143,7 +143,7 @@ def named(value):
 
 
 def on_the_wire(value):
-    return codec.parse_json(codec.print_json(value))
+    return json_text.parse_json(json_text.print_json(value))
 
 
 def faults(value, model):
@@ -208,7 +208,7 @@ def test_a_change_sets_the_fields_it_carries_and_no_other(before, names, wanted)
 
 
 def test_a_limit_is_printed_as_an_exact_json_number():
-    body = codec.print_json(codec.unstructure(Policy(max_single_transfer=Decimal("25.500000"))))
+    body = json_text.print_json(codec.unstructure(Policy(max_single_transfer=Decimal("25.500000"))))
 
     assert b'"max_single_transfer":25.5,' in body
 
@@ -566,4 +566,4 @@ def test_every_error_code_has_one_http_status():
 def test_an_error_body_leaves_out_what_does_not_apply():
     body = codec.unstructure(ErrorBody(error="not_found", message="No."))
 
-    assert json.loads(codec.print_json(body)) == {"error": "not_found", "message": "No."}
+    assert json.loads(json_text.print_json(body)) == {"error": "not_found", "message": "No."}

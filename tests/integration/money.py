@@ -16,6 +16,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain.base import TokenAccount
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.services.context import Context
@@ -97,15 +98,26 @@ def with_svm(server: AgentPayServer, look: Callable[[LiteSVM], T]) -> T:
     """Return what `look` finds in the virtual machine under the chain."""
 
     async def work(context: Context) -> T:
-        assert isinstance(context.chain, EmbeddedChain)
-        return look(context.chain._svm)
+        assert isinstance(context.chain, FaultyChain)
+        assert isinstance(context.chain.inner, EmbeddedChain)
+        return look(context.chain.inner._svm)
 
     return on_owner(server, work)
 
 
 def freeze(server: AgentPayServer, address: str) -> None:
     """Freeze a token account, as the issuer of USDC can."""
+    _freeze_or_thaw(server, address, b"\x0a")
+    assert token_account(server, address).is_frozen
 
+
+def thaw(server: AgentPayServer, address: str) -> None:
+    """Thaw a token account that is frozen."""
+    _freeze_or_thaw(server, address, b"\x0b")
+    assert not token_account(server, address).is_frozen
+
+
+def _freeze_or_thaw(server: AgentPayServer, address: str, instruction: bytes) -> None:
     async def work(context: Context) -> None:
         authority = Pubkey.from_string(context.signer.address(TEST_MINT_AUTHORITY))
         accounts = [
@@ -116,13 +128,12 @@ def freeze(server: AgentPayServer, address: str) -> None:
         signed = sign_transaction(
             context.signer,
             await context.chain.latest_blockhash(),
-            [Instruction(TOKEN_PROGRAM, b"\x0a", accounts)],
+            [Instruction(TOKEN_PROGRAM, instruction, accounts)],
             TEST_MINT_AUTHORITY,
         )
         await context.chain.send(signed.raw)
 
     on_owner(server, work)
-    assert token_account(server, address).is_frozen
 
 
 def order(source: Account, to: str, amount: str = "25.00", key: str = "key-1", **more: Any) -> dict[str, Any]:

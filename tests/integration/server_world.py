@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import stores
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint
@@ -73,7 +74,8 @@ def assert_error_shape(response: httpx.Response) -> None:
     assert isinstance(body["error"], str)
     assert body["message"].endswith(".")
     if response.status_code == 402:
-        assert set(body) == {"error", "message", "transfer_id", "status"}
+        subject = "session_id" if "session_id" in body else "transfer_id"
+        assert set(body) == {"error", "message", subject, "status"}
         return
     assert body["request_id"] == response.headers["x-request-id"]
     extra = set(body) - {"error", "message", "request_id"}
@@ -83,7 +85,7 @@ def assert_error_shape(response: httpx.Response) -> None:
         for fault in body["details"]:
             assert set(fault) == {"field", "message"}
     elif response.status_code == 503:
-        assert extra in (set(), {"transfer_id", "status"})
+        assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
     else:
         assert extra == set()
@@ -103,6 +105,6 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     context: Any = server._running.runtime.context
 
     async def read() -> tuple[bytes, int]:
-        return bytes(context.database._driver.serialize()), context.chain._slot
+        return await stores.contents(context.database), context.chain.inner._slot
 
     return server._running._owner.call(read())

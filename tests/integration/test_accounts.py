@@ -229,14 +229,20 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
     key = server.console.create_agent_key(ours.account_id)
     webhook = client.webhooks.create(url="https://example.com/hook", events=["transfer.settled"])
     event = http.get("/console/events").json()["data"][0]
+    session = server.sessions.open(account_id=ours.account_id, to=payee.account_id, cap_usdc=1)
     known = {
+        "session_id": session.session_id,
         "account_id": ours.account_id,
         "transfer_id": transfer.transfer_id,
         "key_id": key.key_id,
         "webhook_id": webhook.webhook_id,
         "event_id": event["id"],
     }
-    bodies = {"policies.put": {"paused": True}, "sandbox.accounts.fund": {"amount": "1"}}
+    bodies = {
+        "policies.put": {"paused": True},
+        "sandbox.accounts.fund": {"amount": "1"},
+        "sessions.charge": {"amount": "1", "idempotency_key": "k"},
+    }
 
     def answer(endpoint, identifiers):
         path = path_of(endpoint, **identifiers)
@@ -244,7 +250,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
         return _without_identifiers(body, identifiers)
 
-    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "{" in endpoint.path]
+    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "_id}" in endpoint.path]
     assert len(with_identifier) >= 9
     for endpoint in with_identifier:
         names = re.findall(r"\{(\w+)\}", endpoint.path)

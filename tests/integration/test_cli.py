@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -39,7 +40,7 @@ def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0
         assert out == ""
-        assert "serving on" in err
+        assert json.loads(err.splitlines()[0])["event"] == "server.started"
         assert announcement["operator_key"] not in err
 
 
@@ -60,6 +61,8 @@ def test_a_given_operator_key_is_the_key_of_the_server() -> None:
         (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
         (["--clock", "broken"], "manual"),
         (["--rate-limit", "0"], "--rate-limit"),
+        (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
+        (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[str], says: str) -> None:
@@ -75,3 +78,41 @@ def test_a_port_that_is_taken_is_named() -> None:
         result = CliRunner().invoke(main, ["serve", "--port", port])
         assert result.exit_code == 1
         assert f"port {port}" in result.output
+
+
+def test_a_data_directory_outlives_the_process_and_its_key_is_shown_once(tmp_path: Path) -> None:
+    where = ["--data-dir", str(tmp_path / "data"), "--clock", "manual"]
+    with serving(*where) as (first, process):
+        key = first["operator_key"]
+        with AgentPay(base_url=first["base_url"], api_key=key) as client:
+            account = client.accounts.create(name="to be found again")
+        result = CliRunner().invoke(main, ["serve", "--port", "0", *where])
+        assert result.exit_code == 1
+        assert "in use by another server" in result.output
+        assert "Traceback" not in result.output
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=20)
+    with serving(*where) as (second, _):
+        assert set(second) == {"base_url"}
+        with AgentPay(base_url=second["base_url"], api_key=key) as client:
+            assert [found.account_id for found in client.accounts.list()] == [account.account_id]
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "exit_code", "says"),
+    [
+        ("mysql://localhost/x", "00" * 32, 2, "postgresql://"),
+        ("postgresql://localhost:port/x", "00" * 32, 2, "postgresql://"),
+        ("postgresql://localhost/x?connect_timeout=9", "00" * 32, 2, "connect_timeout"),
+        ("postgresql://postgres@/x?host=/nowhere", "00" * 32, 1, "no answer"),
+        ("postgresql://postgres@/x?host=/nowhere", "", 1, "AGENTPAY_SERVER_ENCRYPTION_KEY"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_said_in_a_sentence(
+    url: str, key: str, exit_code: int, says: str
+) -> None:
+    environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": key}
+    result = CliRunner(env=environment).invoke(main, ["serve", "--port", "0", "--database-url", url])
+    assert result.exit_code == exit_code
+    assert says in result.output
+    assert "Traceback" not in result.output

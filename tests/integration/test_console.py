@@ -13,6 +13,7 @@ ACCOUNT_FIELDS = {
 }
 DETAIL_FIELDS = {
     *("metadata", "policy_version", "policy_record", "spent_usdc", "reserved_usdc", "remaining_usdc"),
+    *("next_release_at", "next_release_usdc"),
 }
 
 
@@ -40,6 +41,8 @@ def test_a_new_account_in_full(http: httpx.Client):
         "spent_usdc": "0.000000",
         "reserved_usdc": "0.000000",
         "remaining_usdc": None,
+        "next_release_at": None,
+        "next_release_usdc": None,
     }
 
 

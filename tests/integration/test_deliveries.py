@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from datetime import timedelta
 
 import httpx
@@ -12,7 +13,7 @@ from money import events, rows
 from receivers import Receiver, answer, closed_port, drop, hang
 from server_world import START, UNKNOWN, Funded, faults, raw_client
 
-from agentpay import AgentPay, webhooks
+from agentpay import AgentPay, ConflictError, webhooks
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.webhooks import Delivery
@@ -200,6 +201,56 @@ def test_moves_from_several_threads_follow_each_other(server: AgentPayServer, pa
 
     assert server.sandbox.clock.now() == START + timedelta(seconds=12_000)
     assert [attempt.at for attempt in only(server).attempts] == DUE
+
+
+def test_a_receiver_that_moves_the_clock_before_it_answers_is_refused_at_once(
+    server: AgentPayServer, pay, receiver: Receiver
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    pay()
+    refusals, seconds = [], []
+
+    def move_first(exchange):
+        started = time.monotonic()
+        with pytest.raises(ConflictError, match="answer first") as refusal:
+            server.sandbox.clock.advance(60)
+        seconds.append(time.monotonic() - started)
+        refusals.append(refusal.value.code)
+        exchange.wire.sendall(answer(200))
+
+    receiver.next(move_first)
+    server.sandbox.clock.advance(10)
+
+    assert refusals == ["clock_moving"]
+    assert seconds[0] < posting.TIMEOUT_SECONDS / 2
+    assert only(server).status == "delivered"
+    assert server.sandbox.clock.now() == START + timedelta(seconds=10)
+
+
+def test_an_inbox_can_be_waited_for_while_another_receiver_takes_its_time(
+    server: AgentPayServer, pay, receiver: Receiver
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+    is_posted, found = threading.Event(), []
+
+    def answer_late(exchange):
+        is_posted.set()
+        waiting.join(1)
+        exchange.wire.sendall(answer(200))
+
+    def wait():
+        is_posted.wait()
+        found.append(inbox.wait_for("transfer.settled"))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    receiver.next(answer_late)
+    server.sandbox.clock.advance(0)
+    waiting.join()
+
+    assert [event.type for event in found] == ["transfer.settled"]
 
 
 @settings(max_examples=20)

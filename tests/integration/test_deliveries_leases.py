@@ -13,12 +13,13 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
+from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, to_us
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.contract.webhooks import ListEvents, ReplayEvent
+from agentpay_server.contract.webhooks import ListDeliveries, ListEvents, ReplayEvent
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import manual_clock, start_runtime
@@ -27,11 +28,13 @@ from agentpay_server.services import deliveries as service
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.vault import Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import tables
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.deliveries import DeliveryWorker
 
 pytestmark = pytest.mark.anyio
@@ -107,8 +110,7 @@ class Kept:
 async def runtime_on(database, receiver: Receiver, **options):
     runtime = await start_runtime(
         clock=options.pop("clock", None) or manual_clock(START),
-        database=database,
-        settings=Settings(encryption_key=KEY),
+        storage=Storage(database=database, ledger=database, settings=Settings(encryption_key=KEY)),
         mounts={URL: receiver},
         **options,
     )
@@ -152,7 +154,7 @@ def die(*_):
 def real_time(monkeypatch: pytest.MonkeyPatch):
     """Real time, as leases see it: a list whose only element is the microsecond."""
     now = [1_000_000_000]
-    monkeypatch.setattr(service, "_real_now_us", lambda: now[0])
+    monkeypatch.setattr(service, "real_now_us", lambda: now[0])
     return now
 
 
@@ -166,7 +168,7 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
             dying.setattr(store, "finish_attempt", die)
             await runtime.schedule.advance(0)
         assert len(receiver.posts) == 1
-        assert "could not be attempted" in caplog.text
+        assert "delivery.failed" in caplog.text
 
         real_time[0] += LEASE_US - 1
         await runtime.schedule.advance(0)
@@ -231,6 +233,29 @@ async def test_a_new_process_frees_what_the_old_one_had_claimed():
         by_id = {request.headers["x-service-event-id"]: request.content for request in receiver.posts}
         assert by_id[claimed[1].event_id] == receiver.posts[0].content
     await database.inner.close()
+
+
+async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_once_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    receiver = Receiver()
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        secret = await with_events(runtime, 1)
+        with monkeypatch.context() as other:
+            other.setattr(runtime.context.vault, "_cipher", Vault(bytes(range(32)))._cipher)
+            await runtime.schedule.advance(10**11)
+
+        assert receiver.posts == []
+        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
+        assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
+        assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
+        assert secret not in str(delivery)
+
+        await runtime.deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
+        await runtime.schedule.advance(0)
+        (post,) = receiver.posts
+        webhooks.verify(post.content, post.headers, secret)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -319,7 +344,9 @@ async def replayed_to(runtime, count: int, principal=None) -> str:
     """Register another webhook, replay the newest `count` events to it, and return its identifier."""
     principal = principal or runtime.principal
     webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.rejected",)))
-    page = await runtime.deliveries.list_events(principal, ListEvents(type="transfer.settled", limit=count))
+    page = await runtime.deliveries.list_events(
+        principal, ListEvents(type=EventType.TRANSFER_SETTLED, limit=count)
+    )
     for event in page.data:
         await runtime.deliveries.replay(principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id))
     return webhook.webhook_id

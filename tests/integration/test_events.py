@@ -9,11 +9,11 @@ import pytest
 from money import entries, events, order, post, put_policy, rows
 from server_world import START, UNKNOWN, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
 
-from agentpay import AgentPay, AgentPayError
+from agentpay import AgentPay, AgentPayError, InvalidRequestError
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
 from agentpay_server.store import tables
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 
 NOW = "2026-01-01T00:00:00.000Z"
 
@@ -381,7 +381,7 @@ def test_events_are_filtered_by_type_and_account(listed):
     assert found(type="transfer.settled") == [("transfer.settled", a) for a in (first, second, first)]
     assert found(account_id=second) == [("transfer.settled", second), ("transfer.initiated", second)]
     assert found(type="transfer.initiated", account_id=first) == [("transfer.initiated", first)] * 2
-    assert found(type="transfer.rejected") == found(account_id=UNKNOWN_ACCOUNT) == found(type="x") == []
+    assert found(type="transfer.rejected") == found(account_id=UNKNOWN_ACCOUNT) == []
     assert found(account_id=foreign) == [], "the account of the recipient is not what it is about"
 
 
@@ -408,10 +408,23 @@ def test_a_cursor_is_that_of_its_list_and_operator(listed):
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=101", "limit=x", "type=" + "x" * 65, "account_id=" + "x" * 129]
+    "query", ["limit=0", "limit=101", "limit=x", "type=x", "type=", "account_id=" + "x" * 129]
 )
 def test_a_query_out_of_range_is_told_by_its_field(listed, query):
     assert list(faults(listed[1].get(f"/console/events?{query}"))) == [query.partition("=")[0]]
+
+
+def test_an_unknown_type_is_refused_and_told_which_there_are(listed):
+    server, http, *_ = listed
+    names = ", ".join(member.value for member in EventType)
+
+    for unknown in ("transfer.settle", "Transfer.Settled", "transfer.settled ", "*"):
+        answer = http.get("/console/events", params={"type": unknown})
+        assert faults(answer) == {"type": f"must be one of {names}"}
+        with pytest.raises(InvalidRequestError, match="type must be one of"):
+            list(server.console.events(type=unknown))
+    for member in EventType:
+        assert http.get("/console/events", params={"type": member}).status_code == 200
 
 
 def test_another_operator_sees_none(listed):

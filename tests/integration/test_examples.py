@@ -1,11 +1,28 @@
 """The examples that people copy run, as they would run them."""
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_metered_session_shows_warning_refusal_and_settlement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_path(str(EXAMPLES / "metered_session.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "call 5: 1.750000 of 2.000000 USDC" in shown
+    assert "refused: cap_usdc is 2.000000 USDC, of which 1.750000 USDC is charged" in shown
+    assert "settled: 1.750000 paid, 0.250000 returned" in shown
+    assert "session.cap_warning: 1.750000 of 2.000000" in shown
+    assert shown.count("session.settled: 1.750000 in ") == 1
+    assert "Research bot holds 18.250000 USDC" in shown
+    assert "Inference provider holds 1.750000 USDC" in shown
 
 
 def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +33,20 @@ def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureF
     assert "max_single_transfer is 25.000000" in shown
     assert "max_daily_spend is 40.000000" in shown
     assert "balance on chain: 57.500000 USDC" in shown
+
+
+def test_the_approval_flow_is_decided_from_another_process() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "approval_flow.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = done.stdout
+    assert "agent: 5 USDC: settled" in shown
+    assert "agent: 30 USDC: settled" in shown
+    assert "agent: 50 USDC: rejected An operator rejected this transfer, because: “Ask legal first”." in shown
+    assert "spent 35.000000, remaining 45.000000 of 80 USDC" in shown

@@ -26,7 +26,18 @@ from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.http.app import BOUND_ENDPOINTS
 
 # What the table says is one thing; what the decisions say is written out here a second time.
-ALLOWED = {"accounts.get", "accounts.balance", "accounts.transactions", "transfers.create", "transfers.get"}
+ALLOWED = {
+    "accounts.get",
+    "accounts.balance",
+    "accounts.transactions",
+    "transfers.create",
+    "transfers.get",
+    "sessions.open",
+    "sessions.charge",
+    "sessions.close",
+    "sessions.get",
+    "sessions.list",
+}
 
 REFUSED = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.name not in ALLOWED]
 OF_AN_ACCOUNT = [e for e in BOUND_ENDPOINTS if e.name in ALLOWED and "{account_id}" in e.path]

@@ -16,12 +16,16 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.http", "agentpay_server.clients"],
     ["agentpay_server.console", "agentpay_server.sandbox"],
     ["agentpay_server.runtime"],
+    ["agentpay_server.storage"],
     ["agentpay_server.workers"],
     ["agentpay_server.services"],
     ["agentpay_server.store", "agentpay_server.chain"],
     [
         "agentpay_server.domain",
         "agentpay_server.clock",
+        "agentpay_server.faults",
+        "agentpay_server.logs",
+        "agentpay_server.metrics",
         "agentpay_server.settings",
         "agentpay_server.randomness",
     ],
@@ -87,7 +91,12 @@ def test_imports_run_down_only(path):
         ("agentpay_server.contract", ["agentpay_server.contract", "agentpay.contract"]),
         (
             "agentpay_server.domain",
-            ["agentpay_server.domain", "agentpay_server.clock", "agentpay.contract"],
+            [
+                "agentpay_server.domain",
+                "agentpay_server.clock",
+                "agentpay_server.contract",
+                "agentpay.contract",
+            ],
         ),
         (
             "agentpay_server.store",
@@ -96,6 +105,7 @@ def test_imports_run_down_only(path):
                 "agentpay_server.domain",
                 "agentpay_server.clock",
                 "agentpay_server.chain",
+                "agentpay_server.contract",
                 "agentpay.contract",
             ],
         ),
@@ -104,6 +114,7 @@ def test_imports_run_down_only(path):
             [
                 "agentpay_server.chain",
                 "agentpay_server.clock",
+                "agentpay_server.faults",
                 "agentpay_server.randomness",
                 "agentpay.contract",
             ],
@@ -192,3 +203,7 @@ def test_importing_the_sdk_loads_no_server_no_chain_and_no_events():
         "agentpay.contract.events",
     ):
         assert name not in loaded
+
+
+def test_the_metrics_library_is_loaded_at_the_first_look_alone():
+    assert "prometheus_client" not in loaded_by("import agentpay_server.cli")

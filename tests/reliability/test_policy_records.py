@@ -14,6 +14,7 @@ from solders.pubkey import Pubkey
 from worlds import Party, World
 
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
+from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +146,46 @@ def test_of_changes_at_once_the_newest_is_on_chain_in_the_end(
             await assert_newest_is_on_chain(world, account)
 
     worlds.run(test)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    interrupted=st.integers(0, 10_000),
+    delays=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=2, max_size=6),
+)
+def test_two_servers_never_write_an_older_policy_after_a_newer_one(
+    interrupted: int, delays: list[tuple[int, int]]
+) -> None:
+    """Both write what is due, as two that share a database do; the order on chain is that of the versions."""
+    versions: list[int] = []
+
+    async def test() -> None:
+        async with worlds.world(interrupted=interrupted) as world:
+            other = PolicyRecords(world.runtime.context, world.runtime.settlement)
+            account = await world.account()
+
+            async def noted(chain: chains.FaultyChain, proceed: chains.Proceed) -> None:
+                await proceed()
+                held = await record(world, account)
+                versions.append(0 if held is None else held.policy_version)
+
+            world.chain.next("send", *[noted] * 100)
+
+            async def change(limit: int, delay: int, delay_of_other: int) -> None:
+                for _ in range(delay):
+                    await asyncio.sleep(0)
+                await world.policy(account, max_single_transfer=limit)
+                for _ in range(delay_of_other):
+                    await asyncio.sleep(0)
+                await other.write_soon(account.account_id)
+
+            await asyncio.gather(*(change(limit, *pair) for limit, pair in enumerate(delays)))
+            await world.rest()
+            await world.advance(600)
+            await assert_newest_is_on_chain(world, account)
+
+    worlds.run(test)
+    assert versions == sorted(versions)
 
 
 async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> None:

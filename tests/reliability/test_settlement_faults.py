@@ -236,6 +236,7 @@ async def test_initiated_names_the_transaction_that_was_handed_over(world: World
 async def test_an_account_paused_meanwhile_is_not_signed_for_again(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await world.policy(source, max_daily_spend=10)
+    await world.rest()
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")
     transfer_id = unknown.body["transfer_id"]
@@ -339,6 +340,7 @@ async def test_a_transaction_that_the_chain_refuses_is_a_failed_transfer(
 async def test_what_is_in_flight_is_held_back_until_it_is_proved_lost(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     await world.policy(source, max_daily_spend=10)
+    await world.rest()
     world.chain.next("send", chains.after(lambda: world.chain.black_holes.add(world.chain.sent[-1][0])))
     world.chain.black_holes.add("*")
     unknown = await world.transfer("first", source, to, "7")

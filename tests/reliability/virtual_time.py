@@ -6,6 +6,8 @@ loop that waits without any timer waits for real, and `pytest-timeout` ends it: 
 
 import asyncio
 import selectors
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -14,10 +16,14 @@ class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.jumped = 0.0
+        self.holds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
+        if self.holds:
+            # Somebody else is at work, and will say when it is done: no time passes meanwhile.
+            return super().select(None)
         ready = super().select(0)
         if not ready:
             self.jumped += timeout
@@ -30,6 +36,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no time pass, however long the work takes that another thread or process does."""
+        self._jumping.holds += 1
+        try:
+            yield
+        finally:
+            self._jumping.holds -= 1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no time passes just now."""
+        return self._jumping.holds > 0
 
     def time(self) -> float:
         # Nothing but jumps moves it, so that a run does not depend on how fast the machine is.

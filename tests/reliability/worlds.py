@@ -7,18 +7,20 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
-from attrs import frozen
+import stores
+from attrs import evolve, frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from sqlalchemy import Select, Table, select
+from sqlalchemy import MetaData, Select, Table, select
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
@@ -29,9 +31,11 @@ from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.database import Database
+from agentpay_server.store.sqlite import SqliteConnection
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"
@@ -60,7 +64,7 @@ class InterruptedDatabase:
     It also checks that what is only read through it changes nothing.
     """
 
-    def __init__(self, inner: MemoryDatabase, chance: random.Random | None) -> None:
+    def __init__(self, inner: Database, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance
 
@@ -68,7 +72,8 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
-        result = await self._inner.run(unit, *args, **kwargs)
+        with _real_time():
+            result = await self._inner.run(unit, *args, **kwargs)
         await self._wander()
         return result
 
@@ -76,19 +81,48 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
-        changes = self._inner._driver.total_changes
-        result = await self._inner.read(unit, *args, **kwargs)
-        assert self._inner._driver.total_changes == changes
+        with _real_time():
+            result = await self._inner.read(_unchanging(unit), *args, **kwargs)
         await self._wander()
         return result
 
+    async def create_missing(self, tables: MetaData) -> None:
+        with _real_time():
+            await self._inner.create_missing(tables)
+
     async def close(self) -> None:
-        await self._inner.close()
+        with _real_time():
+            await self._inner.close()
 
     async def _wander(self) -> None:
         if self._chance is not None:
             for _ in range(self._chance.randrange(4)):
                 await asyncio.sleep(0)
+
+
+def _real_time() -> AbstractContextManager[None]:
+    """What the loop's own time does not pass over: work on other threads, and in other processes."""
+    loop = asyncio.get_running_loop()
+    return loop.held() if isinstance(loop, VirtualTimeLoop) else nullcontext()
+
+
+def is_at_work() -> bool:
+    """Whether another thread or process is at work for the server."""
+    loop = asyncio.get_running_loop()
+    return isinstance(loop, VirtualTimeLoop) and loop.is_held
+
+
+def _unchanging(unit: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
+    """Return the unit with a check that it changes nothing, where nobody else would tell."""
+
+    def checked(connection: Connection, *args: P.args, **kwargs: P.kwargs) -> T:
+        driver = connection._driver if isinstance(connection, SqliteConnection) else None
+        before = None if driver is None else driver.total_changes
+        result = unit(connection, *args, **kwargs)
+        assert driver is None or driver.total_changes == before
+        return result
+
+    return checked
 
 
 @cache
@@ -136,6 +170,31 @@ class World:
         )
         self._signed = 0
 
+    async def stop(self) -> None:
+        """End the server in good order."""
+        await self.http.aclose()
+        await self.runtime.stop()
+
+    async def kill(self) -> None:
+        """End the server where it is: nothing is finished, nothing more is stored."""
+        tasks = self.runtime.context.tasks
+        ending = [*tasks._tasks, *tasks._loops]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self.http.aclose()
+        await self.runtime.poster.close()
+        await self.runtime.storage.close()
+
+    async def look_back(self) -> None:
+        """Find out what has landed in earlier lives of the chain."""
+        ledger = self.runtime.storage.ledger
+        assert ledger is not None
+        succeeded = select(tables.chain_signatures.c.signature).where(
+            tables.chain_signatures.c.failure_reason.is_(None)
+        )
+        self.chain.landed_before = await ledger.read(lambda c: set(c.execute(succeeded).scalars()))
+
     def sdk(self, **options: Any) -> AsyncAgentPay:
         """Return an SDK client of the operator."""
         return AsyncAgentPay(
@@ -179,6 +238,33 @@ class World:
 
     async def get_transfer(self, transfer_id: str) -> dict[str, Any]:
         answer = await self.request("GET", f"/v1/transfers/{transfer_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
+    async def approve(self, transfer_id: str) -> Answer:
+        return await self.request("POST", f"/console/approvals/{transfer_id}/approve")
+
+    async def reject(self, transfer_id: str, reason: str = "no") -> Answer:
+        return await self.request("POST", f"/console/approvals/{transfer_id}/reject", {"reason": reason})
+
+    async def open_session(self, key: str, source: Party, to: Party, cap: str, **more: Any) -> Answer:
+        body = {"account_id": source.account_id, "to": to.account_id, "cap_usdc": cap, "idempotency_key": key}
+        return await self.request("POST", "/sessions", {**body, **more})
+
+    async def opened_session(self, key: str, source: Party, to: Party, cap: str) -> str:
+        answer = await self.open_session(key, source, to, cap)
+        assert (answer.status, answer.body["status"]) == (201, "open"), answer
+        return str(answer.body["session_id"])
+
+    async def charge(self, key: str, session_id: str, amount: str) -> Answer:
+        body = {"amount": amount, "idempotency_key": key}
+        return await self.request("POST", f"/sessions/{session_id}/charges", body)
+
+    async def close_session(self, session_id: str) -> Answer:
+        return await self.request("POST", f"/sessions/{session_id}/close")
+
+    async def get_session(self, session_id: str) -> dict[str, Any]:
+        answer = await self.request("GET", f"/sessions/{session_id}")
         assert answer.status == 200, answer
         return answer.body
 
@@ -239,7 +325,7 @@ class World:
 
     def balance(self, party: Party) -> int:
         """Return the micro-USDC that the chain itself shows."""
-        (account,) = drive(self.chain.inner.token_accounts([party.token_account]))
+        account = self.chain.inner._token_account(party.token_account)
         assert account is not None
         return account.amount_micro
 
@@ -293,43 +379,60 @@ class World:
         assert status.failure is None
 
 
-@asynccontextmanager
-async def world(
+async def started(
     *,
     seed: int = 7,
     settlement_wait_seconds: float = 20.0,
     interrupted: int | None = None,
+    data_dir: Path | None = None,
+    after: World | None = None,
     **settings: Any,
-) -> AsyncIterator[World]:
-    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z.
+) -> World:
+    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z, or where it stood before.
 
     Args:
         seed: makes identifiers, keys and signatures repeat.
         settlement_wait_seconds: how long a transfer waits for finality, in the loop's own time.
         interrupted: the seed by which every call of the chain and the database lets others in; None lets
             nobody in, as the embedded server itself.
+        data_dir: a directory to keep everything in, chain included; else it ends with the world.
+        after: the world that was in the directory before; trouble that does not end with a server goes on.
         settings: other settings of the server.
     """
     chance = None if interrupted is None else random.Random(interrupted)
-    chains: list[FaultyChain] = []
+    made: list[FaultyChain] = []
 
     def wrap(inner: Any) -> FaultyChain:
-        chains.append(FaultyChain(inner, chance=chance))
-        return chains[0]
+        made.append(FaultyChain(inner, chance=chance))
+        if after is not None:
+            made[0].sent, made[0].black_holes = after.chain.sent, after.chain.black_holes
+        return made[0]
 
+    wanted = Settings(settlement_wait_seconds=settlement_wait_seconds, **settings)
+    with _real_time():
+        if data_dir is None:
+            storage = Storage(database=await stores.new_database(), ledger=None, settings=wanted)
+        else:
+            storage = await open_storage(wanted, data_dir=data_dir)
+    ledger = None if storage.ledger is None else InterruptedDatabase(storage.ledger, None)
     runtime = await start_runtime(
-        settings=Settings(settlement_wait_seconds=settlement_wait_seconds, **settings),
         clock=manual_clock(START),
         seed=seed,
-        database=InterruptedDatabase(MemoryDatabase(), chance),
+        operator_key=None if after is None else after.runtime.operator.key,
+        storage=evolve(storage, database=InterruptedDatabase(storage.database, chance), ledger=ledger),
         wrap_chain=wrap,
     )
-    made = World(runtime, chains[0])
+    return World(runtime, made[0])
+
+
+@asynccontextmanager
+async def world(**options: Any) -> AsyncIterator[World]:
+    """Return a running world, as `started` does, for as long as a block runs."""
+    made = await started(**options)
     try:
         yield made
     finally:
-        await made.http.aclose()
-        await runtime.stop()
+        await made.stop()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,11 +1,13 @@
-"""The console as a resource: agent-scoped keys, accounts in full, webhooks, deliveries, the audit trail."""
+"""The console as a resource: keys, accounts in full, approvals, webhooks, deliveries, the audit trail."""
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
-from agentpay_server.contract import console, webhooks
+from agentpay.contract.transfers import Transfer
+from agentpay_server.contract import approvals, console, webhooks
+from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay_server.contract.webhooks import (
     DEFAULT_OVERLAP_SECONDS,
@@ -77,6 +79,69 @@ class AsyncConsole(AsyncResource):
         request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
         detail: AccountDetail = await self._call(request, UNSET, UNSET)
         return detail
+
+    def approvals(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> AsyncPages[PendingTransfer]:
+        """List the transfers that wait for approval, newest first (D27).
+
+        Args:
+            limit: transfers per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        async def fetch(cursor: str | None) -> PageBody[PendingTransfer]:
+            request = prepare(approvals.LIST_APPROVALS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[PendingTransfer] = await self._call(request, UNSET, UNSET)
+            return body
+
+        return AsyncPages(fetch, cursor)
+
+    async def approve(self, transfer_id: str) -> Transfer:
+        """Approve a transfer: the policy in force is checked again, and the transfer is executed (D27).
+
+        Should the answer be lost, read the transfer: approving again never pays twice.
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+
+        Returns:
+            The transfer, settled.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is rejected for good.
+            AccountPausedError: the account is paused; it is rejected for good.
+            InsufficientBalanceError: the account holds too little; it still waits.
+            TransferFailedError: it was sent and provably did not land.
+            InvalidRecipientError: the recipient cannot receive now; it still waits.
+            ChainUnavailableError: the chain did not answer. Without `transfer_id` nothing was done and it
+                still waits; with it, it is under way and its outcome is not known yet.
+        """
+        request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
+        transfer: Transfer = await self._call(request, UNSET, UNSET)
+        return transfer
+
+    async def reject(self, transfer_id: str, *, reason: str | None = None) -> Transfer:
+        """Reject a transfer that waits for approval, for good (D27).
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+
+        Returns:
+            The transfer, rejected.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+        """
+        request = prepare(
+            approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
+        )
+        transfer: Transfer = await self._call(request, UNSET, UNSET)
+        return transfer
 
     def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AsyncPages[AuditEntry]:
         """List what was changed by whom, newest first.
@@ -162,6 +227,9 @@ class AsyncConsole(AsyncResource):
             account_id: only events about this account.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+
+        Raises:
+            InvalidRequestError: there is no such type.
         """
 
         async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:

@@ -1,12 +1,14 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The console as a resource: agent-scoped keys, accounts in full, webhooks, deliveries, the audit trail."""
+"""The console as a resource: keys, accounts in full, approvals, webhooks, deliveries, the audit trail."""
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
-from agentpay_server.contract import console, webhooks
+from agentpay.contract.transfers import Transfer
+from agentpay_server.contract import approvals, console, webhooks
+from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay_server.contract.webhooks import (
     DEFAULT_OVERLAP_SECONDS,
@@ -78,6 +80,69 @@ class Console(Resource):
         request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
         detail: AccountDetail = self._call(request, UNSET, UNSET)
         return detail
+
+    def approvals(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> Page[PendingTransfer]:
+        """List the transfers that wait for approval, newest first (D27).
+
+        Args:
+            limit: transfers per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        def fetch(cursor: str | None) -> PageBody[PendingTransfer]:
+            request = prepare(approvals.LIST_APPROVALS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[PendingTransfer] = self._call(request, UNSET, UNSET)
+            return body
+
+        return Page.first(fetch, cursor)
+
+    def approve(self, transfer_id: str) -> Transfer:
+        """Approve a transfer: the policy in force is checked again, and the transfer is executed (D27).
+
+        Should the answer be lost, read the transfer: approving again never pays twice.
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+
+        Returns:
+            The transfer, settled.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is rejected for good.
+            AccountPausedError: the account is paused; it is rejected for good.
+            InsufficientBalanceError: the account holds too little; it still waits.
+            TransferFailedError: it was sent and provably did not land.
+            InvalidRecipientError: the recipient cannot receive now; it still waits.
+            ChainUnavailableError: the chain did not answer. Without `transfer_id` nothing was done and it
+                still waits; with it, it is under way and its outcome is not known yet.
+        """
+        request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
+        transfer: Transfer = self._call(request, UNSET, UNSET)
+        return transfer
+
+    def reject(self, transfer_id: str, *, reason: str | None = None) -> Transfer:
+        """Reject a transfer that waits for approval, for good (D27).
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+
+        Returns:
+            The transfer, rejected.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+        """
+        request = prepare(
+            approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
+        )
+        transfer: Transfer = self._call(request, UNSET, UNSET)
+        return transfer
 
     def audit(self, *, limit: int | None = None, cursor: str | None = None) -> Page[AuditEntry]:
         """List what was changed by whom, newest first.
@@ -163,6 +228,9 @@ class Console(Resource):
             account_id: only events about this account.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+
+        Raises:
+            InvalidRequestError: there is no such type.
         """
 
         def fetch(cursor: str | None) -> PageBody[RecordedEvent]:

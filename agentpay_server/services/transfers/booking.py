@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from agentpay.contract import events, identifiers
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
@@ -21,7 +21,7 @@ def book_rejection(
     transfer: TransferRecord,
     now_us: int,
     *,
-    code: ErrorCode,
+    code: ErrorCode | RejectionReason,
     message: str,
     before: tuple[Happening, ...] = (),
 ) -> None:

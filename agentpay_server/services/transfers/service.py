@@ -1,8 +1,7 @@
 """Transfers: from a request to money moved, refused or provably not moved (contract, "POST /v1/transfers").
 
 The order is that of D11: `from`, idempotency, paused, recipient, the rest of the policy, balance. This module
-looks things up and waits; `acceptance.py` decides, `settling.py` books the end, and `services/settlement.py`
-brings signed bytes to it.
+judges a request by who holds its key, and answers; `execution.py` has it decided and brought to its end.
 """
 
 import asyncio
@@ -13,54 +12,36 @@ from attrs import frozen
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
-from agentpay.contract.usdc import from_micro
-from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
-from agentpay_server.clock import from_us
-from agentpay_server.domain.policy import Recipient
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import (
-    RETRY_AFTER_SECONDS,
-    Problem,
-    chain_unavailable,
-    not_found,
-    shown,
-)
+from agentpay_server.domain.problems import Problem, not_found
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
+from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
-from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers.acceptance import (
-    Acceptance,
-    Contended,
-    Sight,
-    key_holder_of,
-    terms_of,
-)
-from agentpay_server.services.transfers.settling import TransferSteps
+from agentpay_server.services.transfers.answers import answered, shown
+from agentpay_server.services.transfers.creation import Creation, key_holder_of, terms_of
+from agentpay_server.services.transfers.execution import Execution, Parties
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
-from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.transfers import TransferRecord
 
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database: its source, who holds its key, whom it names as recipient."""
+    """What a request finds in the database: its parties, and who holds its key."""
 
-    source: AccountRecord
+    parties: Parties
     holder: TransferRecord | None
-    recipient: AccountRecord | None
 
 
 class Transfers:
     """Creates, finishes and reads transfers."""
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    def __init__(self, context: Context, execution: Execution) -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
-        self._clock = context.clock
-        self._settlement = settlement
+        self._execution = execution
         # Requests under way in this process, by operator and key. What is stored decides; this spares
         # duplicates that arrive together from deciding again.
         self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Task[Transfer]]] = {}
@@ -75,6 +56,7 @@ class Transfers:
             Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
                 `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
                 outcome is not known yet.
+            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
@@ -92,12 +74,12 @@ class Transfers:
         return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
-        deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+        deadline = self._execution.deadline()
         while True:
             view = await self._database.read(_view, principal, request)
-            judged = verdict(key_holder_of(view.holder), terms, self._clock.now_us())
+            judged = verdict(key_holder_of(view.holder), terms, self._context.clock.now_us())
             if judged in (Verdict.NEW, Verdict.RETRY):
-                transfer = await self._accepted(principal, request, view, deadline)
+                transfer = await self._decided(principal, request, view, deadline)
                 if transfer is None:
                     continue
             else:
@@ -110,8 +92,9 @@ class Transfers:
                     )
                 transfer = view.holder
             if transfer.status == TransferStatus.SUBMITTED:
-                transfer = await self._driven(transfer, deadline, is_new=transfer is not view.holder)
-            return self._answer(transfer)
+                is_new = transfer is not view.holder
+                transfer = await self._execution.driven(transfer, deadline, is_new=is_new)
+            return answered(transfer, self._chain)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (contract, "GET /v1/transfers/:id"; D28).
@@ -120,128 +103,41 @@ class Transfers:
             Problem: `not_found`, also for a transfer of another operator or of another account than an
                 agent-scoped key is bound to.
         """
-        record = None
-        if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
-            record = await self._database.read(store.transfer, transfer_id)
-        if (
-            record is None
-            or record.operator_id != principal.operator_id
-            or (principal.is_agent and record.account_id != principal.account_id)
-        ):
-            raise not_found("transfer", transfer_id)
-        return self._shown(record)
+        record = await self._database.read(own_transfer, principal, transfer_id)
+        return shown(record, self._chain)
 
-    async def _accepted(
+    async def _decided(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
     ) -> TransferRecord | None:
-        """Decide about a new transfer, in one unit of work; None asks for another look at everything."""
-        sight, is_last_look = None, False
-        if not view.source.paused:
-            is_last_look = asyncio.get_running_loop().time() >= deadline
-            try:
-                sight = await self._look(request, view)
-            except ChainUnavailableError:
-                raise chain_unavailable() from None
-        acceptance = Acceptance(
-            self._context, principal, request, view.holder, sight, is_last_look=is_last_look
-        )
+        """Have it decided about a new transfer; None asks for another look at everything."""
+        creation = Creation(self._context, principal, request, view.holder)
         try:
-            transfer = await self._database.run(acceptance)
-        except Contended:
-            for other in await self._database.read(store.submitted, view.source.account_id):
-                await self._driven(other, deadline, is_new=False)
-            return None
+            return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
         except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
             if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
                 return None
             raise
-        self._context.wakeup.set()
-        return transfer
 
-    async def _look(self, request: CreateTransfer, view: _View) -> Sight:
-        """Read from the chain what the decision needs.
 
-        Raises:
-            Problem: `invalid_recipient`.
-            ChainUnavailableError: nothing was decided.
-        """
-        address = request.to if view.recipient is None else view.recipient.usdc_token_account
-        if request.to.startswith(identifiers.ACCOUNT) and view.recipient is None:
-            raise _invalid_recipient(request.to, "is not an account of this service")
-        if view.recipient is None and not identifiers.is_public_key(address):
-            raise _invalid_recipient(request.to, "is neither an account_id nor an on-chain address")
-        if address == view.source.usdc_token_account:
-            raise _invalid_recipient(request.to, "is the source account itself")
-        source, target = await self._chain.token_accounts([view.source.usdc_token_account, address])
-        if target is None:
-            raise _invalid_recipient(request.to, "is not an existing USDC token account")
-        if target.is_frozen:
-            raise _invalid_recipient(request.to, "is a frozen token account")
-        return Sight(
-            balance_micro=_spendable(source),
-            recipient=Recipient(
-                account_id=None if view.recipient is None else view.recipient.account_id,
-                token_account=target.address,
-                owner=target.owner,
-            ),
-            blockhash=await self._chain.latest_blockhash(),
-            in_flight_micro=view.source.in_flight,
-            spent_total_micro=view.source.spent_total,
-        )
+def own_transfer(
+    connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
+) -> TransferRecord:
+    """Return a transfer that a key may see; with `lock`, nobody else changes it before the transaction ends.
 
-    async def _driven(self, transfer: TransferRecord, deadline: float, *, is_new: bool) -> TransferRecord:
-        """Return a submitted transfer at its end, or as it stands at the deadline."""
-        steps = TransferSteps(self._context, transfer)
-        settled = await self._settlement.settle(
-            transfer.transfer_id, transfer.signed, steps, is_new=is_new, deadline=deadline
-        )
-        if settled is not None:
-            return settled
-        record = await self._database.read(store.transfer, transfer.transfer_id)
-        assert record is not None  # noqa: S101 - transfers are never deleted
-        return record
-
-    def _answer(self, record: TransferRecord) -> Transfer:
-        """Return the transfer of a settled or pending record.
-
-        Raises:
-            Problem: it was refused, failed, or its outcome is not known yet.
-        """
-        if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL):
-            return self._shown(record)
-        if record.status == TransferStatus.SUBMITTED:
-            raise Problem(
-                ErrorCode.CHAIN_UNAVAILABLE,
-                "The transfer is under way and its outcome is not known yet; send the same idempotency_key "
-                "again, or read the transfer. Never pay again under another key.",
-                transfer_id=record.transfer_id,
-                status=TransferStatus.SUBMITTED,
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        raise Problem(
-            ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
-            record.message or "The transfer was refused.",
-            transfer_id=record.transfer_id,
-            status=record.status,
-        )
-
-    def _shown(self, record: TransferRecord) -> Transfer:
-        signature = record.tx_signature
-        return Transfer(
-            transfer_id=record.transfer_id,
-            status=record.status,
-            from_=record.account_id,
-            to=record.to,
-            amount_usdc=from_micro(record.amount),
-            memo=record.memo,
-            idempotency_key=record.idempotency_key,
-            tx_signature=signature,
-            chain_explorer_url=None if signature is None else self._chain.explorer_url(signature),
-            settled_at=None if record.settled_us is None else from_us(record.settled_us),
-            error=record.error,
-            message=record.message,
-        )
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
+        record = store.transfer(connection, transfer_id, lock=lock)
+    if (
+        record is None
+        or record.operator_id != principal.operator_id
+        or (principal.is_agent and record.account_id != principal.account_id)
+    ):
+        raise not_found("transfer", transfer_id)
+    return record
 
 
 def _view(connection: Connection, principal: Principal, request: CreateTransfer) -> _View:
@@ -251,15 +147,4 @@ def _view(connection: Connection, principal: Principal, request: CreateTransfer)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.from_)
     holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
-    return _View(source=source, holder=holder, recipient=recipient)
-
-
-def _spendable(source: TokenAccount | None) -> int:
-    return 0 if source is None or source.is_frozen else source.amount_micro
-
-
-def _invalid_recipient(to: str, reason: str) -> Problem:
-    return Problem(
-        ErrorCode.INVALID_RECIPIENT,
-        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
-    )
+    return _View(parties=Parties(source=source, recipient=recipient), holder=holder)

@@ -21,10 +21,12 @@ from agentpay_server.chain.base import (
 )
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
+from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended
 from agentpay_server.services.transfers import booking
+from agentpay_server.services.transfers.reporting import report
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
 from agentpay_server.store import transfers as store
@@ -57,6 +59,12 @@ class TransferSteps:
         self._database = context.database
         self._transfer = transfer
 
+    @property
+    def operation(self) -> Operation:
+        """What the transaction is for, for fault points."""
+        is_approved = self._transfer.approval_expires_us is not None
+        return Operation.APPROVE if is_approved else Operation.TRANSFER
+
     async def sent(self) -> None:
         """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""
         await self._database.run(self._initiate)
@@ -64,15 +72,20 @@ class TransferSteps:
 
     async def landed(self, signed: SignedTransaction) -> TransferRecord:
         """Book a transfer that is final on chain."""
-        settled = await self._database.run(self._settle, signed)
+        settled, is_ours = await self._database.run(self._settle, signed)
         self._context.wakeup.set()
+        if is_ours:
+            report(self._context, settled)
         return settled
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
         """Book a transfer that the chain refused (D36)."""
-        code, message = _FAILURE_CODES[failure.reason], _FAILURE_MESSAGES[failure.reason]
-        failed = await self._database.run(self._fail, signed, code, message)
+        reason = failure.reason if failure.reason in _FAILURE_CODES else FailureReason.OTHER
+        code, message = _FAILURE_CODES[reason], _FAILURE_MESSAGES[reason]
+        failed, is_ours = await self._database.run(self._fail, signed, code, message)
         self._context.wakeup.set()
+        if is_ours:
+            report(self._context, failed)
         return failed
 
     async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[TransferRecord]:
@@ -81,8 +94,10 @@ class TransferSteps:
         if blockhash.last_valid_block_height <= signed.last_valid_block_height:
             # Of a node that lags: the height that proved the expiry was already above it.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        following = await self._database.run(self._sign_again, signed, blockhash)
+        following, is_ours = await self._database.run(self._sign_again, signed, blockhash)
         self._context.wakeup.set()
+        if is_ours and isinstance(following, Ended):
+            report(self._context, following.result)
         return following
 
     def _initiate(self, connection: Connection) -> None:
@@ -92,7 +107,9 @@ class TransferSteps:
             happening = booking.initiated(self._current(connection))
             booking.record_events(connection, self._context, self._transfer, now_us, happening)
 
-    def _settle(self, connection: Connection, signed: SignedTransaction) -> TransferRecord:
+    # What brings the transfer to an end also returns whether it did, and not another driver before it.
+
+    def _settle(self, connection: Connection, signed: SignedTransaction) -> tuple[TransferRecord, bool]:
         now_us = self._context.clock.now_us()
         end = attrs.evolve(
             self._transfer,
@@ -103,13 +120,13 @@ class TransferSteps:
         )
         finished = self._finished(connection, end)
         if finished is None:
-            return self._current(connection)
+            return self._current(connection), False
         booking.book_settled(connection, self._context, end, now_us, is_initiated=finished.initiated)
-        return finished
+        return finished, True
 
     def _fail(
         self, connection: Connection, signed: SignedTransaction, code: ErrorCode, message: str
-    ) -> TransferRecord:
+    ) -> tuple[TransferRecord, bool]:
         now_us = self._context.clock.now_us()
         end = attrs.evolve(
             self._transfer,
@@ -121,7 +138,7 @@ class TransferSteps:
         )
         finished = self._finished(connection, end)
         if finished is None:
-            return self._current(connection)
+            return self._current(connection), False
         account_store.release(connection, end.account_id, end.amount)
         assert end.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
         spends.insert_release(
@@ -135,7 +152,7 @@ class TransferSteps:
         booking.book_rejection(
             connection, self._context, end, now_us, code=code, message=message, before=before
         )
-        return finished
+        return finished, True
 
     def _finished(self, connection: Connection, end: TransferRecord) -> TransferRecord | None:
         """Bring the transfer to `end`, and return it; None when it has ended before."""
@@ -151,19 +168,20 @@ class TransferSteps:
 
     def _sign_again(
         self, connection: Connection, expired: SignedTransaction, blockhash: Blockhash
-    ) -> SignedTransaction | Ended[TransferRecord]:
+    ) -> tuple[SignedTransaction | Ended[TransferRecord], bool]:
         context = self._context
         source = account_store.account(connection, self._transfer.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
         transfer = self._current(connection)
         if transfer.status != TransferStatus.SUBMITTED:
-            return Ended(transfer)
+            return Ended(transfer), False
         if transfer.signed.signature != expired.signature:
-            return transfer.signed
+            return transfer.signed, False
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             message = f"{refusal.message} The transaction had expired without landing; nothing was moved."
-            return Ended(self._fail(connection, expired, refusal.code, message))
+            failed, is_ours = self._fail(connection, expired, refusal.code, message)
+            return Ended(failed), is_ours
         assert transfer.recipient_token_account is not None  # noqa: S101 - resolved before it was submitted
         signed = transactions.transfer(
             context.signer,
@@ -179,7 +197,7 @@ class TransferSteps:
         )
         now_us = context.clock.now_us()
         store.sign_again(connection, transfer.transfer_id, expired=expired, signed=signed, now_us=now_us)
-        return signed
+        return signed, False
 
     def _current(self, connection: Connection) -> TransferRecord:
         record = store.transfer(connection, self._transfer.transfer_id)

@@ -22,6 +22,7 @@ from agentpay_server.chain.custody import (
     spending_key,
 )
 from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.ledger import Ledger
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 from agentpay_server.chain.signing import sign_transaction
 
@@ -41,17 +42,25 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class World:
-    def __init__(self, seed: bytes = SEED) -> None:
+    def __init__(self, seed: bytes = SEED, ledger: Ledger | None = None) -> None:
+        self.seed = seed
+        self.ledger = ledger
         self.now_us = START_US
         self.custody = Custody(seed)
         self.chain = EmbeddedChain(
             treasury=self.custody.address(TREASURY),
             mint_authority=self.custody.address(TEST_MINT_AUTHORITY),
             now_us=lambda: self.now_us,
+            ledger=ledger,
         )
+        run(self.chain.restore())
         self.usdc = self.chain.usdc_mint
         self.minted = 0
         self.filled = 0
+
+    def restarted(self, seed: bytes | None = None) -> "World":
+        """Return the world after a process has ended, anyhow, and another has taken up its ledger."""
+        return World(self.seed if seed is None else seed, self.ledger)
 
     @property
     def svm(self) -> LiteSVM:
@@ -154,6 +163,14 @@ class World:
             AccountMeta(self.pubkey(spending_key(index)), is_signer=True, is_writable=False),
         ]
         self.land_instruction(Instruction(instructions.TOKEN_PROGRAM, b"\x09", accounts), spending_key(index))
+
+    def fill(self, count: int) -> None:
+        """Land `count` distinct transactions that touch no account under test."""
+        treasury = self.pubkey(TREASURY)
+        for _ in range(count):
+            self.filled += 1
+            step = instructions.transfer_lamports(treasury, treasury, self.filled)
+            self.land(sign_transaction(self.custody, self.blockhash(), [step]))
 
     def new_mint(self) -> str:
         """Create another mint than USDC, with the same decimals and authority; return its address."""

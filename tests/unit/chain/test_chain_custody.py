@@ -20,6 +20,7 @@ from agentpay_server.chain.custody import (
     TREASURY,
     Custody,
     KeyPath,
+    escrow_authority,
     record_key,
     spending_key,
 )
@@ -47,6 +48,7 @@ def test_keys_are_the_slip_10_keys_of_their_documented_paths(seed: bytes, accoun
         TEST_MINT_AUTHORITY: (0, 2),
         spending_key(account): (account, 0),
         record_key(account): (account, 1),
+        escrow_authority(account): (account, 2),
     }
     for key, (n, k) in expected.items():
         assert custody.address(key) == str(Keypair.from_seed(slip10_secret(seed, 44, 501, n, k)).pubkey())
@@ -65,7 +67,7 @@ def test_a_signature_verifies_under_the_address(account: int, message: bytes) ->
 def test_no_two_keys_are_the_same() -> None:
     custody = Custody(SEED)
     keys = [TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY]
-    keys += [key for n in range(1, 50) for key in (spending_key(n), record_key(n))]
+    keys += [key for n in range(1, 50) for key in (spending_key(n), record_key(n), escrow_authority(n))]
     assert len({custody.address(key) for key in keys}) == len(keys)
 
 
@@ -88,6 +90,8 @@ def test_an_account_index_outside_the_range_is_refused_and_never_the_services_ow
         spending_key(index)
     with pytest.raises(ValueError, match="index"):
         record_key(index)
+    with pytest.raises(ValueError, match="index"):
+        escrow_authority(index)
 
 
 @pytest.mark.parametrize("key", [KeyPath(-1, 0), KeyPath(0, -1), KeyPath(2**31, 0), KeyPath(0, 2**31)])

@@ -27,15 +27,6 @@ def failure_of(status: SignatureStatus | None) -> FailureReason:
     return status.failure.reason
 
 
-def fill(world: World, count: int) -> None:
-    """Land `count` distinct transactions that touch no account under test."""
-    treasury = world.pubkey(TREASURY)
-    for _ in range(count):
-        world.filled += 1
-        step = instructions.transfer_lamports(treasury, treasury, world.filled)
-        world.land(sign_transaction(world.custody, world.blockhash(), [step]))
-
-
 def provably_expired(world: World, transaction: SignedTransaction) -> bool:
     height = world.height()
     return world.status(transaction) is None and height > transaction.last_valid_block_height
@@ -131,7 +122,7 @@ def test_the_same_bytes_execute_once_even_after_more_transactions_than_litesvm_r
     landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
     world.land(landed)
     failure = world.send(failed)
-    fill(world, 4_200)
+    world.fill(4_200)
     assert world.height() >= 4
     assert (world.status(landed), world.status(failed)) == (LANDED, failure)
     assert (world.send(landed), world.send(failed)) == (LANDED, failure)
@@ -147,7 +138,7 @@ def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_fo
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
     world.land(transaction)
-    fill(world, 20)
+    world.fill(20)
     world.land(transaction)
     assert world.balance(recipient) == 3
 
@@ -191,9 +182,9 @@ def test_a_blockhash_lives_for_at_most_a_thousand_transactions(world: World) -> 
     world.account(1, 10)
     first = world.blockhash()
     unsent = world.transfer(1, world.token_address(1), 1)
-    fill(world, 1_000 - world.chain._landed_under_blockhash - 1)
+    world.fill(1_000 - world.chain._landed_under_blockhash - 1)
     assert world.blockhash() == first
-    fill(world, 1)
+    world.fill(1)
     second = world.blockhash()
     assert second.value != first.value
     assert second.last_valid_block_height == first.last_valid_block_height + 1

@@ -34,6 +34,7 @@ def test_the_keys_that_providers_put_into_urls_are_not_published() -> None:
     [
         (1, FailureReason.INSUFFICIENT_FUNDS),
         (17, FailureReason.ACCOUNT_FROZEN),
+        (11, FailureReason.ACCOUNT_NOT_EMPTY),
         ("InvalidAccountData", FailureReason.ACCOUNT_MISSING),
         ("UninitializedAccount", FailureReason.ACCOUNT_MISSING),
         (4, FailureReason.OTHER),

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentpay_server.clock import DAY_US
-from agentpay_server.domain.spending import WINDOW_US, spent_in_window, window_start_us
+from agentpay_server.domain.spending import WINDOW_US, remaining, spent_in_window, window_start_us
 
 # Times bunch at the window's edges, where mistakes live.
 times = st.integers(min_value=0, max_value=3 * DAY_US) | st.builds(
@@ -62,3 +62,10 @@ def test_a_release_gives_back_at_the_time_of_the_spend_not_of_the_release():
 
 def test_the_window_is_24_hours():
     assert WINDOW_US == 24 * 60 * 60 * 1_000_000
+
+
+def test_what_remains_is_never_below_nothing_and_without_a_limit_there_is_none_to_tell():
+    assert remaining(limit_micro=10, spent_micro=4) == 6
+    assert remaining(limit_micro=10, spent_micro=10) == 0
+    assert remaining(limit_micro=10, spent_micro=11) == 0
+    assert remaining(limit_micro=None, spent_micro=11) is None

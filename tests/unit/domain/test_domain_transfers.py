@@ -7,7 +7,15 @@ import pytest
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.clock import DAY_US
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, TRANSITIONS, KeyHolder, Terms, Verdict, verdict
+from agentpay_server.domain.transfers import (
+    KEY_LIFETIME_US,
+    TRANSITIONS,
+    KeyHolder,
+    Terms,
+    Verdict,
+    is_approvable,
+    verdict,
+)
 
 NOW_US = 10 * DAY_US
 TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
@@ -74,3 +82,18 @@ def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
 
     assert {after for _, after in TRANSITIONS} == set(TransferStatus)
     assert {before for before, _ in TRANSITIONS} == set(TransferStatus) - final | {None}
+
+
+@pytest.mark.parametrize(
+    ("status", "expires_us", "expected"),
+    [
+        ("pending_approval", NOW_US + 1, True),
+        ("pending_approval", NOW_US, False),
+        ("pending_approval", NOW_US - 1, False),
+        ("submitted", NOW_US + 1, False),
+        ("rejected", NOW_US + 1, False),
+        ("settled", None, False),
+    ],
+)
+def test_what_waits_can_be_decided_about_until_the_moment_it_expires(status, expires_us, expected):
+    assert is_approvable(status, expires_us, NOW_US) is expected

@@ -139,7 +139,7 @@ class Caller:
 
     @property
     def is_async(self) -> bool:
-        return self.kind is AsyncAgentPay
+        return issubclass(self.kind, AsyncAgentPay)
 
     def connect(self, transport: httpx.MockTransport, **options: Any) -> "Caller":
         self.client = self.kind(**{"api_key": KEY, "base_url": URL, "transport": transport, **options})

@@ -10,7 +10,7 @@ import pytest
 from sdk_world import TRANSFER
 
 from agentpay import FieldFault, Transfer, errors
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
 
 API_FIELDS = {
     "status": 402,
@@ -18,6 +18,8 @@ API_FIELDS = {
     "request_id": "req_1",
     "transfer_id": "txn_a",
     "transfer_status": "rejected",
+    "session_id": "sess_a",
+    "session_status": "open",
     "details": (FieldFault(field="memo", message="is required"),),
     "retry_after": 2.5,
 }
@@ -35,9 +37,11 @@ def example(kind):
         return kind("garbage", status=200, request_id="req_1")
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
+    if kind is errors.SessionOutcomeUnknownError:
+        return kind(operation="sessions.charge", idempotency_key="key-1", session_id="sess_a")
     if kind is errors.WaitTimeoutError:
-        transfer = codec.structure(codec.parse_json(json.dumps(TRANSFER).encode()), Transfer)
-        return kind(transfer=transfer, timeout=60)
+        transfer = codec.structure(json_text.parse_json(json.dumps(TRANSFER).encode()), Transfer)
+        return kind(transfer_id="txn_a", transfer=transfer, timeout=60)
     return kind() if kind is errors.ClosedClientError else kind("no")
 
 
@@ -81,7 +85,8 @@ def test_every_exception_is_public():
 def test_every_error_of_the_service_says_what_to_do_next(kind):
     assert kind.advice
     assert str(example(kind)) == (
-        f"402 policy_violation: no; memo is required (transfer txn_a, request req_1). {kind.advice}"
+        "402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). "
+        f"{kind.advice}"
     )
 
 

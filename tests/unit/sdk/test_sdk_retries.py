@@ -74,6 +74,7 @@ def play(request, outcomes, *, max_retries=2, random=lambda: 1.0, now=lambda: 0.
 DONE = reply(200, TRANSFER)
 BUSY = refusal(429, "rate_limited")
 NO_CHAIN = refusal(503, "chain_unavailable")
+NO_DATABASE = refusal(503, "service_unavailable")
 UNFINISHED = refusal(503, "chain_unavailable", transfer_id="txn_a", status="submitted")
 BAD_GATEWAY = reply(502, b"<html>")
 GATEWAY_TIMEOUT = reply(504, b"<html>")
@@ -92,6 +93,7 @@ PAYMENTS = [
     ("answered at the second attempt", [unsent(), DONE], None),
     ("answered after doubt", [lost(), BAD_GATEWAY, DONE], None),
     ("answered after an unfinished attempt", [UNFINISHED, DONE], None),
+    ("answered once the database is back", [NO_DATABASE, NO_DATABASE, DONE], None),
     # Nothing was done by any attempt: the plain error.
     ("never connected", [unsent(), unsent(), unsent()], errors.APIConnectionError),
     ("no chain", [NO_CHAIN, NO_CHAIN, NO_CHAIN], errors.ChainUnavailableError),
@@ -126,6 +128,8 @@ PAYMENTS = [
     ("bad gateway", [BAD_GATEWAY, BAD_GATEWAY, BAD_GATEWAY], UNKNOWN),
     ("gateway timeout", [GATEWAY_TIMEOUT, NO_CHAIN, unsent()], UNKNOWN),
     ("a 503 that is not the service's", [PROXY_503, PROXY_503, PROXY_503], UNKNOWN),
+    ("no database", [NO_DATABASE, NO_DATABASE, NO_DATABASE], UNKNOWN),
+    ("no database, then no chain", [NO_DATABASE, NO_CHAIN, NO_CHAIN], UNKNOWN),
     ("not finished in time", [UNFINISHED, UNFINISHED, UNFINISHED], UNKNOWN),
     ("the service crashed", [CRASH], UNKNOWN),
     ("a success that cannot be read", [GARBAGE], UNKNOWN),
@@ -159,7 +163,7 @@ def test_doubt_begins_anew_after_a_decision_is_not_possible_as_a_decision_ends_t
 
 
 @pytest.mark.parametrize(
-    "outcome", [unsent(), lost(), BUSY, BAD_GATEWAY, PROXY_503, NO_CHAIN, GATEWAY_TIMEOUT]
+    "outcome", [unsent(), lost(), BUSY, BAD_GATEWAY, PROXY_503, NO_CHAIN, NO_DATABASE, GATEWAY_TIMEOUT]
 )
 def test_a_read_is_sent_again_after_any_failure_that_may_pass(outcome):
     run = play(READ, [outcome, outcome, reply(200, ACCOUNT)])
@@ -182,7 +186,9 @@ def test_a_creation_is_sent_again_when_nothing_was_done(request_, outcome):
     assert play(request_, [outcome, outcome, outcome]).sent == 3
 
 
-@pytest.mark.parametrize("outcome", [lost(), BAD_GATEWAY, GATEWAY_TIMEOUT, PROXY_503, CRASH, UNFINISHED])
+@pytest.mark.parametrize(
+    "outcome", [lost(), BAD_GATEWAY, GATEWAY_TIMEOUT, PROXY_503, NO_DATABASE, CRASH, UNFINISHED]
+)
 def test_a_creation_is_not_sent_again_when_it_may_have_been_done(outcome):
     run = play(CREATE, [outcome])
     assert run.sent == 1

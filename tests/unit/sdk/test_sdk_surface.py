@@ -18,10 +18,11 @@ PUBLIC = """
     ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
     FieldFault IdempotencyConflictError InsufficientBalanceError InvalidRecipientError
     InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
-    PreconditionFailedError RateLimitedError ServerError Transaction TransactionStatus
-    TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
-    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
-    WebhookSignatureError __version__
+    PreconditionFailedError RateLimitedError ServerError ServiceUnavailableError
+    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Transaction
+    TransactionStatus TransactionType Transfer TransferFailedError TransferOutcomeUnknownError
+    TransferRejectedError TransferStatus UNSET WaitTimeoutError Webhook WebhookError
+    WebhookPayloadError WebhookSignatureError __version__
 """
 
 METHODS = {

@@ -1,7 +1,6 @@
-"""Paying through a client: one key for all attempts, an unknown outcome that can be resumed, and waiting."""
+"""Paying through a client: one key for all attempts, and an unknown outcome that can be resumed."""
 
 import asyncio
-import pickle
 import uuid
 
 import anyio
@@ -103,44 +102,3 @@ def test_a_refusal_has_no_such_note(caller):
     with pytest.raises(errors.PolicyViolationError) as caught:
         caller(pay)
     assert not hasattr(caught.value, "__notes__")
-
-
-def test_waiting_ends_when_the_transfer_does(caller):
-    submitted = {**PENDING, "status": "submitted"}
-    caller.script(answer(200, PENDING), answer(200, submitted), answer(200, TRANSFER))
-    transfer = caller(lambda c: c.transfers.wait("txn_a"))
-    assert transfer.status == "settled"
-    assert caller.clock.sleeps == [0.5, 0.75]
-
-
-@pytest.mark.parametrize("status", ["settled", "rejected", "failed"])
-def test_a_final_transfer_is_not_waited_for(caller, status):
-    caller.script(answer(200, {**TRANSFER, "status": status}))
-    assert caller(lambda c: c.transfers.wait("txn_a", timeout=0)).status == status
-    assert caller.clock.sleeps == []
-
-
-def test_waiting_gives_up_in_time_and_returns_what_it_saw_last(caller):
-    script = caller.script(*[answer(200, PENDING) for _ in range(20)])
-    with pytest.raises(errors.WaitTimeoutError, match="pending_approval after 30 s") as caught:
-        caller(lambda c: c.transfers.wait("txn_a", timeout=30, poll_interval=1))
-    assert sum(caller.clock.sleeps) == pytest.approx(30)
-    assert max(caller.clock.sleeps) == 5.0
-    assert len(script.requests) == len(caller.clock.sleeps) + 1
-    assert caught.value.transfer.status == "pending_approval"
-    assert pickle.loads(pickle.dumps(caught.value)).transfer == caught.value.transfer
-
-
-def test_a_long_interval_stays_as_long_as_asked(caller):
-    caller.script(*[answer(200, PENDING) for _ in range(3)], answer(200, TRANSFER))
-    caller(lambda c: c.transfers.wait("txn_a", timeout=100, poll_interval=20))
-    assert caller.clock.sleeps == [20, 20, 20]
-
-
-@pytest.mark.parametrize(
-    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"poll_interval": 0}, {"poll_interval": -1}]
-)
-def test_waiting_for_less_than_nothing_is_refused(caller, options):
-    caller.script()
-    with pytest.raises(ValueError, match="timeout must be from 0"):
-        caller(lambda c: c.transfers.wait("txn_a", **options))

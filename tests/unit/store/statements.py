@@ -9,7 +9,7 @@ from sqlalchemy import Boolean, Column, Delete, Insert, Integer, LargeBinary, Se
 from sqlalchemy.dialects import sqlite
 
 from agentpay_server import store
-from agentpay_server.store.database import _template
+from agentpay_server.store.memory import _template
 from agentpay_server.store.tables import metadata
 
 ROWS = 8

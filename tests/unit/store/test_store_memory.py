@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select
 
 from agentpay_server.store import keys
 from agentpay_server.store.connection import ConflictError
-from agentpay_server.store.database import MemoryDatabase
+from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.tables import metadata, operators
 
 pytestmark = pytest.mark.anyio

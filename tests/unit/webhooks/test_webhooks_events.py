@@ -10,7 +10,7 @@ import pytest
 from webhook_world import ENVELOPE, MOMENT, PAYLOAD, SECRET, payload, signed
 
 from agentpay import _events
-from agentpay.contract import codec
+from agentpay.contract import json_text
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 from agentpay.errors import FieldFault, WebhookPayloadError, WebhookSignatureError
 from agentpay.webhooks import (
@@ -187,8 +187,8 @@ def test_both_parsers_read_the_same(text):
     body = b'{"a":%s}' % text.encode()
     for layout in (body, b" " + body, body + b"\n"):
         value = _events._parse(layout)
-        assert value == codec.parse_request_json(body)
-        assert repr(value) == repr(codec.parse_request_json(body))
+        assert value == json_text.parse_request_json(body)
+        assert repr(value) == repr(json_text.parse_request_json(body))
 
 
 @pytest.mark.parametrize("tolerance", [RETRY_SCHEDULE, 9330, 9330.0, timedelta(hours=3), float("inf")])

@@ -1,0 +1,162 @@
+"""JSON text to Python values and back, with exact decimals; which models the values make is up to `codec.py`.
+
+What comes from the service and what comes from a caller are read differently: of a caller's text, all that D5
+and D6 refuse of its form is refused. Nothing is ever printed through binary floating point.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, cast
+
+from agentpay.contract.fields import JsonValue
+from agentpay.contract.requests import MAX_NESTING
+
+
+class InvalidJsonError(ValueError):
+    """The bytes are not JSON, or not JSON that the service accepts; the text says why."""
+
+
+def parse_json(body: bytes) -> JsonValue:
+    """Return the value of JSON from the service; numbers with a point or an exponent are `Decimal`.
+
+    Raises:
+        InvalidJsonError: the bytes are not UTF-8, not JSON, or hold NaN or Infinity.
+    """
+    return _parse(body, None)
+
+
+def parse_request_json(body: bytes) -> JsonValue:
+    """Return the value of JSON from a caller, with all that D5 and D6 refuse of its form refused.
+
+    Raises:
+        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
+    """
+    value = _parse(body, _refuse_duplicates)
+    _check_depth(value, 0)
+    return value
+
+
+def _parse(body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> JsonValue:
+    try:
+        return cast(
+            "JsonValue",
+            json.loads(
+                body.decode("utf-8"),
+                parse_float=Decimal,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=pairs,
+            ),
+        )
+    except InvalidJsonError:
+        raise
+    except UnicodeDecodeError:
+        raise InvalidJsonError("must be UTF-8") from None
+    except RecursionError:
+        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}") from None
+    except (ValueError, InvalidOperation):
+        # Beside malformed JSON: an integer of thousands of digits, or an exponent that Decimal cannot hold.
+        raise InvalidJsonError("must be valid JSON") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidJsonError(f"must be valid JSON: {name} is not a JSON number")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise InvalidJsonError("must not repeat a key in an object")
+    return result
+
+
+def _check_depth(value: object, depth: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if depth == MAX_NESTING:
+        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
+    for item in value.values() if isinstance(value, dict) else value:
+        _check_depth(item, depth + 1)
+
+
+def print_json(value: object) -> bytes:
+    """Return compact JSON. Decimals are printed exactly, in full up to 20 digits of exponent.
+
+    Raises:
+        TypeError: a float, or a type that JSON has no form for.
+        ValueError: a Decimal that is not finite.
+    """
+    return _printed(value, _json_string).encode("ascii")
+
+
+def print_canonical_json(value: object) -> bytes:
+    """Return the canonical form of RFC 8785, in which equal values are equal bytes.
+
+    It serves values whose numbers have at most 15 significant digits and lie within 1e-6 and 1e21, as all of
+    the contract's do: there the shortest decimal is the form that RFC 8785 asks for.
+    """
+    return _printed(value, _canonical_string, sort_keys=True).encode("utf-8")
+
+
+_json_string = json.encoder.encode_basestring_ascii
+_canonical_string = json.encoder.encode_basestring
+
+
+def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = False) -> str:
+    parts: list[str] = []
+    write = parts.append
+
+    def visit(item: object) -> None:
+        if isinstance(item, str):
+            write(string(item))
+        elif item is None:
+            write("null")
+        elif item is True:
+            write("true")
+        elif item is False:
+            write("false")
+        elif isinstance(item, int):
+            write(int.__repr__(item))
+        elif isinstance(item, Decimal):
+            write(_decimal_text(item))
+        elif isinstance(item, Mapping):
+            separator = "{"
+            for key in sorted(item, key=_utf16) if sort_keys else item:
+                write(separator)
+                write(string(key))
+                write(":")
+                visit(item[key])
+                separator = ","
+            write("}" if separator == "," else "{}")
+        elif isinstance(item, list | tuple):
+            separator = "["
+            for element in item:
+                write(separator)
+                visit(element)
+                separator = ","
+            write("]" if separator == "," else "[]")
+        else:
+            raise TypeError(
+                f"{type(item).__name__} has no exact JSON form"
+                + ("; use Decimal" if isinstance(item, float) else "")
+            )
+
+    visit(value)
+    return "".join(parts)
+
+
+def _utf16(key: str) -> bytes:
+    # RFC 8785, 3.2.3: names are ordered by UTF-16 code units, where an emoji comes before U+FFFD.
+    return key.encode("utf-16-be")
+
+
+def _decimal_text(number: Decimal) -> str:
+    if not number.is_finite():
+        raise ValueError("JSON has no form for a number that is not finite")
+    # 1e999999999 is a short text whose digits would fill the memory.
+    if not -20 <= number.adjusted() <= 20:
+        return str(number)
+    text = f"{number:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

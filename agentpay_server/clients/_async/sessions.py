@@ -1,0 +1,169 @@
+"""Sessions as a resource: opened and charged under one idempotency key each, closed, read."""
+
+import uuid
+from decimal import Decimal
+
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
+from agentpay._requests import prepare
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import UNSET
+from agentpay.contract.usdc import to_decimal
+from agentpay_server.contract import sessions
+from agentpay_server.contract.sessions import ChargeSession, OpenSession, Session
+
+
+class AsyncSessions(AsyncResource):
+    """MPP sessions: a cap in escrow, charged in small amounts, settled in one transaction (D39).
+
+    Every method works with an operator key, and with an agent-scoped key of the account that pays. Every
+    method raises the exceptions of `agentpay.errors`.
+    """
+
+    async def open(
+        self,
+        *,
+        account_id: str,
+        to: str,
+        cap_usdc: Decimal | int | str,
+        category: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """Open a session: put its cap into an escrow on chain.
+
+        The call is sent again when it may, always under one idempotency key, so that at most one session is
+        opened. Whoever must survive a crash of the own process stores a key first and passes it.
+
+        Args:
+            account_id: the account that pays, `acct_…`.
+            to: the payee: an `account_id`, or an on-chain USDC token account.
+            cap_usdc: USDC to put into escrow, at least 0.000001, with at most 6 decimals. It counts against
+                `max_daily_spend` in full until the session is settled. Floats are refused.
+            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            idempotency_key: 1 to 128 characters; a random one by default.
+
+        Returns:
+            The open session; a key that was used before returns its session as it stands now.
+
+        Raises:
+            TypeError: the cap is a float.
+            ValueError: the cap is negative, not finite, or has more than 6 decimals.
+            NotFoundError: no such account of this operator.
+            PolicyViolationError: the policy refuses it; the message names the limit. From
+                `escalation_threshold` on, a cap needs an operator key.
+            AccountPausedError: the account is paused.
+            InsufficientBalanceError: the account holds too little.
+            TransferFailedError: the escrow's funding provably did not land on chain.
+            IdempotencyConflictError: the key was used with other parameters.
+            InvalidRecipientError: `to` can hold no USDC.
+            ChainUnavailableError: the blockchain cannot be reached; nothing was done.
+            SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key that the
+                error carries, never with another.
+        """
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        body = OpenSession(
+            account_id=account_id,
+            to=to,
+            cap_usdc=to_decimal(cap_usdc),
+            idempotency_key=key,
+            category=category,
+        )
+        request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
+        session: Session = await self._call(request, UNSET, UNSET)
+        return session
+
+    async def charge(
+        self, session_id: str, *, amount: Decimal | int | str, idempotency_key: str | None = None
+    ) -> Session:
+        """Add a micropayment to a session's running total. Nothing moves on chain before it is closed.
+
+        Args:
+            session_id: the session, `sess_…`.
+            amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
+            idempotency_key: 1 to 128 characters; the same key never charges a session twice. A random one by
+                default.
+
+        Returns:
+            The session with its new running total.
+
+        Raises:
+            TypeError: the amount is a float.
+            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            NotFoundError: no such session of this operator.
+            PolicyViolationError: the amount passes `max_single_transfer`.
+            AccountPausedError: the account is paused.
+            SessionCapExceededError: the running total would pass the cap.
+            SessionClosedError: the session takes no more charges.
+            IdempotencyConflictError: the key was used in this session with another amount.
+            ChainUnavailableError: the session is not open yet; nothing was charged.
+            SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key that the
+                error carries, never with another.
+        """
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        request = prepare(
+            sessions.CHARGE_SESSION,
+            path={"session_id": session_id},
+            body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
+            idempotency_key=key,
+        )
+        session: Session = await self._call(request, UNSET, UNSET)
+        return session
+
+    async def close(self, session_id: str) -> Session:
+        """Close a session: pay the payee what was charged, return the rest. Works while paused.
+
+        Args:
+            session_id: the session, `sess_…`.
+
+        Returns:
+            The settled session; closing again returns the same.
+
+        Raises:
+            NotFoundError: no such session of this operator.
+            SessionClosedError: its opening failed, so that there is nothing to close.
+            TransferFailedError: the payee's token account, or the account's own, cannot receive now; the
+                money is safe in the escrow. Call again once it can.
+            ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
+        """
+        request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
+        session: Session = await self._call(request, UNSET, UNSET)
+        return session
+
+    async def get(self, session_id: str) -> Session:
+        """Read a session.
+
+        Args:
+            session_id: the session, `sess_…`.
+
+        Raises:
+            NotFoundError: no such session of this operator.
+        """
+        request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
+        session: Session = await self._call(request, UNSET, UNSET)
+        return session
+
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> AsyncPages[Session]:
+        """List sessions, newest first.
+
+        Args:
+            account_id: only those that this account pays.
+            status: only those that are `opening`, `open`, `closing`, `settled` or `failed`.
+            limit: sessions per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        async def fetch(cursor: str | None) -> PageBody[Session]:
+            query = {"account_id": account_id, "status": status, "limit": limit, "cursor": cursor}
+            body: PageBody[Session] = await self._call(
+                prepare(sessions.LIST_SESSIONS, query=query), UNSET, UNSET
+            )
+            return body
+
+        return AsyncPages(fetch, cursor)

@@ -1,0 +1,99 @@
+"""Approvals on the console: transfers that wait for an operator (D27)."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import attrs
+from attrs import frozen
+
+from agentpay.contract.endpoints import TRANSFER, Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import Request
+from agentpay.contract.transfers import Transfer, TransferStatus
+
+
+@frozen(kw_only=True)
+class PendingTransfer(Transfer):
+    """A transfer that waits for approval, with what there is to know for a decision: its fields, and these.
+
+    Attributes:
+        category: spend category, or None.
+        created_at: when it was asked for, UTC.
+        expires_at: when it is rejected if nobody has approved it by then, UTC.
+    """
+
+    category: str | None
+    created_at: datetime
+    expires_at: datetime
+
+
+@frozen(kw_only=True)
+class ListApprovals(Request):
+    """Query of `GET /console/approvals`.
+
+    Attributes:
+        limit: largest number of items, 1 to 100.
+        cursor: from the page before; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class RejectTransfer(Request):
+    """Body of `POST /console/approvals/{transfer_id}/reject`.
+
+    Attributes:
+        reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+    """
+
+    reason: Annotated[str, text(minimum=1, maximum=200, trim=True, control=False)] | None = None
+
+
+LIST_APPROVALS: Final = Endpoint(
+    name="console.approvals.list",
+    method="GET",
+    path="/console/approvals",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListApprovals,
+    responses={200: PageBody[PendingTransfer]},
+    summary="List the transfers that wait for approval, newest first.",
+)
+APPROVE_TRANSFER: Final = Endpoint(
+    name="console.approvals.approve",
+    method="POST",
+    path="/console/approvals/{transfer_id}/approve",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={200: Transfer},
+    subject=attrs.evolve(TRANSFER, refused=(*TRANSFER.refused, TransferStatus.PENDING_APPROVAL)),
+    errors=(
+        ErrorCode.NOT_PENDING,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.ACCOUNT_PAUSED,
+        ErrorCode.INSUFFICIENT_BALANCE,
+        ErrorCode.TRANSFER_FAILED,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+    ),
+    summary="Approve a transfer: check the policy in force again, and execute.",
+)
+REJECT_TRANSFER: Final = Endpoint(
+    name="console.approvals.reject",
+    method="POST",
+    path="/console/approvals/{transfer_id}/reject",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=RejectTransfer,
+    is_body_optional=True,
+    responses={200: Transfer},
+    errors=(ErrorCode.NOT_PENDING,),
+    summary="Reject a transfer that waits for approval.",
+)
+
+APPROVAL_ENDPOINTS: Final = (LIST_APPROVALS, APPROVE_TRANSFER, REJECT_TRANSFER)
+"""Every operation about approvals."""

@@ -1,0 +1,205 @@
+"""MPP sessions: a spending cap, paid into an escrow up front and settled in one batch (D39).
+
+Models and endpoints (decisions, "What stands beside /v1"). The events of sessions are in
+`agentpay.contract.events`, with those of the contract.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+from attrs import frozen
+
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import Category, Cursor, query_integer, text
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import Request
+from agentpay.contract.usdc import UsdcAmount, UsdcString
+
+
+class SessionStatus(StrEnum):
+    """How far a session has come (D39)."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    SETTLED = "settled"
+    FAILED = "failed"
+
+
+_FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
+
+
+@frozen(kw_only=True)
+class Session:
+    """One session: an account's promise of up to `cap_usdc` to one payee (contract, "Session").
+
+    Attributes:
+        session_id: identifier, `sess_…`.
+        account_id: the account that pays.
+        to: the payee, as sent: an account_id or an on-chain USDC token account.
+        category: the spend category, or None.
+        status: `opening`, `open`, `closing`, `settled` or `failed`; a value this version does not know stays
+            a plain string.
+        cap_usdc: USDC that the escrow was funded with: the most that can be charged.
+        running_total_usdc: USDC charged so far.
+        settled_usdc: USDC that the payee was paid; None before it is settled.
+        returned_usdc: USDC of the cap that went back to the account; None before it is settled.
+        escrow_token_account: the on-chain token account that holds the cap while the session lasts.
+        tx_signature: signature of the on-chain transaction that funds the escrow.
+        settlement_tx_signature: signature of the on-chain transaction that empties it; None before it is
+            signed.
+        opened_at: when the escrow's funding was final on chain, UTC; None before.
+        settled_at: when the settlement was final on chain, UTC; None before.
+    """
+
+    session_id: str
+    account_id: str
+    to: str
+    category: str | None
+    status: SessionStatus | str
+    cap_usdc: UsdcString
+    running_total_usdc: UsdcString
+    settled_usdc: UsdcString | None
+    returned_usdc: UsdcString | None
+    escrow_token_account: str
+    tx_signature: str
+    settlement_tx_signature: str | None
+    opened_at: datetime | None
+    settled_at: datetime | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the session has come to its end: settled or failed."""
+        return self.status in _FINAL
+
+
+@frozen(kw_only=True)
+class OpenSession(Request):
+    """Body of `POST /sessions`.
+
+    Attributes:
+        account_id: the account that pays.
+        to: the payee: an account_id, or an on-chain USDC token account.
+        cap_usdc: USDC to put into escrow, at least 0.000001.
+        idempotency_key: 1 to 128 characters; the same key never opens a second session.
+        category: spend category, 1 to 64 characters.
+    """
+
+    account_id: str
+    to: str
+    cap_usdc: UsdcAmount
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
+    category: Category | None = None
+
+
+@frozen(kw_only=True)
+class ChargeSession(Request):
+    """Body of `POST /sessions/{session_id}/charges`.
+
+    Attributes:
+        amount: USDC to add to the running total, at least 0.000001.
+        idempotency_key: 1 to 128 characters; within a session the same key never charges twice.
+    """
+
+    amount: UsdcAmount
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
+
+
+@frozen(kw_only=True)
+class ListSessions(Request):
+    """Query of `GET /sessions`.
+
+    Attributes:
+        account_id: only sessions that this account pays.
+        status: only sessions that have come this far.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    account_id: Annotated[str, text(maximum=128)] | None = None
+    status: SessionStatus | None = None
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+_UNRESOLVED: Final = (SessionStatus.OPENING, SessionStatus.CLOSING)
+
+OPEN_SESSION: Final = Endpoint(
+    name="sessions.open",
+    method="POST",
+    path="/sessions",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    request=OpenSession,
+    responses={201: Session},
+    errors=(
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.ACCOUNT_PAUSED,
+        ErrorCode.INSUFFICIENT_BALANCE,
+        ErrorCode.TRANSFER_FAILED,
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
+    ),
+    subject=Subject(
+        kind="session", refused=("rejected", "failed"), unknown=_UNRESOLVED, is_always_stored=False
+    ),
+    summary="Open a session: put its cap into escrow.",
+)
+CHARGE_SESSION: Final = Endpoint(
+    name="sessions.charge",
+    method="POST",
+    path="/sessions/{session_id}/charges",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    request=ChargeSession,
+    responses={200: Session},
+    errors=(
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.ACCOUNT_PAUSED,
+        ErrorCode.SESSION_CAP_EXCEEDED,
+        ErrorCode.SESSION_CLOSED,
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+    ),
+    subject=Subject(kind="session", refused=tuple(SessionStatus)),
+    summary="Add a micropayment to a session's running total.",
+)
+CLOSE_SESSION: Final = Endpoint(
+    name="sessions.close",
+    method="POST",
+    path="/sessions/{session_id}/close",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    responses={200: Session},
+    errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
+    subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
+    summary="Close a session: pay what was charged, return the rest.",
+)
+GET_SESSION: Final = Endpoint(
+    name="sessions.get",
+    method="GET",
+    path="/sessions/{session_id}",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    responses={200: Session},
+    summary="Read one session.",
+)
+LIST_SESSIONS: Final = Endpoint(
+    name="sessions.list",
+    method="GET",
+    path="/sessions",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    query=ListSessions,
+    responses={200: PageBody[Session]},
+    errors=(ErrorCode.FORBIDDEN,),
+    summary="List sessions, newest first.",
+)
+
+SESSION_ENDPOINTS: Final = (OPEN_SESSION, CHARGE_SESSION, CLOSE_SESSION, GET_SESSION, LIST_SESSIONS)
+"""Every operation of sessions."""

@@ -1,0 +1,78 @@
+"""A server's counts in Prometheus' text format, by prometheus-client.
+
+It is loaded at the first look: a server that nobody watches does not pay for it.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from agentpay_server.clock import SECOND_US
+from agentpay_server.metrics import Metrics
+from agentpay_server.store.operations import Queue
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
+
+
+class Exposition(Collector):
+    """Prints the counts of one server, from a registry of its own."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._queue: Queue | None = None
+        self._now_us = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self, queue: Queue | None, now_us: int) -> bytes:
+        """Return the counts; what waits is left out when it is not known."""
+        self._queue, self._now_us = queue, now_us
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return one family of samples for each metric."""
+        requests = CounterMetricFamily(
+            "agentpay_requests",
+            "Requests answered, by route template, method and status.",
+            labels=("route", "method", "status"),
+        )
+        for request, count in self._metrics.requests.items():
+            requests.add_metric(request, count)
+        yield requests
+        transfers = CounterMetricFamily(
+            "agentpay_transfers",
+            "Transfers decided or ended, by outcome and error code.",
+            labels=("outcome", "error"),
+        )
+        for end, count in self._metrics.transfers.items():
+            transfers.add_metric(end, count)
+        yield transfers
+        latency = self._metrics.settlement_seconds
+        bounds = (*(repr(bound) for bound in latency.bounds), "+Inf")
+        yield HistogramMetricFamily(
+            "agentpay_settlement_seconds",
+            "From the acceptance of a transfer to its finality, by the server's clock.",
+            buckets=list(zip(bounds, accumulate(latency.counts), strict=True)),
+            sum_value=latency.total,
+        )
+        if self._queue is not None:
+            yield from self._waiting(self._queue)
+
+    def _waiting(self, queue: Queue) -> Iterator[Metric]:
+        lag_us = 0 if queue.oldest_due_us is None else self._now_us - queue.oldest_due_us
+        yield GaugeMetricFamily(
+            "agentpay_delivery_lag_seconds",
+            "How long the delivery that is longest due has waited.",
+            value=lag_us / SECOND_US,
+        )
+        depth = GaugeMetricFamily(
+            "agentpay_queue_depth", "Work that waits in the database, by kind.", labels=("queue",)
+        )
+        depth.add_metric(("deliveries_due",), queue.deliveries_due)
+        depth.add_metric(("transfers_submitted",), queue.transfers_submitted)
+        yield depth

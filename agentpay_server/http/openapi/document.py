@@ -1,0 +1,315 @@
+"""The two documents: the contract's operations under `/v1`, and those that stand beside them.
+
+Each says all that the endpoint table knows: who may call, what is sent, every status with its body and its
+header fields, and where an answer leads. The first also has the webhooks.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any, Final, get_args, get_origin
+
+import attrs
+
+from agentpay._version import __version__
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.events import EVENT_CLASSES
+from agentpay.contract.headers import Header
+from agentpay.contract.pages import PageBody
+from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
+from agentpay_server.http.openapi.errors import Errors
+from agentpay_server.http.openapi.examples import Examples
+from agentpay_server.http.openapi.parts import Headers, header_parameter, json_content
+from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
+
+_CONVENTIONS: Final = (
+    "Bodies are JSON. Timestamps are ISO 8601 UTC strings. USDC amounts in responses are decimal strings "
+    "with 6 fraction digits; limits and thresholds are exact JSON numbers with at most 6 decimals. Strings "
+    "hold neither NUL nor lone surrogates. Every answer carries `X-Request-Id`.\n\n"
+    "Beside the answers of each operation, any path without a valid key is 401, a path that does not exist "
+    "is 404 `not_found`, a method that a path does not take is 405 `method_not_allowed` with `Allow`, and a "
+    "fault of the server is 500 `internal_error`."
+)
+_V1: Final = {
+    "title": "Agent Payment Account Service Interface",
+    "summary": "Agent accounts that hold USDC, spending policies, transfers, webhooks and events.",
+    "version": "v0.1",
+    "description": f"{_CONVENTIONS} The interface is labelled Beta.",
+    "license": {"name": "MIT", "identifier": "MIT"},
+}
+_BESIDE: Final = {
+    "title": "Agent Payment Account Service: beside the interface",
+    "summary": "What the reference server offers beside `/v1`: the operator's console, and the sandbox.",
+    "version": __version__,
+    "description": f"{_CONVENTIONS} Nothing here is part of the interface; other servers need not have it.",
+    "license": {"name": "MIT", "identifier": "MIT"},
+}
+_TAGS: Final = {
+    "accounts": "Agent accounts, their balance and their history.",
+    "policies": "The spending policy of an account.",
+    "transfers": "Moving USDC out of an account.",
+    "webhooks": "Endpoints that events are delivered to.",
+    "console": "What an operator does on the dashboard.",
+    "sandbox": "What only a test chain can do.",
+    "sessions": "Pre-authorized spending with a cap, settled in one batch.",
+}
+_SCOPES: Final = {
+    Scope.OPERATOR: "Operator key only.",
+    Scope.ACCOUNT: "Operator key, or an agent-scoped key of that account.",
+}
+_REPEATS: Final = {
+    Repeat.ALWAYS: "",
+    Repeat.IF_NOT_PROCESSED: "Not idempotent: repeat it only when it certainly was not processed.",
+}
+_DELIVERY_HEADERS: Final = (
+    (
+        Header(
+            name=SIGNATURE_HEADER,
+            meaning="Hex-encoded HMAC-SHA256 of the raw request body, keyed with the webhook secret. Compare "
+            "it in constant time with your own.",
+            example="6b1f" * 16,
+            keywords={"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        ),
+        True,
+    ),
+    (
+        Header(
+            name=NEXT_SIGNATURE_HEADER,
+            meaning="The same under the secret that is to come, while a rotation overlaps.",
+            example="a90c" * 16,
+            keywords={"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        ),
+        False,
+    ),
+    (
+        Header(
+            name="X-Service-Event-Id",
+            meaning="The `id` of the event; the same on every attempt.",
+            example="evt_01kdvdna0049bdrk9b68rp8kma",
+            keywords={"type": "string", "pattern": "^evt_"},
+        ),
+        True,
+    ),
+    (
+        Header(
+            name="X-Service-Delivery-Attempt",
+            meaning="Which attempt this is, from 1.",
+            example=1,
+            keywords={"type": "integer", "minimum": 1},
+        ),
+        True,
+    ),
+)
+
+
+def document(endpoints: Iterable[Endpoint], *, beside: bool) -> dict[str, Any]:
+    """Return a document as a JSON value, its exact numbers as `Decimal`.
+
+    Args:
+        endpoints: all of the server's.
+        beside: the document of what stands beside `/v1`, instead of that of `/v1`.
+    """
+    chosen = [endpoint for endpoint in endpoints if endpoint.path.startswith("/v1/") is not beside]
+    return _Printer(chosen).document(_BESIDE if beside else _V1, has_webhooks=not beside)
+
+
+def printed(endpoints: Iterable[Endpoint], *, beside: bool) -> str:
+    """Return a document as text: JSON, indented, with a line end."""
+    value = document(endpoints, beside=beside)
+    return json.dumps(value, indent=2, ensure_ascii=False, default=_number) + "\n"
+
+
+class _Printer:
+    """Prints one document."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._schemas = Schemas()
+        self._headers = Headers()
+        self._errors = Errors(self._schemas, self._headers)
+        self._examples = Examples(self._schemas.components)
+
+    def document(self, info: dict[str, Any], *, has_webhooks: bool) -> dict[str, Any]:
+        paths: dict[str, dict[str, Any]] = {}
+        for endpoint in self._endpoints:
+            operations = paths.setdefault(endpoint.path, {})
+            operations[endpoint.method.lower()] = self._operation(endpoint)
+        webhooks = {name: self._webhook(name) for name in EVENT_CLASSES} if has_webhooks else {}
+        tags = dict.fromkeys(_tag(endpoint) for endpoint in self._endpoints)
+        if webhooks:
+            tags["events"] = None
+        return {
+            "openapi": "3.1.0",
+            "info": info,
+            "servers": [
+                {
+                    "url": "{base_url}",
+                    "description": "Where the service is reached.",
+                    "variables": {"base_url": {"default": "http://127.0.0.1:8402"}},
+                }
+            ],
+            "security": [{"bearer": []}],
+            "tags": [{"name": tag, "description": _TAGS.get(tag, "What happened.")} for tag in tags],
+            "paths": paths,
+            **({"webhooks": webhooks} if webhooks else {}),
+            "components": {
+                "schemas": dict(sorted(self._schemas.components.items())),
+                "responses": dict(sorted(self._errors.components.items())),
+                "headers": self._headers.components,
+                "securitySchemes": {
+                    "bearer": {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "An operator key, or an agent-scoped key bound to one account.",
+                    }
+                },
+            },
+        }
+
+    def _operation(self, endpoint: Endpoint) -> dict[str, Any]:
+        said = (endpoint.description, _SCOPES[endpoint.scope], _REPEATS[endpoint.repeat])
+        operation: dict[str, Any] = {
+            "operationId": _operation_id(endpoint),
+            "summary": endpoint.summary,
+            "description": "\n\n".join(words for words in said if words),
+            "tags": [_tag(endpoint)],
+        }
+        if parameters := self._parameters(endpoint):
+            operation["parameters"] = parameters
+        if endpoint.request is not None:
+            schema = self._schemas.of(endpoint.request)
+            operation["requestBody"] = {
+                "required": not endpoint.is_body_optional,
+                "content": json_content(schema, {"example": self._examples.of(schema)}),
+            }
+        successes = {
+            str(status): self._success(endpoint, status, model)
+            for status, model in endpoint.responses.items()
+        }
+        operation["responses"] = {**successes, **self._errors.of(endpoint)}
+        return operation
+
+    def _parameters(self, endpoint: Endpoint) -> list[dict[str, Any]]:
+        parameters: list[dict[str, Any]] = []
+        for name in _path_parameters(endpoint):
+            schema: Schema = {"type": "string"}
+            if name in IDENTIFIERS:
+                schema["pattern"] = f"^{IDENTIFIERS[name]}"
+            parameters.append(
+                {
+                    "name": name,
+                    "in": "path",
+                    "required": True,
+                    "description": f"Which {name.removesuffix('_id').replace('_', ' ')}, by its `{name}`.",
+                    "schema": schema,
+                    "example": self._examples.of(schema, name),
+                }
+            )
+        if endpoint.query is not None:
+            words = field_words(endpoint.query)
+            for name, schema in self._schemas.properties(endpoint.query).items():
+                schema.pop("description", None)
+                parameters.append(
+                    {
+                        "name": name,
+                        "in": "query",
+                        "required": False,
+                        "description": words.get(name, ""),
+                        "schema": schema,
+                        "example": self._examples.of(schema, name),
+                    }
+                )
+        return parameters + [header_parameter(header, required=False) for header in endpoint.request_headers]
+
+    def _success(self, endpoint: Endpoint, status: int, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
+        answer: dict[str, Any] = {
+            "description": _STATUS_WORDS[status],
+            "headers": self._headers.of(endpoint.response_headers),
+        }
+        if model is None:
+            return answer
+        schema = self._schemas.of(model)
+        example = self._examples.of(schema)
+        if status == 202 and "settled_at" in example:
+            pending = dict.fromkeys(("tx_signature", "chain_explorer_url", "settled_at"))
+            example |= {"status": "pending_approval", **pending}
+        answer["content"] = json_content(schema, {"example": example})
+        if links := self._links(model):
+            answer["links"] = links
+        return answer
+
+    def _links(self, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
+        """Return the operations that take an identifier which this answer holds."""
+        is_page = get_origin(model) is PageBody
+        item = get_args(model)[0] if is_page else model
+        held = {wire_name(field) for field in attrs.fields(item)}
+        start = "$response.body#/data/0/" if is_page else "$response.body#/"
+        if "id" in held:
+            # An event calls its identifier so.
+            held.add("event_id")
+        links = {}
+        for endpoint in self._endpoints:
+            names = _path_parameters(endpoint)
+            if names and held.issuperset(names):
+                sources = {name: "id" if "id" in held else name for name in names}
+                links[_operation_id(endpoint)] = {
+                    "operationId": _operation_id(endpoint),
+                    "parameters": {name: start + source for name, source in sources.items()},
+                }
+        return links
+
+    def _webhook(self, name: str) -> dict[str, Any]:
+        model = EVENT_CLASSES[name]
+        schema = self._schemas.event(name, model)
+        data = {field.name: field.type for field in attrs.fields(model)}["data"]
+        return {
+            "post": {
+                "operationId": "on_" + name.replace(".", "_"),
+                "summary": f"`{name}`.",
+                "description": (data.__doc__ or "").partition("\n")[0],
+                "tags": ["events"],
+                "security": [],
+                "parameters": [
+                    header_parameter(header, required=required) for header, required in _DELIVERY_HEADERS
+                ],
+                "requestBody": {
+                    "required": True,
+                    "content": json_content(schema, {"example": self._examples.of(schema)}),
+                },
+                "responses": {
+                    "2XX": {"description": "Delivered. Respond immediately and process asynchronously."},
+                    "default": {
+                        "description": "Not delivered: retried after 30 seconds, 5 minutes, 30 minutes and "
+                        "2 hours, then undelivered. 401 is fit for a signature that does not match."
+                    },
+                },
+            }
+        }
+
+
+_STATUS_WORDS: Final = {
+    200: "Done.",
+    201: "Made.",
+    202: "Accepted; not done yet.",
+    204: "Done; there is no body.",
+}
+
+
+def _tag(endpoint: Endpoint) -> str:
+    return endpoint.name.partition(".")[0]
+
+
+def _operation_id(endpoint: Endpoint) -> str:
+    return endpoint.name.replace(".", "_")
+
+
+def _path_parameters(endpoint: Endpoint) -> list[str]:
+    return re.findall(r"\{(\w+)\}", endpoint.path)
+
+
+def _number(value: object) -> float | int:
+    if isinstance(value, Decimal):
+        # A document is read by programs of any kind: a JSON number, at most 15 digits here.
+        return int(value) if value == value.to_integral_value() else float(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

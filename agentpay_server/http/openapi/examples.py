@@ -1,0 +1,186 @@
+"""Examples, made from schemas: a field has one name everywhere, and so one example.
+
+An object's example is that of its fields: the value that its name has here, else its default, null, or the
+first that its schema allows. What differs by model is listed below.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agentpay.contract import codec
+from agentpay.contract.errors import MEANINGS, ErrorCode
+from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema
+
+_ULID: Final = "01kdvdna0049bdrk9b68rp8kma"
+_SIGNATURE: Final = "5VERv8NMvzbJMEkV8xnrLkEaWRtSz9CosKDYjCJjBRnbJLgp8uirBgmQpjKhoR4tjF3ZpRzrFmBV6UjKdiSZkQUW"
+
+_FIELDS: Final[Mapping[str, Any]] = {
+    **{name: prefix + _ULID for name, prefix in IDENTIFIERS.items()},
+    "account_ids": [],
+    "action": "policies.put",
+    "address": "7nYBm5mW8XkLqQ1nq3qkRwzC4c9y2v1rGQ5h3m6t8sKd",
+    "allowed_counterparties": None,
+    "amount": "12.50",
+    "amount_usdc": "12.500000",
+    "at": "2026-01-31T12:00:00.000Z",
+    "balance_usdc": "87.500000",
+    "cap_usdc": "20.000000",
+    "categories": ["inference", "data"],
+    "category": "data",
+    "chain_address": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
+    "chain_explorer_url": f"https://explorer.solana.com/tx/{_SIGNATURE}?cluster=devnet",
+    "created_at": "2026-01-31T12:00:00.000Z",
+    "cursor": "",
+    "duration_ms": 42,
+    "escalation_threshold": 50,
+    "escrow_token_account": "8sLbNZoA1cfnvMJLPfp98ZLAnFSYCFApfJKMbiXNLwxj",
+    "event_type": "transfer.settled",
+    "events": ["transfer.settled", "transfer.rejected"],
+    "expires_at": "2026-02-01T12:00:00.000Z",
+    "field": "amount",
+    "from": f"acct_{_ULID}",
+    "handle": "@research-bot",
+    "has_more": False,
+    "idempotency_key": "order-7",
+    "last_updated": "2026-01-31T12:00:00.000Z",
+    "low_balance_threshold_usdc": 10,
+    "max_daily_spend": 100,
+    "max_single_transfer": 25,
+    "memo": "dataset 7",
+    "message": "must be at least 0.000001",
+    "metadata": {"team": "search"},
+    "name": "Research bot",
+    "next_attempt_at": None,
+    "next_release_at": "2026-02-01T12:00:00.000Z",
+    "next_release_usdc": "12.500000",
+    "now": "2026-01-31T12:00:00.000Z",
+    "opened_at": "2026-01-31T12:00:00.000Z",
+    "owner": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
+    "policy_version": 2,
+    "reason": "This invoice was paid already.",
+    "remaining_usdc": "87.500000",
+    "request_id": f"req_{_ULID}",
+    "require_memo": False,
+    "reserved_usdc": "0.000000",
+    "returned_usdc": "7.500000",
+    "running_total_usdc": "16.500000",
+    "seconds": 3600,
+    "settlement_tx_signature": _SIGNATURE,
+    "settled_at": "2026-01-31T12:00:00.000Z",
+    "settled_usdc": "12.500000",
+    "since": "2026-01-01T00:00:00Z",
+    "spent_usdc": "12.500000",
+    "status_code": 200,
+    "to": "4fYNw3dojWmQ4dXtSGE9epjRGy9pFSx62YypT7avPYvA",
+    "tx_signature": _SIGNATURE,
+    "type": "transfer.settled",
+    "updated_at": "2026-01-31T12:00:00.000Z",
+    "url": "https://example.com/agentpay",
+    "usdc_token_account": "4fYNw3dojWmQ4dXtSGE9epjRGy9pFSx62YypT7avPYvA",
+    "version": 2,
+}
+"""The example of each field by its name on the wire; a null stands only where the field may be null."""
+
+_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
+    "BalanceLowThresholdData": {"balance_usdc": "9.250000"},
+    "Delivery": {"status": "delivered"},
+    "ListEvents": {"type": "transfer.settled"},
+    "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
+    "PendingTransfer": {
+        "status": "pending_approval",
+        "tx_signature": None,
+        "chain_explorer_url": None,
+        "settled_at": None,
+    },
+    "NewSecret": {"secret": "whsec_" + "0" * 43},
+    "Operator": {"key": "ap_operator_" + "0" * 49},
+    "PolicyChange": {"paused": True},
+    "RecordedEvent": {
+        "type": "session.cap_warning",
+        "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
+    },
+    "Session": {"status": "settled", "running_total_usdc": "12.500000"},
+    "SessionCapReachedData": {"running_total_usdc": "20.000000"},
+    "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},
+    "Transfer": {"status": "settled"},
+    "TransferRejectedData": {
+        "rejection_reason": "policy_violation",
+        "message": "max_single_transfer is 25 and 30 was asked for.",
+    },
+    "Webhook": {"secret": "whsec_" + "0" * 43},
+}
+"""What a model's example has instead."""
+
+_ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend", "paused")}
+"""The fields that an example shows of a model that is rarely sent whole."""
+
+_LEFT_OUT: Final = {model.__name__: fields for model, fields in codec.OMITTED_WHEN_NONE.items()}
+"""The fields that apply to failures alone, which examples are not of."""
+
+
+class NoExampleError(Exception):
+    """A schema from which no example can be made: its name needs an entry above."""
+
+
+class Examples:
+    """Makes examples of schemas whose components are known."""
+
+    def __init__(self, components: Mapping[str, Schema]) -> None:
+        self._components = components
+
+    def of(self, schema: Schema, name: str = "") -> Any:  # noqa: ANN401 - a JSON value
+        """Return an example of a schema, for a field of this name."""
+        if "$ref" in schema:
+            component = schema["$ref"].rpartition("/")[2]
+            target = self._components[component]
+            return self._object(component, target) if "properties" in target else self.of(target, name)
+        for literal in ("const", "default"):
+            if literal in schema:
+                return schema[literal]
+        if "enum" in schema:
+            return schema["enum"][0]
+        if name in _FIELDS and (_FIELDS[name] is not None or _is_nullable(schema)):
+            return _FIELDS[name]
+        if "anyOf" in schema:
+            return self.of(schema["anyOf"][0], name)
+        return self._plain(schema, name)
+
+    def _object(self, component: str, schema: Schema) -> dict[str, Any]:
+        special, left_out = _MODELS.get(component, {}), _LEFT_OUT.get(component, ())
+        return {
+            name: special[name] if name in special else self.of(member, name)
+            for name, member in schema["properties"].items()
+            if name in _ONLY.get(component, schema["properties"]) and name not in left_out
+        }
+
+    def _plain(self, schema: Schema, name: str) -> Any:  # noqa: ANN401 - a JSON value
+        kinds = schema.get("type", [])
+        kind = kinds if isinstance(kinds, str) else "null" if "null" in kinds else kinds
+        if kind == "array":
+            return [self.of(schema["items"], name.removesuffix("s"))]
+        if kind == "null":
+            return None
+        if kind == "boolean":
+            return False
+        raise NoExampleError(f"{name or schema} needs an example")
+
+
+def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
+    """Return the body of an error, as far as its schema has the fields."""
+    fields = {
+        "error": code.value,
+        "message": MEANINGS[code],
+        "request_id": _FIELDS["request_id"],
+        "details": [{"field": _FIELDS["field"], "message": _FIELDS["message"]}],
+        "transfer_id": _FIELDS["transfer_id"],
+        "session_id": _FIELDS["session_id"],
+    }
+    if "status" in schema["properties"]:
+        # The usual one is the first.
+        fields["status"] = schema["properties"]["status"]["enum"][0]
+    return {name: value for name, value in fields.items() if name in schema["properties"]}
+
+
+def _is_nullable(schema: Schema) -> bool:
+    return "null" in schema.get("type", ()) or {"type": "null"} in schema.get("anyOf", ())

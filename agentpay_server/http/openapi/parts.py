@@ -1,0 +1,45 @@
+"""The small objects of OpenAPI that operations and errors share."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentpay.contract.headers import REQUEST_ID, Header
+from agentpay_server.http.openapi.schemas import Schema
+
+
+def json_content(schema: Schema, examples: Mapping[str, object]) -> dict[str, Any]:
+    """Return the content of a JSON body with its named examples."""
+    named = {name: {"value": value} for name, value in examples.items()}
+    return {"application/json": {"schema": schema, "examples": named}}
+
+
+class Headers:
+    """The header fields of the answers of one document, each a component."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, dict[str, Any]] = {}
+
+    def of(self, headers: Iterable[Header]) -> dict[str, Any]:
+        """Return references to the header fields of an answer, `X-Request-Id` first."""
+        return {header.name: self._reference(header) for header in (REQUEST_ID, *headers)}
+
+    def _reference(self, header: Header) -> dict[str, str]:
+        self.components[header.name] = {
+            "description": header.meaning,
+            "required": True,
+            "schema": dict(header.keywords),
+            "example": header.example,
+        }
+        return {"$ref": f"#/components/headers/{header.name}"}
+
+
+def header_parameter(header: Header, *, required: bool) -> dict[str, Any]:
+    """Return a header field of a request."""
+    return {
+        "name": header.name,
+        "in": "header",
+        "required": required,
+        "description": header.meaning,
+        "schema": dict(header.keywords),
+        "example": header.example,
+    }

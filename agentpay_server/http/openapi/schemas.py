@@ -1,0 +1,226 @@
+"""JSON Schemas of the models that cross the wire, from their types, their fields' rules and their docstrings.
+
+A request forbids what it does not know, and so does an answer: this server sends exactly these fields. What
+JSON Schema cannot say, such as decimals of a number, is in the description.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
+
+import attrs
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.events import Event
+from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import NULLABLE, UNSET, Request
+
+Schema = dict[str, Any]
+
+IDENTIFIERS: Final[Mapping[str, str]] = {
+    "account_id": identifiers.ACCOUNT,
+    "transfer_id": identifiers.TRANSFER,
+    "session_id": identifiers.SESSION,
+    "event_id": identifiers.EVENT,
+    "id": identifiers.EVENT,  # Of all that exists, events alone call their identifier so.
+    "webhook_id": identifiers.WEBHOOK,
+    "key_id": identifiers.KEY,
+    "delivery_id": identifiers.DELIVERY,
+    "transaction_id": identifiers.ENTRY,
+    "operator_id": identifiers.OPERATOR,
+    "snapshot_id": identifiers.SNAPSHOT,
+}
+"""The prefix of each identifier, by the name that its fields have everywhere."""
+
+_PLAIN: Final[Mapping[object, Schema]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    Decimal: {"type": "number"},
+    datetime: {"type": "string", "format": "date-time"},
+    NoneType: {"type": "null"},
+    Any: {},
+}
+
+
+class Schemas:
+    """The schemas of one document: each model is one component, made when it is first referred to."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, Schema] = {}
+
+    def of(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
+        """Return the schema of a type, which for a model or an enum is a reference to its component."""
+        if kind in _PLAIN:
+            return dict(_PLAIN[kind])
+        origin = get_origin(kind)
+        if origin is Annotated:
+            return self._of_annotated(kind)
+        if origin in (Union, UnionType):
+            return self._of_union(get_args(kind))
+        if origin is tuple:
+            return {"type": "array", "items": self.of(get_args(kind)[0])}
+        if origin is dict:
+            return {"type": "object", "additionalProperties": True}
+        return self._reference(kind)
+
+    def properties(self, model: type) -> dict[str, Schema]:
+        """Return the schema of each field of a model, with its description, by its name on the wire."""
+        words = field_words(model)
+        return {
+            wire_name(attribute): self._property(model, attribute, words.get(attribute.name, ""))
+            for attribute in attrs.fields(_class_of(model))
+        }
+
+    def add(self, name: str, schema: Schema) -> Schema:
+        """Add a component, and return a reference to it."""
+        self.components.setdefault(name, schema)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    def event(self, name: str, model: type[Event]) -> Schema:
+        """Return a reference to the schema of one type of event."""
+        schema = self._of_model(model)
+        schema["description"] = f"A delivery of `{name}`."
+        schema["properties"]["type"] |= {"const": name}
+        return self.add(model.__name__, schema)
+
+    def _of_annotated(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
+        base, *marks = get_args(kind)
+        schema = self.of(base)
+        for mark in marks:
+            if isinstance(mark, Rule | Form):
+                schema |= mark.keywords
+            elif isinstance(mark, NotEmpty):
+                schema["minItems"] = 1
+        return schema
+
+    def _of_union(self, choices: tuple[Any, ...]) -> Schema:
+        sent = [choice for choice in choices if get_origin(choice) is not Literal]
+        known = [choice for choice in sent if choice is not NoneType]
+        if any(isinstance(choice, type) and issubclass(choice, Enum) for choice in known):
+            # `SomeEnum | str` leaves a client room for what is to come; what is sent now is the enum.
+            known.remove(str) if str in known else None
+        (kind,) = known
+        schema = self.of(kind)
+        return nullable(schema) if NoneType in sent else schema
+
+    def _reference(self, kind: Any) -> Schema:  # noqa: ANN401 - a model or an enum
+        name = component_name(kind)
+        if name not in self.components:
+            # A reference from within finds it there already.
+            self.components[name] = {}
+            is_enum = isinstance(kind, type) and issubclass(kind, Enum)
+            self.components[name] = _of_enum(kind) if is_enum else self._of_model(kind)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    def _of_model(self, model: type) -> Schema:
+        kind = _class_of(model)
+        schema: Schema = {"type": "object", "description": summary_of(kind)}
+        required = [wire_name(field) for field in attrs.fields(kind) if _is_required(kind, field)]
+        schema["properties"] = self.properties(model)
+        if required:
+            schema["required"] = required
+        schema["additionalProperties"] = False
+        return schema
+
+    def _property(self, model: type, attribute: "attrs.Attribute[Any]", words: str) -> Schema:
+        kind: Any = attribute.type
+        owner = _class_of(model)
+        if isinstance(kind, TypeVar):
+            (kind,) = get_args(model)
+        elif get_origin(kind) is tuple and isinstance(get_args(kind)[0], TypeVar):
+            kind = tuple[get_args(model)[0], ...]  # type: ignore[misc]
+        is_request = issubclass(owner, Request)
+        never_null = (
+            attribute.metadata == ALWAYS_SENT
+            or (is_request and attribute.metadata != NULLABLE)
+            or attribute.name in codec.OMITTED_WHEN_NONE.get(owner, ())
+        )
+        if attribute.default is None and never_null:
+            kind = _without_none(kind)
+        schema = self.of(kind)
+        name = wire_name(attribute)
+        if name in IDENTIFIERS and not is_request:
+            schema["pattern"] = f"^{IDENTIFIERS[name]}"
+        if words:
+            schema["description"] = words
+        if is_request and attribute.default not in (attrs.NOTHING, None) and attribute.default is not UNSET:
+            schema["default"] = codec.unstructure(attribute.default)
+        return schema
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return the schema of a value that may also be null."""
+    if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def component_name(model: Any) -> str:  # noqa: ANN401 - a model, an enum, or a page of models
+    """Return the name that a model has in documents."""
+    if get_origin(model) is PageBody:
+        return f"{get_args(model)[0].__name__}Page"
+    return cast("str", model.__name__)
+
+
+def wire_name(attribute: "attrs.Attribute[Any]") -> str:
+    """Return the name of a field on the wire."""
+    return attribute.name.removesuffix("_")
+
+
+def summary_of(model: type) -> str:
+    """Return the first paragraph of a model's docstring, without its references."""
+    return _neutral(inspect.cleandoc(model.__doc__ or "").partition("\n\n")[0])
+
+
+def field_words(model: type) -> dict[str, str]:
+    """Return what docstrings say of each field, those of the nearest class first."""
+    words: dict[str, str] = {}
+    for base in reversed(_class_of(model).__mro__):
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for entry in re.split(r"\n(?=    \w)", "\n" + listed):
+            name, colon, text = entry.strip().partition(":")
+            if colon and name.isidentifier():
+                words[name] = _sentence(_neutral(text))
+    return words
+
+
+def _neutral(text: str) -> str:
+    """Return words for readers of any language: no references to other papers, JSON's name of nothing."""
+    text = re.sub(r"\s*\((?:contract,|D\d)[^)]*\)", "", " ".join(text.split()))
+    return re.sub(r"\bNone\b", "null", text)
+
+
+def _sentence(text: str) -> str:
+    text = text.removesuffix(".")
+    # Names of fields and codes keep their case.
+    start = text if text[:1] in "`@" or "_" in text.split(" ")[0] else text[:1].upper() + text[1:]
+    return start + "." if start else ""
+
+
+def _of_enum(enum: type[Enum]) -> Schema:
+    return {
+        "type": "string",
+        "description": summary_of(enum),
+        "enum": [member.value for member in enum],
+    }
+
+
+def _is_required(model: type, attribute: "attrs.Attribute[Any]") -> bool:
+    if issubclass(model, Request):
+        return attribute.default is attrs.NOTHING
+    return attribute.name not in codec.OMITTED_WHEN_NONE.get(model, ())
+
+
+def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type annotation
+    return Union[tuple(choice for choice in get_args(kind) if choice is not NoneType)]  # noqa: UP007
+
+
+def _class_of(model: Any) -> type:  # noqa: ANN401 - a model, or a generic one with its argument
+    return cast("type", get_origin(model) or model)

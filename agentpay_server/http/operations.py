@@ -1,0 +1,105 @@
+"""What those who run a server ask it: `/healthz`, `/readyz` and `/metrics`.
+
+They stand outside the endpoint tables: GET alone, no key, no request id, nothing drawn from the server's
+source of chance. They tell no secret, and nothing about any operator's accounts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.http.exchange import JSON_TYPE
+from agentpay_server.runtime import Runtime
+from agentpay_server.store import operations as store
+from agentpay_server.store.database import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from agentpay_server.http.exposition import Exposition
+
+PROBE_SECONDS: Final = 2.0
+"""How long a part may take to answer before it counts as not ready."""
+
+
+@frozen
+class Answer:
+    """An answer, as it goes out."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"),)
+
+
+class Operations:
+    """Answers what those who run a server ask."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._context = runtime.context
+        self._schedule = runtime.schedule
+        self._exposition: Exposition | None = None
+        self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+            "/metrics": self._metrics,
+        }
+
+    def __contains__(self, path: str) -> bool:
+        """Whether a path is one of these."""
+        return path in self._by_path
+
+    async def answer(self, path: str, method: str) -> Answer:
+        """Return the answer to a request on one of these paths."""
+        if method != "GET":
+            error = ErrorCode.METHOD_NOT_ALLOWED
+            body = {"error": error.value, "message": f"{path} takes GET alone."}
+            return Answer(405, codec.print_json(body), headers=((b"allow", b"GET"),))
+        return await self._by_path[path]()
+
+    async def _health(self) -> Answer:
+        return Answer(200, b'{"status":"ok"}')
+
+    async def _readiness(self) -> Answer:
+        context = self._context
+        lag_seconds = self._schedule.lag_seconds()
+        database, chain = await asyncio.gather(
+            _is_answered(context.database.read(store.answers)), _is_answered(context.chain.block_height())
+        )
+        is_ready = {
+            "database": database,
+            "chain": chain,
+            "workers": lag_seconds <= context.settings.ready_lag_seconds,
+        }
+        missing = [part for part, ready in is_ready.items() if not ready]
+        if missing:
+            return Answer(503, codec.print_json({"status": "not_ready", "not_ready": missing}))
+        return Answer(200, b'{"status":"ready"}')
+
+    async def _metrics(self) -> Answer:
+        from agentpay_server.http import exposition  # noqa: PLC0415 - loaded for those alone who look
+
+        if self._exposition is None:
+            self._exposition = exposition.Exposition(self._context.metrics)
+        now_us = self._context.clock.now_us()
+        queue = None
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                queue = await self._context.database.read(store.queue, now_us)
+        except (TimeoutError, DatabaseUnavailableError):
+            # The counts are told all the same: they matter most when something is down.
+            pass
+        text = self._exposition.text(queue, now_us)
+        return Answer(200, text, exposition.CONTENT_TYPE)
+
+
+async def _is_answered(question: Awaitable[Any]) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await question
+    except (TimeoutError, DatabaseUnavailableError, ChainUnavailableError):
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""What a server says about itself while it runs: events with fields, one line each.
+
+Loggers below `agentpay_server` are silent unless somebody gives them a handler and the level INFO, as the
+command line does. An event names its request by identifier. Fields hold identifiers, codes and durations,
+never what a caller sent, so that no secret can be among them.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import Final, TextIO
+
+REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("agentpay_request_id", default=None)
+"""The request that the current task works for."""
+
+ROOT: Final = "agentpay_server"
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
+Field = str | int | float | None
+
+
+class LogFormat(StrEnum):
+    """How events are printed."""
+
+    JSON = "json"
+    """One JSON object a line."""
+
+    TEXT = "text"
+    """Lines for people."""
+
+
+class Event:
+    """The message of a log record: a name, and fields in order. Its text is made when it is printed."""
+
+    __slots__ = ("fields", "name")
+
+    def __init__(self, name: str, fields: Mapping[str, Field]) -> None:
+        self.name = name
+        self.fields = fields
+
+    def __str__(self) -> str:
+        told = (f"{name}={_shown(value)}" for name, value in self.fields.items() if value is not None)
+        return " ".join([self.name, *told])
+
+
+def log(
+    logger: logging.Logger, level: int, event: str, *, exception: BaseException | None = None, **fields: Field
+) -> None:
+    """Log an event.
+
+    Args:
+        logger: the module's.
+        level: of `logging`.
+        event: what happened: `thing.happened`.
+        exception: an exception to print with it.
+        fields: what there is to say about it; None is left out.
+    """
+    if logger.isEnabledFor(level):
+        logger.log(
+            level, Event(event, {"request_id": REQUEST_ID.get(), **fields}), exc_info=exception, stacklevel=2
+        )
+
+
+@contextmanager
+def logging_to(stream: TextIO, style: LogFormat) -> Iterator[None]:
+    """Print the server's events, and warnings of the libraries that it uses, to a stream."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
+    root, ours = logging.getLogger(), logging.getLogger(ROOT)
+    level = ours.level
+    root.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        root.removeHandler(handler)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, request_id, then the event's own fields."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._print = json.JSONEncoder(separators=(",", ":")).encode
+        self._moment = _Moment()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record; what other libraries log is the event `log`."""
+        message = record.msg
+        if not isinstance(message, Event):
+            said = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
+            message = Event("log", said)
+        line: dict[str, Field] = {
+            "time": self._moment.text(record.created),
+            "level": record.levelname.lower(),
+            "event": message.name,
+        }
+        line.update({name: value for name, value in message.fields.items() if value is not None})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return self._print(line)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: time, level, event, fields; then the traceback, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moment = _Moment()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        lines = [f"{self._moment.text(record.created)} {record.levelname} {record.getMessage()}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return "\n".join(lines)
+
+
+class _Moment:
+    """Prints times as the contract does; the text of the second is kept, since many lines share it."""
+
+    def __init__(self) -> None:
+        self._second, self._text = -1, ""
+
+    def text(self, seconds: float) -> str:
+        second = int(seconds)
+        if second != self._second:
+            self._second, self._text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._text}.{int((seconds - second) * 1000):03d}Z"
+
+
+def _shown(value: Field) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text and '"' not in text else json.dumps(text)

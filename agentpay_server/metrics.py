@@ -1,0 +1,47 @@
+"""What a server counts about itself: plain numbers of its own, that whoever asks for metrics reads.
+
+Everything here is counted on the server's own thread, between two awaits, and needs no lock: counting costs a
+look-up in a dictionary. How the numbers are printed is the business of `http/exposition.py`.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from typing import Final
+
+SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the buckets of settlement latency, around the 400 ms that the contract states."""
+
+
+class Histogram:
+    """How often a value fell between which bounds.
+
+    Attributes:
+        bounds: upper bounds of the buckets, rising; each belongs to its bucket.
+        counts: values of each bucket, and of what lies above the last bound.
+        total: the sum of all values.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Metrics:
+    """The counts of one server, since it was started.
+
+    Attributes:
+        requests: answers, by route template, method and status.
+        transfers: transfers that were decided or came to an end here, by outcome and error code.
+        settlement_seconds: from acceptance to finality, by the server's clock.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        self.transfers: Counter[tuple[str, str]] = Counter()
+        self.settlement_seconds = Histogram(SETTLEMENT_BOUNDS_SECONDS)

@@ -1,0 +1,269 @@
+"""Deposits: money that came into an account's token account without the service having sent it (D38, D43).
+
+What came is told by the chain, as often as it is asked; it is booked once. A stretch of the history of a
+token account is booked in the commit that moves the account's cursor past it, under the lock of its row, so
+that neither a crash nor a second watcher loses or doubles anything. What the service sends itself is booked
+by the commit that settles it, whether the watcher sees it before that or after, and is left out here.
+
+Which accounts are worth a look: those that the chain names, and all whose books differ from what they hold.
+When to look is up to `workers/deposits.py`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from agentpay.contract import identifiers
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.logs import log
+from agentpay_server.services.context import Context
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import entries, sessions, transfers
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
+
+ACCOUNTS_AT_ONCE: Final = 100
+"""How many token accounts a chain tells of in one call."""
+
+logger = logging.getLogger(__name__)
+
+
+class Deposits:
+    """Watches the token accounts of all accounts."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._settlement = settlement
+        self._arrived: set[str] = set()
+        self._expected: set[str] = set()
+        # While no server ran, anything can have come anywhere.
+        self._is_all_due = True
+
+    @property
+    def is_any_due(self) -> bool:
+        """Whether something may have come in that nobody has looked at."""
+        return self._is_all_due or bool(self._arrived)
+
+    def is_own(self, signature: str) -> bool:
+        """Return whether a transaction is one of the service's, which is booked when it settles."""
+        return self._settlement.is_under_way(signature)
+
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Hear from the chain of something that came; None: there may be more than it has told."""
+        if deposit is None:
+            self._is_all_due = True
+        elif deposit.signature in self._expected:
+            return
+        else:
+            self._arrived.add(deposit.token_account)
+        self._context.wakeup.set()
+
+    @contextmanager
+    def expecting(self, signature: str) -> Iterator[None]:
+        """Leave what a transaction brings to the caller, who looks as soon as it has landed."""
+        self._expected.add(signature)
+        try:
+            yield
+        except BaseException:
+            # The caller may not have looked.
+            self.arrived(None)
+            raise
+        finally:
+            self._expected.discard(signature)
+
+    async def look_where_due(self) -> None:
+        """Book what has come in wherever something may have.
+
+        Raises:
+            ChainUnavailableError: the rest is to be looked at again later.
+        """
+        if self._is_all_due:
+            await self.look_everywhere()
+        for token_account in sorted(self._arrived):
+            await self.look(token_account)
+
+    async def look_everywhere(self) -> None:
+        """Book what has come in at every account whose books differ from what it holds.
+
+        Raises:
+            ChainUnavailableError: the rest is to be looked at again later.
+        """
+        self._is_all_due = False
+        try:
+            seq = 0
+            while page := await self._database.read(account_store.accounts_after, seq, ACCOUNTS_AT_ONCE):
+                for account in await self._differing(page):
+                    await self.look(account.usdc_token_account)
+                seq = page[-1].seq
+        except BaseException:
+            self._is_all_due = True
+            raise
+
+    async def look_if_told(self, token_account: str) -> None:
+        """Book what has come in at a token account that the chain has named since the last look.
+
+        Raises:
+            ChainUnavailableError: it cannot be told now.
+        """
+        if token_account in self._arrived:
+            await self.look(token_account)
+
+    async def look(self, token_account: str, *, beside: Callable[[Connection], None] | None = None) -> None:
+        """Book what has come in at a token account; one that is no account's does not matter.
+
+        Args:
+            token_account: its address.
+            beside: what else to write, once: in the commit that books, or in its own if nothing has come.
+
+        Raises:
+            ChainUnavailableError: the rest is to be looked at again later.
+        """
+        # Before the look: what arrives during it is looked at once more.
+        self._arrived.discard(token_account)
+        try:
+            is_caught_up = False
+            while not is_caught_up:
+                is_caught_up, beside = await self._catch_up(token_account, beside)
+            if beside is not None:
+                await self._database.run(beside)
+        except BaseException:
+            self._arrived.add(token_account)
+            self._context.wakeup.set()
+            raise
+
+    async def _differing(self, page: list[AccountRecord]) -> list[AccountRecord]:
+        held = await self._chain.token_accounts([account.usdc_token_account for account in page])
+        return [
+            account
+            for account, found in zip(page, held, strict=True)
+            # With money in flight the books may be as much behind in one direction as in the other.
+            if found is not None and (account.in_flight or found.amount_micro != account.balance)
+        ]
+
+    async def _catch_up(
+        self, token_account: str, beside: Callable[[Connection], None] | None
+    ) -> tuple[bool, Callable[[Connection], None] | None]:
+        """Book what has come in since the account's cursor.
+
+        Returns:
+            Whether that was all, and not another watcher faster; and what is still to be written beside it.
+        """
+        account = await self._database.read(account_store.account_at, token_account)
+        if account is None:
+            return True, beside
+        after = account.deposit_cursor
+        async for batch in self._chain.deposits(token_account, after=after):
+            fault_point(Operation.DEPOSIT, Step.BEGUN)
+            booked = await self._database.run(self._book, account.account_id, after, batch, beside)
+            if booked is None:
+                return False, beside
+            beside = None
+            fault_point(Operation.DEPOSIT, Step.BOOKED)
+            for deposit in booked:
+                log(
+                    logger,
+                    logging.INFO,
+                    "deposit.booked",
+                    account_id=account.account_id,
+                    tx_signature=deposit.signature,
+                )
+            after = batch.cursor
+        return True, beside
+
+    def _book(
+        self,
+        connection: Connection,
+        account_id: str,
+        after: str | None,
+        batch: DepositBatch,
+        beside: Callable[[Connection], None] | None,
+    ) -> list[Deposit] | None:
+        """Book a stretch of an account's history and move its cursor, and return what was booked.
+
+        None: the cursor is no longer where the stretch begins.
+        """
+        # Whoever settles a transfer to the account changes this row too: from here on it has or it has not.
+        account = account_store.account(connection, account_id, lock=True)
+        assert account is not None  # noqa: S101 - accounts are never deleted
+        if account.deposit_cursor != after:
+            return None
+        now_us = self._context.clock.now_us()
+        booked = [
+            deposit
+            for deposit in batch.deposits
+            if not _is_settled_here(connection, deposit)
+            and book_deposit(
+                connection,
+                self._context,
+                account,
+                signature=deposit.signature,
+                amount_micro=deposit.amount_micro,
+                sender=deposit.sender,
+                now_us=now_us,
+            )
+        ]
+        account_store.set_deposit_cursor(connection, account_id, batch.cursor)
+        if beside is not None:
+            beside(connection)
+        return booked
+
+
+def book_deposit(
+    connection: Connection,
+    context: Context,
+    account: AccountRecord,
+    *,
+    signature: str,
+    amount_micro: int,
+    sender: str | None,
+    now_us: int,
+) -> bool:
+    """Write that money came into an account, unless the same transaction's deposit is written already.
+
+    Args:
+        connection: the unit's, which has locked the account's row.
+        context: the parts of the server.
+        account: whose money it is.
+        signature: of the transaction that brought it.
+        amount_micro: micro-USDC that came.
+        sender: the token account that it came from; None where there is none, as for new money.
+        now_us: when it is booked.
+
+    Returns:
+        Whether it is written now.
+    """
+    if entries.is_deposit_booked(connection, account.account_id, signature):
+        return False
+    known = None if sender is None else account_store.account_at(connection, sender)
+    deposit: dict[str, object] = {
+        "transaction_id": context.identifiers.new(identifiers.ENTRY),
+        "account_id": account.account_id,
+        "type": TransactionType.DEPOSIT.value,
+        "status": TransactionStatus.SETTLED.value,
+        "direction": Direction.IN.value,
+        "amount": amount_micro,
+        "counterparty": sender if known is None else known.account_id,
+        "tx_signature": signature,
+        "created_us": now_us,
+    }
+    entries.insert_entries(connection, deposit)
+    account_store.credit(connection, account.account_id, amount_micro)
+    return True
+
+
+def _is_settled_here(connection: Connection, deposit: Deposit) -> bool:
+    """Whether a transfer of the service's brought it, or a session's settlement, which book it themselves.
+
+    Only the service signs for its accounts and its escrows. A transfer that has settled is in the history.
+    """
+    sender = deposit.sender
+    return sender is not None and (
+        transfers.is_under_way(connection, deposit.signature, sender)
+        or sessions.is_escrow(connection, sender)
+    )

@@ -1,0 +1,1 @@
+"""Sessions: opening, charging, closing, answering."""

@@ -1,0 +1,109 @@
+"""What a session looks like from outside, and how it is told of when it has changed."""
+
+import logging
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.usdc import from_micro
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.contract.sessions import Session, SessionStatus
+from agentpay_server.domain.policy import Refusal
+from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.domain.sessions import Limits
+from agentpay_server.logs import log
+from agentpay_server.settings import Settings
+from agentpay_server.store.sessions import SessionRecord
+
+REJECTED: Final = "rejected"
+"""The status of a session that was refused, and that there is not."""
+
+logger = logging.getLogger(__name__)
+
+
+def shown(record: SessionRecord) -> Session:
+    """Return a session as callers see it."""
+    is_settled = record.status == SessionStatus.SETTLED
+    return Session(
+        session_id=record.session_id,
+        account_id=record.account_id,
+        to=record.to,
+        category=record.category,
+        status=record.status,
+        cap_usdc=from_micro(record.cap),
+        running_total_usdc=from_micro(record.running_total),
+        settled_usdc=from_micro(record.running_total) if is_settled else None,
+        returned_usdc=from_micro(record.cap - record.running_total) if is_settled else None,
+        escrow_token_account=record.escrow_token_account,
+        tx_signature=record.tx_signature,
+        settlement_tx_signature=record.settlement_tx_signature,
+        opened_at=None if record.opened_us is None else from_us(record.opened_us),
+        settled_at=None if record.settled_us is None else from_us(record.settled_us),
+    )
+
+
+def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
+    """Return the answer to what is refused: of an opening, which stores nothing, or of a stored session."""
+    if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
+        return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
+    if refusal.code is ErrorCode.SESSION_CLOSED:
+        return Problem(refusal.code, refusal.message)
+    return Problem(
+        refusal.code,
+        refusal.message,
+        session_id=None if session is None else session.session_id,
+        status=REJECTED if session is None else session.status,
+    )
+
+
+def unresolved(record: SessionRecord) -> Problem:
+    """Return the answer while the end of an opening or of a settlement is not known."""
+    if record.status == SessionStatus.OPENING:
+        message = (
+            "The session is opening and its outcome is not known yet; send the same idempotency_key again, "
+            "or read the session. Never open another under another key."
+        )
+    else:
+        message = "The session is closing and takes no more charges; it is not settled yet. Close it again."
+    return Problem(
+        ErrorCode.CHAIN_UNAVAILABLE,
+        message,
+        session_id=record.session_id,
+        status=record.status,
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def stopped(record: SessionRecord) -> Problem:
+    """Return the answer for a session whose opening has failed, or whose settlement is refused."""
+    return Problem(
+        ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
+        record.message or "The chain refused the transaction; nothing was moved.",
+        session_id=record.session_id,
+        status=record.status,
+    )
+
+
+def report(record: SessionRecord, *, detail: str | None = None) -> None:
+    """Log that something has become of a session, after the commit that says so."""
+    log(
+        logger,
+        logging.INFO if record.error is None else logging.WARNING,
+        f"session.{record.status}",
+        session_id=record.session_id,
+        account_id=record.account_id,
+        error=record.error,
+        detail=detail,
+        tx_signature=record.settlement_tx_signature or record.tx_signature,
+    )
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return how long sessions may last."""
+    return Limits(
+        idle_us=_microseconds(settings.session_idle_seconds),
+        lifetime_us=_microseconds(settings.session_lifetime_seconds),
+    )
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * SECOND_US)

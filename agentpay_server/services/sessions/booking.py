@@ -1,0 +1,197 @@
+"""What is written when something becomes of a session: balances, spends, history and events (D38 to D40).
+
+A cap leaves the balance when the escrow is funded, and counts as reserved until the session is settled. Then
+what was charged becomes a spend of that moment, and the rest comes back. The history tells of the settlement
+alone: until then the money is the account's own, in an escrow.
+"""
+
+from agentpay.contract import events, identifiers
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.usdc import from_micro
+from agentpay_server.clock import from_us
+from agentpay_server.domain.sessions import cap_events
+from agentpay_server.services.context import Context
+from agentpay_server.services.outbox import Happening, Outbox
+from agentpay_server.store import accounts, entries, spends
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.sessions import SessionRecord
+
+
+def book_opened(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> None:
+    """Write that a session's escrow is funded."""
+    balance_micro = accounts.debit(connection, session.account_id, session.cap)
+    opened = Happening(
+        type=EventType.SESSION_OPENED,
+        data=events.SessionOpenedData(
+            session_id=session.session_id,
+            cap_usdc=from_micro(session.cap),
+            account_id=session.account_id,
+            to=session.to,
+            category=session.category,
+            tx_signature=session.tx_signature,
+        ),
+    )
+    outbox = _outbox(connection, context, session, now_us)
+    outbox.add(opened)
+    outbox.add_drop_of_balance(before_micro=balance_micro + session.cap, after_micro=balance_micro)
+    outbox.write()
+
+
+def book_charged(
+    connection: Connection, context: Context, session: SessionRecord, now_us: int, *, before_micro: int
+) -> bool:
+    """Write the events that a charge fires, and return whether there are any.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        session: as it is after the charge.
+        now_us: when.
+        before_micro: its running total before the charge.
+    """
+    fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
+    if not fired:
+        return False
+    outbox = _outbox(connection, context, session, now_us)
+    for event_type in fired:
+        outbox.add(Happening(type=event_type, data=_cap_data(event_type, session)))
+    outbox.write()
+    return True
+
+
+def book_settled(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> None:
+    """Write all that a settled session changes, on both sides.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        session: as it is settled.
+        now_us: when.
+    """
+    payee_operator = _move(connection, session, now_us)
+    _enter(connection, context, session, payee_operator, now_us)
+    assert session.settlement_tx_signature is not None  # noqa: S101 - it landed under it
+    settled = Happening(
+        type=EventType.SESSION_SETTLED,
+        data=events.SessionSettledData(
+            session_id=session.session_id,
+            account_id=session.account_id,
+            cap_usdc=from_micro(session.cap),
+            settled_usdc=from_micro(session.running_total),
+            returned_usdc=from_micro(session.cap - session.running_total),
+            tx_signature=session.settlement_tx_signature,
+            settled_at=from_us(now_us),
+        ),
+    )
+    outbox = _outbox(connection, context, session, now_us)
+    outbox.add(settled)
+    outbox.write()
+
+
+def _outbox(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> Outbox:
+    return Outbox(
+        connection,
+        context,
+        operator_id=session.operator_id,
+        account_id=session.account_id,
+        now_us=now_us,
+    )
+
+
+def _cap_data(event_type: EventType, session: SessionRecord) -> object:
+    running_total, cap = from_micro(session.running_total), from_micro(session.cap)
+    if event_type is EventType.SESSION_CAP_WARNING:
+        return events.SessionCapWarningData(
+            session_id=session.session_id, running_total_usdc=running_total, cap_usdc=cap
+        )
+    return events.SessionCapReachedData(
+        session_id=session.session_id,
+        account_id=session.account_id,
+        running_total_usdc=running_total,
+        cap_usdc=cap,
+    )
+
+
+def _move(connection: Connection, session: SessionRecord, now_us: int) -> str | None:
+    """Change balances, reservation and spends by the books.
+
+    Returns:
+        The operator of a payee of this service that was paid.
+    """
+    account_id, settled = session.account_id, session.running_total
+    payee = session.recipient_account_id if settled else None
+    payee_operator = None
+    # Rows are locked in one order, so that two payments in opposite directions never wait for each other.
+    if payee is not None and payee < account_id:
+        payee_operator = accounts.credit(connection, payee, settled)
+    total, spent_us = accounts.settle_cap(
+        connection,
+        account_id,
+        cap=session.cap,
+        settled=settled,
+        credited=session.cap - settled + session.deposited,
+        now_us=now_us,
+    )
+    if settled:
+        spends.insert_spend(connection, account_id, spent_us=spent_us, running_total=total)
+    if payee is not None and payee > account_id:
+        payee_operator = accounts.credit(connection, payee, settled)
+    return payee_operator
+
+
+def _enter(
+    connection: Connection,
+    context: Context,
+    session: SessionRecord,
+    payee_operator: str | None,
+    now_us: int,
+) -> None:
+    """Write the history: the settlement, what strangers sent to the escrow, and what a payee received."""
+    common: dict[str, object] = {
+        "status": TransactionStatus.SETTLED.value,
+        "tx_signature": session.settlement_tx_signature,
+        "session_id": session.session_id,
+        "created_us": now_us,
+    }
+    rows: list[dict[str, object]] = [
+        {
+            **common,
+            "transaction_id": context.identifiers.new(identifiers.ENTRY),
+            "account_id": session.account_id,
+            "type": TransactionType.SESSION_SETTLEMENT.value,
+            "direction": Direction.OUT.value,
+            "amount": session.running_total,
+            "counterparty": session.to,
+            "category": session.category,
+        }
+    ]
+    deposit: dict[str, object] = {
+        **common,
+        "type": TransactionType.DEPOSIT.value,
+        "direction": Direction.IN.value,
+    }
+    if session.deposited:
+        rows.append(
+            {
+                **deposit,
+                "transaction_id": context.identifiers.new(identifiers.ENTRY),
+                "account_id": session.account_id,
+                "amount": session.deposited,
+                "counterparty": session.escrow_token_account,
+            }
+        )
+    if payee_operator is not None:
+        # What the payer calls it is private to its operator.
+        category = session.category if payee_operator == session.operator_id else None
+        rows.append(
+            {
+                **deposit,
+                "transaction_id": context.identifiers.new(identifiers.ENTRY),
+                "account_id": session.recipient_account_id,
+                "amount": session.running_total,
+                "counterparty": session.account_id,
+                "category": category,
+            }
+        )
+    entries.insert_entries(connection, *rows)

@@ -1,0 +1,107 @@
+"""Charging a session: one unit of work, in which one statement decides about the cap.
+
+A key that has charged is answered before anything else is asked, so that the answer to a charge that was made
+never turns into a refusal. A refusal stores nothing.
+"""
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.usdc import to_micro
+from agentpay_server.contract.sessions import ChargeSession
+from agentpay_server.domain.policy import Refusal
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import Problem
+from agentpay_server.domain.sessions import Limits, charge_refusal, charge_verdict, closes_us
+from agentpay_server.domain.transfers import Verdict
+from agentpay_server.services import audit
+from agentpay_server.services.context import Context
+from agentpay_server.services.policies import stored_policy
+from agentpay_server.services.sessions import booking
+from agentpay_server.services.sessions.access import visible
+from agentpay_server.services.sessions.answers import refused
+from agentpay_server.store import sessions as store
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.sessions import Chargeable, SessionRecord
+
+
+class Charge:
+    """The unit of work that adds to a session's running total.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        session_id: the session.
+        request: what is asked.
+        limits: how long the session may last.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        session_id: str,
+        request: ChargeSession,
+        limits: Limits,
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._session_id = session_id
+        self._request = request
+        self._limits = limits
+        self._amount = to_micro(request.amount)
+
+    def __call__(self, connection: Connection) -> tuple[SessionRecord, bool] | None:
+        """Charge, and return the session after it, and whether anybody is to be told.
+
+        Returns:
+            None when somebody else has changed the session meanwhile, and it must be looked at again.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
+            ConflictError: the key has charged meanwhile.
+        """
+        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
+        session = visible(None if found is None else found.session, self._principal, self._session_id)
+        assert found is not None  # noqa: S101 - a session that is visible was found
+        judged = charge_verdict(found.charged, self._amount)
+        if judged is Verdict.CONFLICT:
+            raise Problem(
+                ErrorCode.IDEMPOTENCY_CONFLICT,
+                "This idempotency_key has charged this session with another amount; send the same one, or "
+                "take a new key.",
+            )
+        if judged is Verdict.REPLAY:
+            return session, False
+        refusal = self._refusal(found)
+        if refusal is not None:
+            raise refused(refusal, session)
+        return self._charged(connection, session)
+
+    def _charged(self, connection: Connection, session: SessionRecord) -> tuple[SessionRecord, bool] | None:
+        now_us = self._context.clock.now_us()
+        assert session.opened_us is not None  # noqa: S101 - an open session was opened
+        closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
+        charged = store.charge(connection, self._session_id, self._amount, closes_us=closes)
+        if charged is None:
+            return None
+        key = self._request.idempotency_key
+        store.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
+        audit.record(
+            connection,
+            self._principal,
+            action="sessions.charge",
+            subject=self._session_id,
+            now_us=now_us,
+        )
+        before = charged.running_total - self._amount
+        is_told = booking.book_charged(connection, self._context, charged, now_us, before_micro=before)
+        return charged, is_told
+
+    def _refusal(self, found: Chargeable) -> Refusal | None:
+        session = found.session
+        return charge_refusal(
+            stored_policy(found.policy),
+            status=session.status,
+            cap_micro=session.cap,
+            running_total_micro=session.running_total,
+            amount_micro=self._amount,
+        )

@@ -1,0 +1,240 @@
+"""Sessions: a cap in escrow, charged in small amounts, settled in one transaction (D39).
+
+The order of checks is that of transfers (D11): the account, idempotency, paused, recipient, the rest of the
+policy, balance. This module looks things up and waits; `opening.py`, `charging.py` and `closing.py` decide
+and book, and `services/settlement.py` brings signed bytes to their end.
+"""
+
+import asyncio
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.pages import PageBody
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.escrow import ESCROW_BYTES
+from agentpay_server.contract.sessions import (
+    ChargeSession,
+    ListSessions,
+    OpenSession,
+    Session,
+    SessionStatus,
+)
+from agentpay_server.domain.cursors import List
+from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import Problem, chain_unavailable, not_found
+from agentpay_server.domain.sessions import closing_refusal, opening_verdict
+from agentpay_server.domain.transfers import Verdict
+from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.services.context import Context
+from agentpay_server.services.deposits import Deposits
+from agentpay_server.services.in_flight import finish_in_flight
+from agentpay_server.services.sessions.access import own_session
+from agentpay_server.services.sessions.answers import limits_of, refused, shown, stopped, unresolved
+from agentpay_server.services.sessions.charging import Charge
+from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.services.sessions.opening import Opening, OpeningSteps, key_holder_of, terms_of
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.sight import Contended, look
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import sessions as store
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import ConflictError, Connection
+from agentpay_server.store.sessions import SessionRecord
+
+
+@frozen(kw_only=True)
+class _View:
+    """What a request finds in the database: who pays, who holds its key, whom it names as payee."""
+
+    source: AccountRecord
+    holder: SessionRecord | None
+    recipient: AccountRecord | None
+
+
+class Sessions:
+    """Opens, charges, closes and reads sessions."""
+
+    def __init__(
+        self, context: Context, settlement: Settlement, closing: Closing, deposits: Deposits
+    ) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._closing = closing
+        self._deposits = deposits
+        self._limits = limits_of(context.settings)
+
+    async def open(self, principal: Principal, request: OpenSession) -> Session:
+        """Put a session's cap into escrow, or say why not.
+
+        Returns:
+            The open session; for a key that was used before its session as it stands now.
+
+        Raises:
+            Problem: `not_found` of the account, `idempotency_conflict`, a 402, `invalid_recipient`,
+                `chain_unavailable`: without a session nothing was done, with one its outcome is not known.
+        """
+        principal.require_account(request.account_id, "POST /sessions")
+        # A caller who hangs up cancels nothing.
+        return await self._context.tasks.complete(self._open(principal, request))
+
+    async def charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
+        """Add a micropayment to a session's running total, or say why not.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
+                `chain_unavailable` while the session is opening; nothing was charged.
+        """
+        unit = Charge(self._context, principal, session_id, request, self._limits)
+        while True:
+            fault_point(Operation.SESSION_CHARGE, Step.BEGUN)
+            try:
+                charged = await self._database.run(unit)
+            except ConflictError:
+                # The same key has charged since the look: it is judged again, by what is stored.
+                continue
+            if charged is None:
+                continue
+            fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
+            session, is_told = charged
+            if is_told or session.closes_us is not None:
+                self._context.wakeup.set()
+            return shown(session)
+
+    async def close(self, principal: Principal, session_id: str) -> Session:
+        """Pay what was charged, return the rest, close the escrow; closing again returns the same.
+
+        Raises:
+            Problem: `not_found`, `session_closed` of one that failed, `transfer_failed` while the money
+                cannot reach a token account, `chain_unavailable` while it is not settled.
+        """
+        return await self._context.tasks.complete(self._close(principal, session_id))
+
+    async def get(self, principal: Principal, session_id: str) -> Session:
+        """Return one session.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        return shown(await self._database.read(own_session, principal, session_id))
+
+    async def list(self, principal: Principal, query: ListSessions) -> PageBody[Session]:
+        """Return a page of sessions, newest first: an agent-scoped key sees those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
+        if query.account_id is not None:
+            principal.require_account(query.account_id, "GET /sessions")
+        listing = List("sessions", principal.account_id or principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._database.read(
+            store.page,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            account_id=principal.account_id or query.account_id,
+            status=None if query.status is None else query.status.value,
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
+
+    async def _open(self, principal: Principal, request: OpenSession) -> Session:
+        deadline = self._deadline()
+        terms = terms_of(request)
+        while True:
+            view = await self._database.read(_view, principal, request)
+            judged = opening_verdict(key_holder_of(view.holder), terms, self._context.clock.now_us())
+            if judged in (Verdict.NEW, Verdict.RETRY):
+                session = await self._accepted(principal, request, view, deadline)
+                if session is None:
+                    continue
+            else:
+                assert view.holder is not None  # noqa: S101 - only a held key is judged otherwise
+                if judged is Verdict.CONFLICT:
+                    raise Problem(
+                        ErrorCode.IDEMPOTENCY_CONFLICT,
+                        "This idempotency_key was used with other parameters; send the same ones, or take a "
+                        "new key.",
+                    )
+                session = view.holder
+            if session.signed is not None and session.status == SessionStatus.OPENING:
+                steps = OpeningSteps(self._context, session)
+                opened = await self._settlement.settle(
+                    session.session_id,
+                    session.signed,
+                    steps,
+                    is_new=session is not view.holder,
+                    deadline=deadline,
+                )
+                if opened is None:
+                    opened = await self._database.read(own_session, principal, session.session_id)
+                session = opened
+            if session.status == SessionStatus.OPENING:
+                raise unresolved(session)
+            if session.status == SessionStatus.FAILED:
+                raise stopped(session)
+            return shown(session)
+
+    async def _accepted(
+        self, principal: Principal, request: OpenSession, view: _View, deadline: float
+    ) -> SessionRecord | None:
+        """Decide about a new session, in one unit of work; None asks for another look at everything."""
+        chain = self._context.chain
+        sight, rent, is_last_look = None, 0, False
+        if not view.source.paused:
+            is_last_look = asyncio.get_running_loop().time() >= deadline
+            try:
+                # Nothing is spent that is not booked: the alarm of a low balance goes by the books.
+                await self._deposits.look_if_told(view.source.usdc_token_account)
+                sight = await look(chain, request.to, source=view.source, recipient=view.recipient)
+                rent = await chain.rent_exemption(ESCROW_BYTES)
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
+        unit = Opening(
+            self._context,
+            principal,
+            request,
+            view.holder,
+            sight,
+            rent_exempt_lamports=rent,
+            is_last_look=is_last_look,
+        )
+        fault_point(Operation.SESSION_OPEN, Step.BEGUN)
+        try:
+            return await self._database.run(unit)
+        except Contended:
+            if self._context.tasks.closing.done():
+                raise chain_unavailable() from None
+            await finish_in_flight(self._context, self._settlement, view.source.account_id, deadline)
+            return None
+        except ConflictError:
+            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
+                return None
+            raise
+
+    async def _close(self, principal: Principal, session_id: str) -> Session:
+        session = await self._database.read(own_session, principal, session_id)
+        refusal = closing_refusal(session.status)
+        if refusal is not None:
+            raise refused(refusal, session)
+        if session.status != SessionStatus.SETTLED:
+            session = await self._closing.closed(session_id, self._deadline(), principal=principal)
+        if session.status == SessionStatus.SETTLED:
+            return shown(session)
+        raise unresolved(session) if session.error is None else stopped(session)
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+
+
+def _view(connection: Connection, principal: Principal, request: OpenSession) -> _View:
+    if not identifiers.is_identifier(request.account_id, identifiers.ACCOUNT):
+        raise not_found("account", request.account_id)
+    source, recipient = account_store.parties(connection, request.account_id, request.to)
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", request.account_id)
+    holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
+    return _View(source=source, holder=holder, recipient=recipient)

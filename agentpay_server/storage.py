@@ -1,0 +1,172 @@
+"""Where a server keeps what it knows: in memory, in a directory, or in PostgreSQL.
+
+A directory holds `store.sqlite3`, `chain.sqlite3` for the embedded chain, and `key` unless a key is given:
+the encryption key, readable by its owner alone. Without it the databases give no secret away.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from attrs import evolve, field, frozen
+
+from agentpay_server.services.vault import KEY_BYTES
+from agentpay_server.settings import Settings
+from agentpay_server.store.database import Database, DatabaseUnavailableError, StartRefusedError
+from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.memory import MemoryDatabase
+
+KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
+_STORE_NAME: Final = "store.sqlite3"
+_LEDGER_NAME: Final = "chain.sqlite3"
+_KEY_NAME: Final = "key"
+
+
+class EncryptionKeyError(StartRefusedError):
+    """There is no usable key to seal secrets with."""
+
+
+@frozen(kw_only=True)
+class Storage:
+    """What is open and laid out for a server; whoever opened it closes it, or hands it to a runtime.
+
+    Attributes:
+        database: the server's.
+        ledger: where an embedded chain is kept; None when it ends with the process.
+        settings: with the key that secrets are sealed under.
+        is_alone: whether no other process can be at work on the database. A server with an embedded chain is
+            alone, and is kept so by a lock; several that share a database are not.
+        lost: set once that lock is lost, with the connection to PostgreSQL: the server must end, since
+            another may be at work from then on.
+    """
+
+    database: Database
+    ledger: Database | None
+    settings: Settings
+    is_alone: bool = True
+    lost: asyncio.Event = field(factory=asyncio.Event)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        try:
+            if self.ledger is not None and self.ledger is not self.database:
+                await self.ledger.close()
+        finally:
+            await self.database.close()
+
+
+async def open_storage(
+    settings: Settings, *, data_dir: Path | None = None, database_url: str | None = None
+) -> Storage:
+    """Open the database of a server and bring it to the tables of this version.
+
+    Args:
+        settings: the server's; without an encryption key in them it is taken from the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
+        data_dir: a directory, made if it is not there.
+        database_url: a PostgreSQL database, `postgresql://…`. With neither, everything is in memory.
+
+    Raises:
+        StartRefusedError: another server uses it, a newer version laid it out, or there is no key for it.
+        DatabaseUnavailableError: it cannot be reached or used.
+        ValueError: both are given, or the URL is none.
+    """
+    if data_dir is not None and database_url is not None:
+        raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
+    settings = evolve(settings, encryption_key=settings.encryption_key or _key_of_environment())
+    if data_dir is not None:
+        return await _in_directory(settings, data_dir)
+    if database_url is not None:
+        return await _in_postgres(settings, database_url)
+    return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
+
+
+async def _in_directory(settings: Settings, directory: Path) -> Storage:
+    # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
+    from agentpay_server.store import migrations  # noqa: PLC0415
+
+    _make_directory(directory)
+    async with AsyncExitStack() as opened:
+        # The first of them keeps other servers away from all of the directory.
+        database = FileDatabase(directory / _STORE_NAME)
+        opened.push_async_callback(database.close)
+        ledger = FileDatabase(directory / _LEDGER_NAME)
+        opened.push_async_callback(ledger.close)
+        await migrations.upgrade(database)
+        await migrations.upgrade(ledger)
+        key = settings.encryption_key or _key_in(directory)
+        opened.pop_all()
+    return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
+
+
+async def _in_postgres(settings: Settings, url: str) -> Storage:
+    from agentpay_server.store import migrations  # noqa: PLC0415
+    from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+
+    if settings.encryption_key is None:
+        raise EncryptionKeyError(
+            f"a server on PostgreSQL needs an encryption key that outlives it: set {KEY_VARIABLE} to 64 "
+            "hexadecimal digits, and keep them"
+        )
+    lost = asyncio.Event()
+    async with AsyncExitStack() as opened:
+        database = PostgresDatabase(url)
+        opened.push_async_callback(database.close)
+        # Before anything is changed: the chain inside this server makes the database its own.
+        await database.hold_alone(lost.set)
+        await migrations.upgrade(database)
+        opened.pop_all()
+    return Storage(database=database, ledger=database, settings=settings, is_alone=True, lost=lost)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseUnavailableError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def _key_in(directory: Path) -> bytes:
+    """Return the key that lies in a directory, made if there is none; the directory is ours by now."""
+    path = directory / _KEY_NAME
+    try:
+        return _key_of(path.read_text("ascii").strip(), str(path))
+    except FileNotFoundError:
+        key = os.urandom(KEY_BYTES)
+    # Written aside and moved: a start that is cut off leaves no half of a key.
+    draft = directory / f"{_KEY_NAME}.new"
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{key.hex()}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    if os.name == "posix":
+        _sync_directory(directory)
+    return key
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _key_of_environment() -> bytes | None:
+    text = os.environ.get(KEY_VARIABLE)
+    return None if not text else _key_of(text, KEY_VARIABLE)
+
+
+def _key_of(text: str, place: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise EncryptionKeyError(f"{place} does not hold {2 * KEY_BYTES} hexadecimal digits")
+    return key

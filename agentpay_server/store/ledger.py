@@ -1,0 +1,161 @@
+"""The embedded chain's ledger in the database: accounts, signatures, credits, and where it stands."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from agentpay_server.chain.base import Failure, FailureReason, SignatureStatus
+from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.ledger import ChainState, Credit, LedgerMovedError, Page
+from agentpay_server.store.connection import ConflictError, Connection
+from agentpay_server.store.database import Database
+from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
+
+_STATE: Final = select(chain_state.c.genesis, chain_state.c.slot, chain_state.c.height)
+_BEGIN: Final = insert(chain_state)
+_MOVE: Final = (
+    update(chain_state)
+    # Whoever has gone on from the page before is the only one who may.
+    .where(
+        chain_state.c.genesis == bindparam("of_genesis"),
+        chain_state.c.slot == bindparam("from_slot"),
+        chain_state.c.height == bindparam("from_height"),
+    )
+    .values(slot=bindparam("to_slot"), height=bindparam("to_height"))
+)
+_ACCOUNTS: Final = select(chain_accounts.c.address, chain_accounts.c.account)
+_REMOVE_ACCOUNT: Final = delete(chain_accounts).where(chain_accounts.c.address == bindparam("of_address"))
+_INSERT_ACCOUNT: Final = insert(chain_accounts)
+_INSERT_SIGNATURE: Final = insert(chain_signatures)
+_SIGNATURE: Final = select(chain_signatures.c.failure_reason, chain_signatures.c.failure_detail).where(
+    chain_signatures.c.signature == bindparam("signature")
+)
+_INSERT_CREDIT: Final = insert(chain_credits)
+_CREDITS: Final = (
+    select(chain_credits.c.slot, chain_credits.c.signature, chain_credits.c.amount, chain_credits.c.sender)
+    .where(
+        chain_credits.c.token_account == bindparam("token_account"),
+        chain_credits.c.slot > bindparam("after_slot"),
+    )
+    .order_by(chain_credits.c.slot)
+    .limit(bindparam("count"))
+)
+_SUCCEEDED: Final = SignatureStatus(is_final=True)
+
+
+class DatabaseLedger:
+    """Keeps the pages of one chain in a database.
+
+    Args:
+        database: runs the units of work; the chain's tables are laid out in it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
+        """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
+        return await self._database.read(_read)
+
+    async def status(self, signature: str) -> SignatureStatus | None:
+        """Return what became of a transaction; None when no page tells of it."""
+        return await self._database.read(_status, signature)
+
+    async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        """Return up to `count` credits of a token account after a slot, oldest first."""
+        return await self._database.read(_credits, token_account, after_slot, count)
+
+    async def write(self, page: Page) -> None:
+        """Write a page; on return it is committed.
+
+        Raises:
+            LedgerMovedError: the ledger is not at `page.before`; nothing was written.
+        """
+        try:
+            await self._database.run(_write, page)
+        except ConflictError as error:
+            raise LedgerMovedError("the ledger has pages that this chain did not write") from error
+
+
+def _read(connection: Connection) -> tuple[ChainState, Mapping[str, bytes]] | None:
+    row = connection.execute(_STATE).one_or_none()
+    if row is None:
+        return None
+    genesis, slot, height = row
+    accounts = {address: bytes(account) for address, account in connection.execute(_ACCOUNTS)}
+    return ChainState(genesis=genesis, slot=slot, height=height), accounts
+
+
+def _status(connection: Connection, signature: str) -> SignatureStatus | None:
+    row = connection.execute(_SIGNATURE, {"signature": signature}).one_or_none()
+    if row is None:
+        return None
+    reason, detail = row
+    if reason is None:
+        return _SUCCEEDED
+    return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
+
+
+def _credits(connection: Connection, token_account: str, after_slot: int, count: int) -> list[Credit]:
+    values = {"token_account": token_account, "after_slot": after_slot, "count": count}
+    return [
+        Credit(
+            slot=slot,
+            deposit=Deposit(
+                signature=signature, token_account=token_account, amount_micro=amount, sender=sender
+            ),
+        )
+        for slot, signature, amount, sender in connection.execute(_CREDITS, values)
+    ]
+
+
+def _write(connection: Connection, page: Page) -> None:
+    before, after = page.before, page.after
+    if before is None:
+        connection.execute(_BEGIN, {"genesis": after.genesis, "slot": after.slot, "height": after.height})
+    else:
+        values = {
+            "of_genesis": before.genesis,
+            "from_slot": before.slot,
+            "from_height": before.height,
+            "to_slot": after.slot,
+            "to_height": after.height,
+        }
+        if connection.execute(_MOVE, values).rowcount != 1:
+            raise LedgerMovedError(f"the ledger is not at slot {before.slot}, height {before.height}")
+    if page.accounts:
+        connection.execute(_REMOVE_ACCOUNT, [{"of_address": address} for address in page.accounts])
+    standing = [
+        {"address": address, "account": account}
+        for address, account in page.accounts.items()
+        if account is not None
+    ]
+    if standing:
+        connection.execute(_INSERT_ACCOUNT, standing)
+    if page.statuses:
+        connection.execute(
+            _INSERT_SIGNATURE,
+            [
+                {
+                    "signature": signature,
+                    "failure_reason": None if status.failure is None else status.failure.reason.value,
+                    "failure_detail": None if status.failure is None else status.failure.detail,
+                }
+                for signature, status in page.statuses.items()
+            ],
+        )
+    if page.credits:
+        connection.execute(
+            _INSERT_CREDIT,
+            [
+                {
+                    "token_account": credit.deposit.token_account,
+                    "slot": credit.slot,
+                    "signature": credit.deposit.signature,
+                    "amount": credit.deposit.amount_micro,
+                    "sender": credit.deposit.sender,
+                }
+                for credit in page.credits
+            ],
+        )

@@ -1,0 +1,8 @@
+"""Alembic's way in: runs the steps on the connection that it is handed, in the transaction that it is in."""
+
+from alembic import context
+
+from agentpay_server.store.tables import metadata
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+context.run_migrations()

@@ -1,0 +1,419 @@
+"""The first tables."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    """The first tables."""
+    op.create_table(
+        "accounts",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("handle", sa.Text(), nullable=False),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("key_index", sa.BigInteger(), nullable=False),
+        sa.Column("chain_address", sa.Text(), nullable=False),
+        sa.Column("usdc_token_account", sa.Text(), nullable=False),
+        sa.Column("policy", sa.Text(), nullable=False),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("policy_version", sa.BigInteger(), nullable=False),
+        sa.Column("policy_updated_us", sa.BigInteger(), nullable=False),
+        sa.Column("spent_total", sa.BigInteger(), nullable=False),
+        sa.Column("last_spend_us", sa.BigInteger(), nullable=False),
+        sa.Column("balance", sa.BigInteger(), nullable=False),
+        sa.Column("in_flight", sa.BigInteger(), nullable=False),
+        sa.Column("deposit_cursor", sa.Text(), nullable=True),
+        sa.Column("in_flight_total", sa.BigInteger(), nullable=False),
+        sa.Column("session_reserved", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("account_id"),
+        sa.UniqueConstraint("key_index"),
+        sa.UniqueConstraint("usdc_token_account"),
+    )
+    op.create_index("ix_accounts_operator", "accounts", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_accounts_operator_paused", "accounts", ["operator_id", "paused", "seq"], unique=False)
+    op.create_table(
+        "api_keys",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=True),
+        sa.Column("name", sa.Text(), nullable=True),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("revoked_us", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("digest"),
+        sa.UniqueConstraint("key_id"),
+    )
+    op.create_index("ix_api_keys_operator", "api_keys", ["operator_id", "seq"], unique=False)
+    op.create_table(
+        "audit",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("action", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("before", sa.Text(), nullable=True),
+        sa.Column("after", sa.Text(), nullable=True),
+        sa.Column("request_id", sa.Text(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+    )
+    op.create_index("ix_audit_operator", "audit", ["operator_id", "seq"], unique=False)
+    op.create_table(
+        "chain_accounts",
+        sa.Column("address", sa.Text(), nullable=False),
+        sa.Column("account", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("address"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "chain_credits",
+        sa.Column("token_account", sa.Text(), nullable=False),
+        sa.Column("slot", sa.BigInteger(), nullable=False),
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("sender", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("token_account", "slot"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "chain_signatures",
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("failure_reason", sa.Text(), nullable=True),
+        sa.Column("failure_detail", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("signature"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "chain_state",
+        sa.Column("genesis", sa.Text(), nullable=False),
+        sa.Column("slot", sa.BigInteger(), nullable=False),
+        sa.Column("height", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("genesis"),
+    )
+    op.create_table(
+        "counters",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
+        "deliveries",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("delivery_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("event_id", sa.Text(), nullable=False),
+        sa.Column("event_type", sa.Text(), nullable=False),
+        sa.Column("webhook_id", sa.Text(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("due_us", sa.BigInteger(), nullable=True),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("delivery_id"),
+    )
+    op.create_index(
+        "ix_deliveries_due",
+        "deliveries",
+        ["due_us", "seq"],
+        unique=False,
+        sqlite_where=sa.text("due_us IS NOT NULL"),
+        postgresql_where=sa.text("due_us IS NOT NULL"),
+    )
+    op.create_index("ix_deliveries_event", "deliveries", ["operator_id", "event_id", "seq"], unique=False)
+    op.create_index("ix_deliveries_operator", "deliveries", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_deliveries_webhook", "deliveries", ["webhook_id", "operator_id", "seq"], unique=False)
+    op.create_index(
+        "ix_deliveries_webhook_due",
+        "deliveries",
+        ["webhook_id", "due_us", "seq"],
+        unique=False,
+        sqlite_where=sa.text("due_us IS NOT NULL"),
+        postgresql_where=sa.text("due_us IS NOT NULL"),
+    )
+    op.create_table(
+        "delivery_attempts",
+        sa.Column("delivery_id", sa.Text(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("at_us", sa.BigInteger(), nullable=False),
+        sa.Column("status_code", sa.Integer(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("duration_ms", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("delivery_id", "attempt"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "entries",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("transaction_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("direction", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("counterparty", sa.Text(), nullable=True),
+        sa.Column("memo", sa.Text(), nullable=True),
+        sa.Column("category", sa.Text(), nullable=True),
+        sa.Column("tx_signature", sa.Text(), nullable=True),
+        sa.Column("transfer_id", sa.Text(), nullable=True),
+        sa.Column("session_id", sa.Text(), nullable=True),
+        sa.Column("rejection_reason", sa.Text(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+    )
+    op.create_index("ix_entries_account", "entries", ["account_id", "seq"], unique=False)
+    op.create_index("ix_entries_account_status", "entries", ["account_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ux_entries_deposit",
+        "entries",
+        ["account_id", "tx_signature"],
+        unique=True,
+        sqlite_where=sa.text("type = 'deposit'"),
+        postgresql_where=sa.text("type = 'deposit'"),
+    )
+    op.create_table(
+        "events",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("event_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("event_id"),
+    )
+    op.create_index("ix_events_account", "events", ["operator_id", "account_id", "seq"], unique=False)
+    op.create_index("ix_events_operator", "events", ["operator_id", "seq"], unique=False)
+    op.create_table(
+        "expired_transactions",
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
+        sa.Column("expired_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("signature"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "operators",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("operator_id"),
+    )
+    op.create_table(
+        "policy_records",
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("address", sa.Text(), nullable=False),
+        sa.Column("signed_version", sa.BigInteger(), nullable=True),
+        sa.Column("signed_signature", sa.Text(), nullable=True),
+        sa.Column("signed_raw", sa.LargeBinary(), nullable=True),
+        sa.Column("signed_last_valid_block_height", sa.BigInteger(), nullable=True),
+        sa.Column("written_version", sa.BigInteger(), nullable=False),
+        sa.Column("tx_signature", sa.Text(), nullable=True),
+        sa.Column("due_us", sa.BigInteger(), nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("account_id"),
+    )
+    op.create_index("ix_policy_records_due", "policy_records", ["due_us"], unique=False)
+    op.create_table(
+        "releases",
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("spent_us", sa.BigInteger(), nullable=False),
+        sa.Column("source_id", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("account_id", "spent_us", "source_id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "server_state",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
+        "session_charges",
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("session_id", "idempotency_key"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "sessions",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("to", sa.Text(), nullable=False),
+        sa.Column("recipient_account_id", sa.Text(), nullable=True),
+        sa.Column("recipient_token_account", sa.Text(), nullable=False),
+        sa.Column("category", sa.Text(), nullable=True),
+        sa.Column("cap", sa.BigInteger(), nullable=False),
+        sa.Column("running_total", sa.BigInteger(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("held_key", sa.Text(), nullable=True),
+        sa.Column("key_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.Column("escrow_token_account", sa.Text(), nullable=False),
+        sa.Column("tx_signature", sa.Text(), nullable=False),
+        sa.Column("settlement_tx_signature", sa.Text(), nullable=True),
+        sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
+        sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
+        sa.Column("settlements", sa.Integer(), nullable=False),
+        sa.Column("deposited", sa.BigInteger(), nullable=False),
+        sa.Column("opened_us", sa.BigInteger(), nullable=True),
+        sa.Column("settled_us", sa.BigInteger(), nullable=True),
+        sa.Column("closes_us", sa.BigInteger(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("escrow_token_account"),
+        sa.UniqueConstraint("operator_id", "held_key"),
+        sa.UniqueConstraint("session_id"),
+    )
+    op.create_index("ix_sessions_account", "sessions", ["account_id", "seq"], unique=False)
+    op.create_index("ix_sessions_account_status", "sessions", ["account_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ix_sessions_closes",
+        "sessions",
+        ["closes_us"],
+        unique=False,
+        sqlite_where=sa.text("closes_us IS NOT NULL"),
+        postgresql_where=sa.text("closes_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_sessions_leased",
+        "sessions",
+        ["leased_until_us"],
+        unique=False,
+        sqlite_where=sa.text("leased_until_us IS NOT NULL"),
+        postgresql_where=sa.text("leased_until_us IS NOT NULL"),
+    )
+    op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
+    op.create_table(
+        "spends",
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("spent_us", sa.BigInteger(), nullable=False),
+        sa.Column("running_total", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("account_id", "spent_us", "running_total"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "transfers",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("transfer_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("to", sa.Text(), nullable=False),
+        sa.Column("recipient_account_id", sa.Text(), nullable=True),
+        sa.Column("recipient_token_account", sa.Text(), nullable=True),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("memo", sa.Text(), nullable=True),
+        sa.Column("category", sa.Text(), nullable=True),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("held_key", sa.Text(), nullable=True),
+        sa.Column("key_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.Column("tx_signature", sa.Text(), nullable=True),
+        sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
+        sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
+        sa.Column("initiated", sa.Boolean(), nullable=False),
+        sa.Column("spent_us", sa.BigInteger(), nullable=True),
+        sa.Column("settled_us", sa.BigInteger(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("approval_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("operator_id", "held_key"),
+        sa.UniqueConstraint("transfer_id"),
+    )
+    op.create_index(
+        "ix_transfers_pending",
+        "transfers",
+        ["operator_id", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending_approval'"),
+        postgresql_where=sa.text("status = 'pending_approval'"),
+    )
+    op.create_index(
+        "ix_transfers_pending_due",
+        "transfers",
+        ["approval_expires_us", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending_approval'"),
+        postgresql_where=sa.text("status = 'pending_approval'"),
+    )
+    op.create_index(
+        "ix_transfers_submitted",
+        "transfers",
+        ["account_id", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'submitted'"),
+        postgresql_where=sa.text("status = 'submitted'"),
+    )
+    op.create_table(
+        "webhooks",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("webhook_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("url", sa.Text(), nullable=False),
+        sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("account_ids", sa.Text(), nullable=False),
+        sa.Column("low_balance_threshold", sa.BigInteger(), nullable=True),
+        sa.Column("secret", sa.LargeBinary(), nullable=False),
+        sa.Column("next_secret", sa.LargeBinary(), nullable=True),
+        sa.Column("next_secret_us", sa.BigInteger(), nullable=True),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("deleted_us", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("webhook_id"),
+    )
+    op.create_index(
+        "ix_webhooks_operator",
+        "webhooks",
+        ["operator_id", "seq"],
+        unique=False,
+        sqlite_where=sa.text("deleted_us IS NULL"),
+        postgresql_where=sa.text("deleted_us IS NULL"),
+    )

@@ -1,0 +1,250 @@
+"""Connections to PostgreSQL: SQLAlchemy Core on asyncpg with SQLAlchemy out of the way of every execution.
+
+A statement is compiled once (`prepared.py`) and prepared once on each connection. A unit of work is a plain
+function: it runs in a greenlet, which lets the event loop go on while a statement waits for its answer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import asyncpg
+from asyncpg.prepared_stmt import PreparedStatement
+from sqlalchemy import URL, Executable, Select
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from agentpay_server.store.connection import PLANNED_EACH_TIME, ConflictError, Connection, Parameters
+from agentpay_server.store.prepared import Preparer, Row
+
+T = TypeVar("T")
+
+_DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
+_PREPARER: Final = Preparer(_DIALECT)
+_CLOSING_SECONDS: Final = 2.0
+# Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
+_SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
+_PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
+
+
+class MoreThanOneStatement(BaseException):
+    """A unit needs a transaction: it has more than one statement, or one that is no plain SELECT."""
+
+
+class UndoneError(Exception):
+    """A unit went on after an error that had undone its transaction, and returned."""
+
+
+class Session:
+    """A connection to the server, and the statements that are prepared on it.
+
+    Args:
+        driver: asyncpg's connection.
+    """
+
+    def __init__(self, driver: asyncpg.Connection) -> None:
+        self.driver = driver
+        self._statements: dict[str, PreparedStatement] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be used: it is open, and nothing is left over on it."""
+        return not self.driver.is_closed() and not self.driver.is_in_transaction()
+
+    async def in_transaction(
+        self, begin: str, unit: Callable[[Connection], T], committing: Callable[[], None]
+    ) -> T:
+        """Return what `unit` returns, after the commit.
+
+        Args:
+            begin: the statement that begins the transaction.
+            unit: called with a connection.
+            committing: called when COMMIT is about to be sent.
+        """
+        await self.driver.execute(begin)
+        try:
+            result = await greenlet_spawn(unit, _Connection(self))
+        except BaseException:
+            # Where that fails too, the connection is not used again, and the server rolls back by itself.
+            with contextlib.suppress(Exception):
+                await self.driver.execute("ROLLBACK")
+            raise
+        committing()
+        # A transaction that an error has undone ends with ROLLBACK, though COMMIT was asked for.
+        if await self.driver.execute("COMMIT") != "COMMIT":
+            raise UndoneError("a unit of work went on after its transaction was undone")
+        return result
+
+    async def alone(self, unit: Callable[[Connection], T]) -> T:
+        """Return what `unit` returns, whose only statement, a SELECT, is a transaction of its own.
+
+        Raises:
+            MoreThanOneStatement: it is not; nothing was changed.
+        """
+        return await greenlet_spawn(unit, _LonelyConnection(self))
+
+    async def fetch(self, text: str, values: list[Any]) -> "_Rows":
+        """Run a statement."""
+        statement = await self._prepared(text)
+        return _Rows(await statement.fetch(*values), statement.get_statusmsg())
+
+    async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
+        """Run a statement for each of some sets of values, all in one go."""
+        await (await self._prepared(text)).executemany(values)
+        return _Rows([], "")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        # Whatever becomes of that, it is the end of it.
+        with contextlib.suppress(Exception):
+            await self.driver.close(timeout=_CLOSING_SECONDS)
+
+    async def _prepared(self, text: str) -> PreparedStatement:
+        found = self._statements.get(text)
+        if found is None:
+            found = self._statements[text] = await self.driver.prepare(text)
+        return found
+
+
+class _Connection:
+    """Runs statements within a unit of work."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def execute(
+        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
+    ) -> "_Rows":
+        """Run a statement; with a sequence of parameters, once for each of them.
+
+        Raises:
+            ConflictError: a row would break a constraint. The transaction is lost.
+            KeyError: a parameter is missing.
+        """
+        try:
+            if isinstance(parameters, Sequence):
+                prepared = _PREPARER.prepared(statement, parameters[0])
+                values = [prepared.positional(each) for each in parameters]
+                return await_only(self._session.run_each(prepared.text, values))
+            if PLANNED_EACH_TIME.items() <= statement.get_execution_options().items():
+                await_only(self._session.driver.execute(_PLAN_ANEW))
+            prepared = _PREPARER.prepared(statement, parameters or {})
+            return await_only(self._session.fetch(prepared.text, prepared.positional(parameters or {})))
+        except asyncpg.IntegrityConstraintViolationError as error:
+            raise ConflictError(str(error)) from error
+
+
+class _LonelyConnection(_Connection):
+    """Runs one SELECT, which needs no transaction around it."""
+
+    _is_used = False
+
+    def execute(
+        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
+    ) -> "_Rows":
+        """Run the statement.
+
+        Raises:
+            MoreThanOneStatement: it is not the first, or no SELECT.
+        """
+        if self._is_used or not isinstance(statement, Select):
+            raise MoreThanOneStatement
+        self._is_used = True
+        return super().execute(statement, parameters)
+
+
+class _Rows:
+    """The result of a statement."""
+
+    __slots__ = ("_records", "_status")
+
+    def __init__(self, records: "list[asyncpg.Record]", status: str) -> None:
+        self._records = records
+        self._status = status
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement matched."""
+        return int(self._status.rpartition(" ")[2])
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(cast("list[Row]", self._records))
+
+    def one_or_none(self) -> Row | None:
+        """Return the only row, or None if there is none.
+
+        Raises:
+            ValueError: there is more than one.
+        """
+        if len(self._records) > 1:
+            raise ValueError("the statement has found more than one row")
+        return cast("Row", self._records[0]) if self._records else None
+
+    def scalars(self) -> Iterator[Any]:
+        """Return the first column of every row."""
+        return (row[0] for row in self._records)
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row.
+
+        Raises:
+            ValueError: there is no row, or more than one.
+        """
+        row = self.one_or_none()
+        if row is None:
+            raise ValueError("the statement has found no row")
+        return row[0]
+
+    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row, or None if there is no row."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
+class Pool:
+    """The connections of one server: made when they are needed, kept when they are not.
+
+    asyncpg's own pool would ask the server to reset every connection that is returned, and forget what is
+    prepared on it; here nothing is ever set on one.
+
+    Args:
+        url: of the database.
+        size: how many there are at most; whoever asks beyond that waits for one.
+    """
+
+    def __init__(self, url: URL, size: int) -> None:
+        _, self._options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
+        self._places = asyncio.Semaphore(size)
+        self._free: list[Session] = []
+
+    async def connect(self) -> Session:
+        """Return a connection that is no part of the pool."""
+        return Session(await asyncpg.connect(**self._options, server_settings=_SETTINGS))
+
+    async def take(self) -> Session:
+        """Return a connection that nobody else uses, to be given back."""
+        await self._places.acquire()
+        try:
+            while self._free:
+                # The newest: what is prepared, here and in the caches of the server, is warm on it.
+                session = self._free.pop()
+                if session.is_idle:
+                    return session
+            return await self.connect()
+        except BaseException:
+            self._places.release()
+            raise
+
+    def give_back(self, session: Session) -> None:
+        """Take back a connection that was taken; one that is not as it was is closed."""
+        if session.is_idle:
+            self._free.append(session)
+        else:
+            session.driver.terminate()
+        self._places.release()
+
+    async def close(self) -> None:
+        """Close all connections, none of which is in use."""
+        while self._free:
+            await self._free.pop().close()

@@ -1,0 +1,513 @@
+"""Statements about sessions, the charges that they hold and the idempotency keys of both."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import field, frozen
+from sqlalchemy import and_, bindparam, func, insert, literal_column, null, select, update
+
+from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.contract.sessions import SessionStatus
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.tables import (
+    accounts,
+    expired_transactions,
+    session_charges,
+    sessions,
+)
+
+
+@frozen
+class SessionRecord:
+    """A row of `sessions`, column by column."""
+
+    seq: int
+    session_id: str
+    operator_id: str
+    account_id: str
+    key_id: str
+    to: str
+    recipient_account_id: str | None
+    recipient_token_account: str
+    category: str | None
+    cap: int
+    running_total: int
+    idempotency_key: str
+    held_key: str | None
+    key_expires_us: int | None
+    status: str
+    error: str | None
+    message: str | None
+    escrow_token_account: str
+    tx_signature: str
+    settlement_tx_signature: str | None
+    tx_raw: bytes | None = field(repr=False)
+    tx_last_valid_block_height: int | None
+    settlements: int
+    deposited: int
+    opened_us: int | None
+    settled_us: int | None
+    closes_us: int | None
+    created_us: int
+    leased_until_us: int | None
+
+    @property
+    def signed(self) -> SignedTransaction | None:
+        """The transaction under way, which may land, may have landed, and may be sent again; None if none."""
+        is_opening = self.status == SessionStatus.OPENING
+        signature = self.tx_signature if is_opening else self.settlement_tx_signature
+        if signature is None or self.tx_raw is None or self.tx_last_valid_block_height is None:
+            return None
+        return SignedTransaction(
+            signature=signature,
+            raw=self.tx_raw,
+            last_valid_block_height=self.tx_last_valid_block_height,
+        )
+
+
+@frozen(kw_only=True)
+class Chargeable:
+    """What a charge is judged by.
+
+    Attributes:
+        session: the session.
+        policy: its account's policy, as canonical JSON.
+        charged: what was charged under the key before; None when nothing was.
+    """
+
+    session: SessionRecord
+    policy: str
+    charged: int | None
+
+
+_INSERT: Final = insert(sessions)
+_INSERT_CHARGE: Final = insert(session_charges)
+_INSERT_EXPIRED: Final = insert(expired_transactions)
+_IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
+_IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
+_IS_CLOSING: Final = sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
+_IS_UNDER_WAY: Final = sessions.c.leased_until_us.is_not(None)
+_OF_SESSION: Final = sessions.c.session_id == bindparam("of_session")
+_BY_ID: Final = select(sessions).where(sessions.c.session_id == bindparam("session_id"))
+_BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_BY_KEY: Final = select(sessions).where(
+    sessions.c.operator_id == bindparam("operator_id"),
+    sessions.c.held_key == bindparam("held_key"),
+)
+_FREE_KEY: Final = (
+    update(sessions).where(_OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
+)
+_BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("escrow"))
+
+_CHARGEABLE: Final = (
+    select(sessions, accounts.c.policy, session_charges.c.amount)
+    .join(accounts, accounts.c.account_id == sessions.c.account_id)
+    .outerjoin(
+        session_charges,
+        and_(
+            session_charges.c.session_id == sessions.c.session_id,
+            session_charges.c.idempotency_key == bindparam("idempotency_key"),
+        ),
+    )
+    .where(sessions.c.session_id == bindparam("session_id"))
+)
+# The whole decision about status and cap, in one statement: it cannot pass the cap, whoever else charges.
+_CHARGE: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_OPEN, sessions.c.running_total + bindparam("amount") <= sessions.c.cap)
+    .values(running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us"))
+    .returning(*sessions.columns)
+)
+
+_SET_OPEN: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_OPENING)
+    .values(
+        status=SessionStatus.OPEN.value,
+        tx_signature=bindparam("tx_signature"),
+        tx_raw=null(),
+        tx_last_valid_block_height=null(),
+        opened_us=bindparam("opened_us"),
+        closes_us=bindparam("closes_us"),
+        leased_until_us=null(),
+    )
+)
+_SET_FAILED: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_OPENING)
+    .values(
+        status=SessionStatus.FAILED.value,
+        tx_signature=bindparam("tx_signature"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_raw=null(),
+        tx_last_valid_block_height=null(),
+        key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=null(),
+    )
+)
+_CLAIM_CLOSING: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_OPEN)
+    .values(status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=0)
+)
+_SIGN_OPENING: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_OPENING)
+    .values(
+        tx_signature=bindparam("tx_signature"),
+        tx_raw=bindparam("tx_raw"),
+        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+    )
+)
+_SIGN_SETTLEMENT: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_CLOSING)
+    .values(
+        error=null(),
+        message=null(),
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
+        tx_raw=bindparam("tx_raw"),
+        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
+        settlements=sessions.c.settlements + 1,
+        deposited=bindparam("deposited"),
+        leased_until_us=bindparam("leased_until_us"),
+    )
+)
+_PUT_OFF: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_CLOSING)
+    .values(
+        error=bindparam("error"),
+        message=bindparam("message"),
+        settlement_tx_signature=null(),
+        tx_raw=null(),
+        tx_last_valid_block_height=null(),
+        deposited=0,
+        leased_until_us=bindparam("leased_until_us"),
+    )
+)
+_SET_SETTLED: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_CLOSING)
+    .values(
+        status=SessionStatus.SETTLED.value,
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
+        tx_raw=null(),
+        tx_last_valid_block_height=null(),
+        settled_us=bindparam("settled_us"),
+        key_expires_us=bindparam("key_expires_us"),
+        leased_until_us=null(),
+    )
+)
+
+_PAGE: Final = (
+    select(sessions)
+    .where(sessions.c.operator_id == bindparam("operator_id"), sessions.c.seq < bindparam("before"))
+    .order_by(sessions.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_BY_ACCOUNT: Final = sessions.c.account_id == bindparam("account_id")
+_BY_STATUS: Final = sessions.c.status == bindparam("status")
+_PAGES: Final = {
+    (False, False): _PAGE,
+    (True, False): _PAGE.where(_BY_ACCOUNT),
+    (False, True): _PAGE.where(_BY_STATUS),
+    (True, True): _PAGE.where(_BY_ACCOUNT, _BY_STATUS),
+}
+_OPENING_OF_ACCOUNT: Final = (
+    select(sessions)
+    .where(_IS_OPENING, sessions.c.account_id == bindparam("account_id"))
+    .order_by(sessions.c.seq)
+)
+_OPENING_CAPS: Final = select(func.coalesce(func.sum(sessions.c.cap), 0)).where(
+    _IS_OPENING, sessions.c.account_id == bindparam("account_id")
+)
+_ABANDONED: Final = (
+    select(sessions)
+    .where(_IS_UNDER_WAY, sessions.c.leased_until_us <= bindparam("now_us"))
+    .order_by(sessions.c.leased_until_us, sessions.c.seq)
+    .limit(bindparam("count"))
+)
+_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+_LEASE: Final = (
+    update(sessions).where(_OF_SESSION, _IS_UNDER_WAY).values(leased_until_us=bindparam("until_us"))
+)
+_FREE_ALL: Final = update(sessions).where(_IS_UNDER_WAY).values(leased_until_us=0)
+_NEXT_CLOSE: Final = select(func.min(sessions.c.closes_us)).where(sessions.c.closes_us.is_not(None))
+_DUE: Final = (
+    select(sessions.c.session_id)
+    .where(sessions.c.closes_us.is_not(None), sessions.c.closes_us <= bindparam("now_us"))
+    .order_by(sessions.c.closes_us)
+    .limit(bindparam("count"))
+)
+_COLUMNS: Final = tuple(column.name for column in sessions.columns if column.name != "seq")
+
+
+def insert_session(connection: Connection, record: SessionRecord) -> None:
+    """Store a new session; its `seq` is given by the database."""
+    connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
+
+
+def session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord | None:
+    """Return a session; with `lock`, nobody else changes it before the transaction ends."""
+    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"session_id": session_id}).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> SessionRecord | None:
+    """Return the session that an idempotency key of an operator stands for."""
+    values = {"operator_id": operator_id, "held_key": idempotency_key}
+    row = connection.execute(_BY_KEY, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def free_key(connection: Connection, session_id: str) -> bool:
+    """Take the idempotency key from a session, so that another may hold it; False when it has lost it."""
+    return connection.execute(_FREE_KEY, {"of_session": session_id}).rowcount == 1
+
+
+def is_escrow(connection: Connection, token_account: str) -> bool:
+    """Return whether a token account is a session's escrow: what it pays is booked as it is settled."""
+    return connection.execute(_BY_ESCROW, {"escrow": token_account}).scalar_one_or_none() is not None
+
+
+# --- Charges
+
+
+def chargeable(connection: Connection, session_id: str, idempotency_key: str) -> Chargeable | None:
+    """Return what a charge of a session under a key is judged by; None when there is no such session."""
+    values = {"session_id": session_id, "idempotency_key": idempotency_key}
+    row = connection.execute(_CHARGEABLE, values).one_or_none()
+    if row is None:
+        return None
+    *columns, policy, charged = row
+    return Chargeable(session=SessionRecord(*columns), policy=policy, charged=charged)
+
+
+def charge(
+    connection: Connection, session_id: str, amount: int, *, closes_us: int | None
+) -> SessionRecord | None:
+    """Add to the running total of an open session, within its cap.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        amount: micro-USDC, at least 1.
+        closes_us: when the session is to close by itself from now on.
+
+    Returns:
+        The session after it; None when the session is not open or the cap would be passed.
+    """
+    values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
+    row = connection.execute(_CHARGE, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def insert_charge(
+    connection: Connection, session_id: str, idempotency_key: str, *, amount: int, now_us: int
+) -> None:
+    """Store that a key has charged a session.
+
+    Raises:
+        ConflictError: it has before.
+    """
+    connection.execute(
+        _INSERT_CHARGE,
+        {
+            "session_id": session_id,
+            "idempotency_key": idempotency_key,
+            "amount": amount,
+            "created_us": now_us,
+        },
+    )
+
+
+# --- Changes of status. Each returns whether it was made: somebody else may have been faster.
+
+
+def set_open(
+    connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int | None
+) -> bool:
+    """Make an opening session an open one."""
+    values = {
+        "of_session": session_id,
+        "tx_signature": tx_signature,
+        "opened_us": opened_us,
+        "closes_us": closes_us,
+    }
+    return connection.execute(_SET_OPEN, values).rowcount == 1
+
+
+def set_failed(
+    connection: Connection,
+    session_id: str,
+    *,
+    tx_signature: str,
+    error: str,
+    message: str,
+    key_expires_us: int,
+) -> bool:
+    """Make an opening session a failed one."""
+    values = {
+        "of_session": session_id,
+        "tx_signature": tx_signature,
+        "error": error,
+        "message": message,
+        "key_expires_us": key_expires_us,
+    }
+    return connection.execute(_SET_FAILED, values).rowcount == 1
+
+
+def claim_closing(connection: Connection, session_id: str) -> bool:
+    """Make an open session a closing one: from here on no charge is accepted."""
+    return connection.execute(_CLAIM_CLOSING, {"of_session": session_id}).rowcount == 1
+
+
+def set_settled(
+    connection: Connection, session_id: str, *, tx_signature: str, settled_us: int, key_expires_us: int
+) -> bool:
+    """Make a closing session a settled one."""
+    values = {
+        "of_session": session_id,
+        "settlement_tx_signature": tx_signature,
+        "settled_us": settled_us,
+        "key_expires_us": key_expires_us,
+    }
+    return connection.execute(_SET_SETTLED, values).rowcount == 1
+
+
+# --- Transactions under way
+
+
+def sign_opening(connection: Connection, session_id: str, signed: SignedTransaction) -> None:
+    """Put a new transaction in the place of an opening session's one."""
+    values = {**_transaction(session_id, signed), "tx_signature": signed.signature}
+    connection.execute(_SIGN_OPENING, values)
+
+
+def sign_settlement(
+    connection: Connection, session_id: str, signed: SignedTransaction, *, deposited: int, until_us: int
+) -> None:
+    """Store the settling transaction of a closing session, and lease it until `until_us` of real time."""
+    values = {
+        **_transaction(session_id, signed),
+        "settlement_tx_signature": signed.signature,
+        "deposited": deposited,
+        "leased_until_us": until_us,
+    }
+    connection.execute(_SIGN_SETTLEMENT, values)
+
+
+def put_off(
+    connection: Connection, session_id: str, *, until_us: int, error: str | None, message: str | None
+) -> None:
+    """Store that no transaction of a closing session is under way, and why none can be.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        until_us: until when, in real time, nobody tries again by himself.
+        error: the code of what is in the way; None when nothing is.
+        message: the sentence that explains it.
+    """
+    values = {"of_session": session_id, "error": error, "message": message, "leased_until_us": until_us}
+    connection.execute(_PUT_OFF, values)
+
+
+def insert_expired(connection: Connection, session_id: str, expired: SignedTransaction, now_us: int) -> None:
+    """Keep a note of a transaction that provably never lands and is signed again."""
+    connection.execute(
+        _INSERT_EXPIRED,
+        {
+            "signature": expired.signature,
+            "subject_id": session_id,
+            "last_valid_block_height": expired.last_valid_block_height,
+            "expired_us": now_us,
+        },
+    )
+
+
+def _transaction(session_id: str, signed: SignedTransaction) -> dict[str, object]:
+    return {
+        "of_session": session_id,
+        "tx_raw": signed.raw,
+        "tx_last_valid_block_height": signed.last_valid_block_height,
+    }
+
+
+# --- Lists
+
+
+def page(
+    connection: Connection,
+    operator_id: str,
+    before: int,
+    count: int,
+    *,
+    account_id: str | None,
+    status: str | None,
+) -> list[SessionRecord]:
+    """Return sessions of an operator, newest first, below a sequence number."""
+    values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
+    if account_id is not None:
+        values["account_id"] = account_id
+    if status is not None:
+        values["status"] = status
+    statement = _PAGES[account_id is not None, status is not None]
+    return [SessionRecord(*row) for row in connection.execute(statement, values)]
+
+
+def opening(connection: Connection, account_id: str) -> list[SessionRecord]:
+    """Return the sessions of an account whose funding is under way, oldest first."""
+    return [
+        SessionRecord(*row) for row in connection.execute(_OPENING_OF_ACCOUNT, {"account_id": account_id})
+    ]
+
+
+def reserved(connection: Connection, account: AccountRecord) -> int:
+    """Return the micro-USDC of an account that count as spent and may yet be given back.
+
+    They are the amounts of its transfers in flight, and the caps of its sessions that are not settled.
+    """
+    # What is in flight of sessions is a part of what they reserve: it counts once.
+    opening_caps = int(connection.execute(_OPENING_CAPS, {"account_id": account.account_id}).scalar_one())
+    return account.in_flight - opening_caps + account.session_reserved
+
+
+def next_close_us(connection: Connection) -> int | None:
+    """Return when the next session closes by itself; None when none does."""
+    value: int | None = connection.execute(_NEXT_CLOSE).scalar_one_or_none()
+    return value
+
+
+def due_to_close(connection: Connection, now_us: int, count: int) -> list[str]:
+    """Return up to `count` sessions that close by themselves by now, the longest due first."""
+    return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
+
+
+def abandoned(connection: Connection, now_us: int, count: int, *, lock: bool = False) -> list[SessionRecord]:
+    """Return up to `count` sessions of all accounts that are opening or closing and leased by nobody.
+
+    Args:
+        connection: the connection.
+        now_us: the real time: leases that have run out by then are none.
+        count: the most to return.
+        lock: whether to leave out what another transaction has locked, and to lock what is returned.
+    """
+    values = {"now_us": now_us, "count": count}
+    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
+    return [SessionRecord(*row) for row in rows]
+
+
+def lease(connection: Connection, session_ids: Iterable[str], until_us: int) -> None:
+    """Lease sessions, those of them that are opening or closing, until `until_us` of real time."""
+    values = [{"of_session": session_id, "until_us": until_us} for session_id in session_ids]
+    if values:
+        connection.execute(_LEASE, values)
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: whoever held them is gone."""
+    connection.execute(_FREE_ALL)

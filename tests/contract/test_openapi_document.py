@@ -1,0 +1,312 @@
+"""The OpenAPI documents: valid, current, complete, and true of what is sent."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator, FormatChecker
+from openapi_spec_validator import validate
+
+from agentpay.contract.endpoints import ENDPOINTS
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
+from agentpay.contract.event_types import EventType
+from agentpay.contract.requests import Request
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
+from agentpay_server.embedded.inbox import WebhookInbox
+from agentpay_server.embedded.transports import EmbeddedTransport
+from agentpay_server.http.app import BOUND_ENDPOINTS, DOCUMENTS, document_text
+from agentpay_server.http.openapi.schemas import field_words, summary_of
+
+ROOT = Path(__file__).parents[2]
+TEXTS = {name: document_text(beside=beside) for name, beside in DOCUMENTS.items()}
+PARSED: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in TEXTS.items()}
+OPERATIONS = {
+    (method.upper(), path): (document, operation)
+    for document in PARSED.values()
+    for path, operations in document["paths"].items()
+    for method, operation in operations.items()
+}
+
+every_document = pytest.mark.parametrize("document", PARSED.values(), ids=PARSED)
+every_endpoint = pytest.mark.parametrize("endpoint", BOUND_ENDPOINTS, ids=lambda endpoint: endpoint.name)
+
+
+def validator(document, schema):
+    return Draft202012Validator(
+        {**schema, "components": document["components"]}, format_checker=FormatChecker()
+    )
+
+
+def resolved(document, part):
+    while "$ref" in part:
+        *_, section, name = part["$ref"].split("/")
+        part = document["components"][section][name]
+    return part
+
+
+def parts(value, path=""):
+    """Every object of a JSON value, with its path."""
+    if isinstance(value, dict):
+        yield path, value
+        for name, item in value.items():
+            yield from parts(item, f"{path}/{name}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from parts(item, f"{path}/{place}")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_committed_document_is_the_one_that_is_printed(name):
+    committed = (ROOT / "docs" / name.removeprefix("/")).read_text(encoding="utf-8")
+
+    assert committed == TEXTS[name], "run: agentpay-server openapi [--beside] > docs/openapi[-beside].json"
+
+
+@every_document
+def test_a_document_is_valid_openapi(document):
+    assert document["openapi"] == "3.1.0"
+    validate(document)
+
+
+def test_the_first_document_is_the_contract_and_the_second_has_the_rest():
+    first, second = (
+        {(m.upper(), path) for path, ops in document["paths"].items() for m in ops}
+        for document in PARSED.values()
+    )
+
+    assert first == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    assert first | second == {(endpoint.method, endpoint.path) for endpoint in BOUND_ENDPOINTS}
+    assert not first & second
+
+
+@every_document
+def test_every_example_fits_its_schema_and_everything_sent_has_one(document):
+    for path, part in parts(document):
+        if "schema" not in part or path.endswith("/properties"):
+            continue
+        examples = [example["value"] for example in part.get("examples", {}).values()]
+        examples += [part["example"]] if "example" in part else []
+        assert examples, path
+        for example in examples:
+            validator(document, part["schema"]).validate(example)
+
+
+@every_document
+def test_every_model_and_field_is_described(document):
+    for name, schema in document["components"]["schemas"].items():
+        assert schema["description"].endswith("."), name
+        for field, part in schema.get("properties", {}).items():
+            assert part.get("description", "").endswith("."), f"{name}.{field}"
+
+
+@every_document
+def test_no_word_of_the_papers_or_of_python_is_left(document):
+    for path, part in parts(document):
+        for name in ("description", "summary"):
+            if isinstance(part.get(name), str):
+                assert not re.search(r"\bD\d+\b|\(contract|\bNone\b|\brepr\b|\btuple\b", part[name]), path
+
+
+@every_document
+def test_every_object_is_exact_save_those_that_are_the_callers_own(document):
+    open_ones = {
+        path.removeprefix("/components/schemas/")
+        for path, part in parts(document)
+        if part.get("type") == "object" and part.get("additionalProperties") is not False
+    }
+
+    assert open_ones <= {
+        "CreateAccount/properties/metadata",
+        "AccountDetail/properties/metadata",
+        "RecordedEvent/properties/data",
+    }
+
+
+@every_endpoint
+def test_an_operation_says_all_that_the_table_knows(endpoint):
+    document, operation = OPERATIONS[endpoint.method, endpoint.path]
+    statuses = set(endpoint.responses) | {HTTP_STATUS[code] for code in endpoint.every_error}
+
+    assert set(operation["responses"]) == set(map(str, statuses))
+    for name in ("operationId", "summary", "description", "tags"):
+        assert operation[name]
+    said = [
+        name
+        for parameter in operation.get("parameters", [])
+        if parameter["description"].endswith(".") and (name := parameter["name"])
+    ]
+    queries = [] if endpoint.query is None else list(attrs.fields_dict(endpoint.query))
+    headers = [header.name for header in endpoint.request_headers]
+    assert said == [*re.findall(r"\{(\w+)\}", endpoint.path), *queries, *headers]
+    assert ("requestBody" in operation) == (endpoint.request is not None)
+    for status, answer in operation["responses"].items():
+        headers = resolved(document, answer)["headers"]
+        assert "X-Request-Id" in headers
+        assert ("Retry-After" in headers) == (status in ("429", "503"))
+        assert ("WWW-Authenticate" in headers) == (status == "401")
+
+
+@every_endpoint
+def test_the_errors_of_an_operation_are_an_enum_of_its_codes(endpoint):
+    document, operation = OPERATIONS[endpoint.method, endpoint.path]
+    codes = set()
+    for status in {HTTP_STATUS[code] for code in endpoint.every_error}:
+        answer = resolved(document, operation["responses"][str(status)])
+        schema = answer["content"]["application/json"]["schema"]
+        for choice in schema.get("anyOf", [schema]):
+            codes |= set(resolved(document, choice)["properties"]["error"]["enum"])
+
+    assert codes == {code.value for code in endpoint.every_error}
+
+
+def test_operations_have_names_of_their_own():
+    for document in PARSED.values():
+        names = [part["operationId"] for _, part in parts(document) if "responses" in part and "tags" in part]
+        assert len(names) == len(set(names))
+
+
+def test_every_code_has_a_meaning():
+    assert set(MEANINGS) == set(ErrorCode)
+
+
+def test_the_contracts_limits_are_in_the_document():
+    document = PARSED["/openapi.json"]
+    transfer = document["components"]["schemas"]["CreateTransfer"]["properties"]
+    assert transfer["idempotency_key"]["maxLength"] == 128
+    assert transfer["memo"]["maxLength"] == 200
+    assert "minimum `0.000001`" in transfer["amount"]["description"]
+    for path, default in (("/v1/accounts", 20), ("/v1/accounts/{account_id}/transactions", 25)):
+        (limit,) = (p for p in document["paths"][path]["get"]["parameters"] if p["name"] == "limit")
+        assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 100, "default": default}
+        assert limit["description"] == f"Page size; default {default}, max 100."
+    text = TEXTS["/openapi.json"]
+    for words in ("Keys expire after 24 hours", "rolling 24-hour window", "30 seconds, 5 minutes", "400 ms"):
+        assert words in text
+
+
+@pytest.mark.parametrize("amount", ["0", "0.0", "000000000.000000", "-1", "1e3", "1.0000001", "", "1."])
+def test_an_amount_that_is_refused_does_not_fit_its_schema(amount):
+    schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateTransfer"]["properties"]["amount"]
+
+    assert not Draft202012Validator(schema).is_valid(amount)
+
+
+@pytest.mark.parametrize("amount", ["0.000001", "1", "10", "100.05", "999999999.999999"])
+def test_an_amount_that_is_taken_fits_its_schema(amount):
+    schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateTransfer"]["properties"]["amount"]
+
+    assert Draft202012Validator(schema).is_valid(amount)
+
+
+@pytest.mark.parametrize("name", ["a", "a b", " a", "a ", "", " ", "a\nb", "\x85", "é", "x" * 100, "x" * 101])
+def test_a_name_fits_its_schema_when_it_is_taken_as_it_stands(name):
+    schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateAccount"]["properties"]["name"]
+
+    is_taken = name == name.strip() and 1 <= len(name) <= 100 and name.isprintable()
+    assert Draft202012Validator(schema).is_valid(name) == is_taken
+
+
+def test_every_type_of_event_is_a_webhook_with_its_signature():
+    webhooks = PARSED["/openapi.json"]["webhooks"]
+
+    assert list(webhooks) == [member.value for member in EventType]
+    for webhook in webhooks.values():
+        required = {part["name"] for part in webhook["post"]["parameters"] if part["required"]}
+        assert required == {"X-Service-Signature", "X-Service-Event-Id", "X-Service-Delivery-Attempt"}
+
+
+def test_events_that_are_delivered_fit_their_schemas(monkeypatch):
+    document, deliveries = PARSED["/openapi.json"], []
+    receive = WebhookInbox.receive
+
+    def recorded(inbox, headers, body):
+        deliveries.append((dict(headers), json.loads(body)))
+        return receive(inbox, headers, body)
+
+    monkeypatch.setattr(WebhookInbox, "receive", recorded)
+    with AgentPayServer(seed=1) as server:
+        client = server.client()
+        server.webhook_inbox(low_balance_threshold_usdc=50)
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 100)
+        client.policies.update(payer, escalation_threshold=90, max_single_transfer=95)
+        for amount in (60, 96, 93):
+            transfer = {"from": payer, "to": payee, "amount": str(amount), "idempotency_key": str(amount)}
+            send(server, "POST", "/v1/transfers", json=transfer)
+        client.policies.update(payer, escalation_threshold=20)
+        send(server, "POST", "/v1/transfers", json={**transfer, "amount": "30", "idempotency_key": "e"})
+        server.sandbox.clock.advance(0)
+
+    for headers, event in deliveries:
+        post = document["webhooks"][event["type"]]["post"]
+        validator(document, post["requestBody"]["content"]["application/json"]["schema"]).validate(event)
+        sent = {name.lower(): value for name, value in headers.items()}
+        for part in post["parameters"]:
+            value = sent.get(part["name"].lower())
+            assert value is not None or not part["required"]
+            if value is not None and "pattern" in part["schema"]:
+                assert re.search(part["schema"]["pattern"], value)
+    assert {event["type"] for _, event in deliveries} == {
+        "transfer.initiated",
+        "transfer.settled",
+        "transfer.rejected",
+        "balance.low_threshold",
+        "escalation.required",
+    }
+
+
+def send(server, method, path, *, key=None, **arguments):
+    world = server._running
+    headers = {"Authorization": f"Bearer {server.operator_key if key is None else key}"}
+    with httpx.Client(
+        transport=EmbeddedTransport(world._app, world._owner), base_url="http://agentpay.invalid"
+    ) as plain:
+        return plain.request(method, path, headers=headers, **arguments)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_is_served_to_anyone_and_to_readers_alone(name):
+    with AgentPayServer() as server:
+        answer = send(server, "GET", name, key="none")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.text == TEXTS[name]
+        assert send(server, "POST", name, key="none").status_code == 401
+        assert send(server, "POST", name).status_code == 404
+
+
+@pytest.mark.parametrize(("options", "name"), [([], "/openapi.json"), (["--beside"], "/openapi-beside.json")])
+def test_the_command_prints_a_document(options, name):
+    result = CliRunner().invoke(main, ["openapi", *options])
+
+    assert result.exit_code == 0
+    assert result.output == TEXTS[name]
+
+
+def test_words_come_from_docstrings_without_references():
+    @attrs.frozen(kw_only=True)
+    class Order(Request):
+        """What is asked for (contract, "Orders"; D1).
+
+        Not shown.
+
+        Attributes:
+            amount: how much, from 1 up, or None
+                for all of it (D2).
+            order_id: stays as it is.
+        """
+
+        amount: int | None
+        order_id: str
+
+    assert summary_of(Order) == "What is asked for."
+    assert field_words(Order) == {
+        "amount": "How much, from 1 up, or null for all of it.",
+        "order_id": "Stays as it is.",
+    }

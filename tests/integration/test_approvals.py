@@ -1,0 +1,545 @@
+"""Transfers that wait for an operator: approved, rejected, expired, and what everybody is told (D27)."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import money
+import pytest
+from server_world import START, UNKNOWN_TRANSFER, Funded, raw_client, refused, state_of
+
+from agentpay import AgentPay, ConflictError, InsufficientBalanceError, NotFoundError
+from agentpay.contract.accounts import Account
+from agentpay.contract.transfers import Transfer
+from agentpay.errors import PolicyViolationError
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.store import tables
+
+DAY_SECONDS = 24 * 3600
+
+Escalated = Callable[..., Transfer]
+
+
+@pytest.fixture
+def payer(funded: Funded, client: AgentPay) -> Account:
+    """An account with 100 USDC, from which 10 USDC or more wait for an operator."""
+    account = funded("100")
+    client.policies.update(account.account_id, escalation_threshold=10)
+    return account
+
+
+@pytest.fixture
+def payee(funded: Funded) -> Account:
+    return funded("1", name="Payee")
+
+
+@pytest.fixture
+def escalated(client: AgentPay, payer: Account, payee: Account) -> Escalated:
+    """A factory of transfers that wait for an operator."""
+
+    def ask(amount: str = "25", *, key: str = "key-1", **more: Any) -> Transfer:
+        transfer = client.transfers.create(
+            from_=payer.account_id, to=payee.account_id, amount=amount, idempotency_key=key, **more
+        )
+        assert transfer.status == "pending_approval"
+        return transfer
+
+    return ask
+
+
+def post(http: httpx.Client, transfer: Transfer, verb: str, body: object = None) -> httpx.Response:
+    return http.post(f"/console/approvals/{transfer.transfer_id}/{verb}", json=body)
+
+
+def event_types(server: AgentPayServer, transfer: Transfer) -> list[str]:
+    return [
+        event["type"]
+        for event in money.events(server)
+        if event["data"].get("transfer_id") == transfer.transfer_id
+    ]
+
+
+def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
+    """The audit entries about approvals, newest first."""
+    return [
+        (entry.action, entry.subject, entry.before, entry.after)
+        for entry in server.console.audit()
+        if entry.action.startswith("approvals.")
+    ]
+
+
+# --- Waiting ----------------------------------------------------------------------------------------------
+
+
+def test_what_waits_reserves_nothing_and_is_signed_by_nobody(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    client.policies.update(payer.account_id, max_daily_spend=30)
+    waiting = escalated("25")
+    assert waiting.tx_signature is None
+    detail = server.console.account(payer.account_id)
+    assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (0, 0, 30)
+    # The whole limit is still there for others.
+    for number in range(3):
+        client.transfers.create(
+            from_=payer.account_id, to=payee.account_id, amount="9", idempotency_key=f"small-{number}"
+        )
+    assert event_types(server, waiting) == ["escalation.required"]
+
+
+def test_the_list_shows_what_there_is_to_decide_newest_first(
+    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    first = escalated("10", key="first", memo="dataset 7", category="data")
+    server.sandbox.clock.advance(60)
+    second = escalated("11", key="second")
+    page = http.get("/console/approvals").json()
+    assert [item["transfer_id"] for item in page["data"]] == [second.transfer_id, first.transfer_id]
+    assert (page["cursor"], page["has_more"]) == ("", False)
+    assert page["data"][1] == {
+        "transfer_id": first.transfer_id,
+        "status": "pending_approval",
+        "from": payer.account_id,
+        "to": payee.account_id,
+        "amount_usdc": "10.000000",
+        "memo": "dataset 7",
+        "idempotency_key": "first",
+        "tx_signature": None,
+        "chain_explorer_url": None,
+        "settled_at": None,
+        "category": "data",
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "expires_at": "2026-01-02T00:00:00.000Z",
+    }
+    listed = list(server.console.approvals(limit=1))
+    assert [item.transfer_id for item in listed] == [second.transfer_id, first.transfer_id]
+    assert listed[1].category == "data"
+
+
+def test_the_list_holds_what_waits_and_nothing_else(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    approved, rejected, waiting = (escalated(key=key) for key in "abc")
+    client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+    server.console.approve(approved.transfer_id)
+    server.console.reject(rejected.transfer_id)
+    assert [item.transfer_id for item in server.console.approvals()] == [waiting.transfer_id]
+
+
+# --- Approving --------------------------------------------------------------------------------------------
+
+
+def test_an_approved_transfer_is_executed_like_any_other(
+    server: AgentPayServer,
+    http: httpx.Client,
+    client: AgentPay,
+    escalated: Escalated,
+    payer: Account,
+    payee: Account,
+) -> None:
+    waiting = escalated("25", memo="dataset 7")
+    server.sandbox.clock.advance(3600)
+    answer = post(http, waiting, "approve")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert set(body) == money.TEN_FIELDS
+    assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "settled")
+    assert (body["memo"], body["idempotency_key"]) == ("dataset 7", "key-1")
+    assert body["settled_at"] == "2026-01-01T01:00:00.000Z"
+    assert body["tx_signature"] in body["chain_explorer_url"]
+    assert client.transfers.get(waiting.transfer_id).tx_signature == body["tx_signature"]
+    assert money.held(server, payee.usdc_token_account) == 26_000_000
+    assert event_types(server, waiting) == ["escalation.required", "transfer.initiated", "transfer.settled"]
+    entry = money.entries(server, payer.account_id)[0]
+    assert (entry["type"], entry["transfer_id"]) == ("transfer", waiting.transfer_id)
+    assert audited(server) == [
+        (
+            "approvals.approve",
+            waiting.transfer_id,
+            {"status": "pending_approval"},
+            {"status": "submitted"},
+        )
+    ]
+
+
+def test_it_counts_from_the_moment_of_approval(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    client.policies.update(payer.account_id, max_daily_spend=30)
+    waiting = escalated("25")
+    server.sandbox.clock.advance(DAY_SECONDS - 1)
+    server.console.approve(waiting.transfer_id)
+    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert server.console.account(payer.account_id).spent_usdc == 25
+    server.sandbox.clock.advance(0.000001)
+    assert server.console.account(payer.account_id).spent_usdc == 0
+
+
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"paused": True}, "account_paused", "paused"),
+    ({"require_memo": True}, "policy_violation", "require_memo"),
+    ({"allowed_counterparties": []}, "policy_violation", "allowed_counterparties"),
+    ({"categories": ["data"]}, "policy_violation", "categories"),
+    ({"max_single_transfer": "24.999999"}, "policy_violation", "max_single_transfer"),
+    ({"max_daily_spend": "24.999999"}, "policy_violation", "max_daily_spend"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "named"), REFUSALS)
+def test_the_policy_in_force_decides_and_its_refusal_is_final(
+    server: AgentPayServer,
+    http: httpx.Client,
+    client: AgentPay,
+    escalated: Escalated,
+    payer: Account,
+    payee: Account,
+    change: dict[str, Any],
+    error: str,
+    named: str,
+) -> None:
+    waiting = escalated("25")
+    before = client.policies.get(payer.account_id)
+    client.policies.update(payer.account_id, **change)
+    answer = post(http, waiting, "approve")
+    body = refused(answer, error)
+    assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
+    assert body["message"].startswith(named)
+    shown = client.transfers.get(waiting.transfer_id)
+    assert (shown.status, shown.error, shown.message) == ("rejected", error, body["message"])
+    assert shown.tx_signature is None
+    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
+    assert money.events(server)[-1]["data"]["rejection_reason"] == error
+    entry = money.entries(server, payer.account_id)[0]
+    assert (entry["type"], entry["rejection_reason"]) == ("rejection", error)
+    assert audited(server)[0][3] == {"status": "rejected", "error": error, "message": body["message"]}
+    assert money.held(server, payee.usdc_token_account) == 1_000_000
+    # Once refused, mending the policy brings it back to nobody.
+    client.policies.replace(payer.account_id, **{name: getattr(before, name) for name in change})
+    refused(post(http, waiting, "approve"), "not_pending")
+    again = money.post(http, money.order(payer, payee.account_id, "25"))
+    assert refused(again, error) == body
+
+
+def test_escalation_itself_is_not_asked_again(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    waiting = escalated("25")
+    client.policies.update(payer.account_id, escalation_threshold=0)
+    assert server.console.approve(waiting.transfer_id).status == "settled"
+
+
+def test_a_limit_that_others_have_used_up_meanwhile_refuses_it(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    client.policies.update(payer.account_id, max_daily_spend=30)
+    one, other = escalated("25", key="one"), escalated("10", key="other")
+    assert server.console.approve(one.transfer_id).status == "settled"
+    with pytest.raises(PolicyViolationError, match=r"max_daily_spend is 30\.000000"):
+        server.console.approve(other.transfer_id)
+
+
+def test_too_little_money_leaves_it_waiting(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    waiting = escalated("25")
+    outside = server.sandbox.create_token_account().usdc_token_account
+    client.policies.update(payer.account_id, escalation_threshold=None)
+    client.transfers.create(from_=payer.account_id, to=outside, amount="75.000001")
+    before = state_of(server)
+    body = refused(post(http, waiting, "approve"), "insufficient_balance")
+    assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "pending_approval")
+    assert "24.999999 USDC" in body["message"]
+    assert body["message"].endswith("approve the transfer again.")
+    with pytest.raises(InsufficientBalanceError) as raised:
+        server.console.approve(waiting.transfer_id)
+    assert raised.value.transfer_status == "pending_approval"
+    assert state_of(server) == before
+    server.sandbox.fund(payer.account_id, "0.000001")
+    assert server.console.approve(waiting.transfer_id).status == "settled"
+
+
+def test_a_recipient_that_cannot_receive_leaves_it_waiting(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payee: Account
+) -> None:
+    waiting = escalated("25")
+    money.freeze(server, payee.usdc_token_account)
+    before = state_of(server)
+    body = refused(post(http, waiting, "approve"), "invalid_recipient")
+    assert "frozen" in body["message"]
+    assert state_of(server) == before
+    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
+    assert server.console.reject(waiting.transfer_id).status == "rejected"
+
+
+def test_a_chain_that_does_not_answer_leaves_it_waiting(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated
+) -> None:
+    waiting = escalated("25")
+    server.sandbox.set_fault("chain_down")
+    body = refused(post(http, waiting, "approve"), "chain_unavailable")
+    assert "transfer_id" not in body
+    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
+    server.sandbox.clear_faults()
+    assert server.console.approve(waiting.transfer_id).status == "settled"
+
+
+# --- Rejecting --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "An operator rejected this transfer."),
+        ({}, "An operator rejected this transfer."),
+        (
+            {"reason": "  Ask legal  "},
+            "An operator rejected this transfer, because: “Ask legal”.",
+        ),
+    ],
+)
+def test_a_rejected_transfer_ends_with_the_operators_reason(
+    server: AgentPayServer,
+    http: httpx.Client,
+    client: AgentPay,
+    escalated: Escalated,
+    payer: Account,
+    payee: Account,
+    body: object,
+    message: str,
+) -> None:
+    waiting = escalated("25", memo="dataset 7")
+    answer = (
+        http.post(f"/console/approvals/{waiting.transfer_id}/reject")
+        if body is None
+        else post(http, waiting, "reject", body)
+    )
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()
+    assert (shown["status"], shown["error"]) == ("rejected", "escalation_rejected")
+    assert shown["message"] == message
+    assert client.transfers.get(waiting.transfer_id).message == message
+    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
+    assert money.events(server)[-1]["data"] == {
+        "account_id": payer.account_id,
+        "rejection_reason": "escalation_rejected",
+        "transfer_id": waiting.transfer_id,
+        "to": payee.account_id,
+        "amount_usdc": "25.000000",
+        "message": message,
+    }
+    entry = money.entries(server, payer.account_id)[0]
+    assert (entry["type"], entry["status"]) == ("rejection", "rejected")
+    assert (entry["rejection_reason"], entry["memo"]) == ("escalation_rejected", "dataset 7")
+    assert audited(server) == [
+        (
+            "approvals.reject",
+            waiting.transfer_id,
+            {"status": "pending_approval"},
+            {"status": "rejected", "error": "escalation_rejected", "message": message},
+        )
+    ]
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "x" * 201, "a\nb", 5, None])
+def test_a_reason_is_a_line_of_text(http: httpx.Client, escalated: Escalated, reason: object) -> None:
+    waiting = escalated()
+    assert refused(post(http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
+    assert post(http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
+
+
+def test_a_paused_account_is_no_obstacle_to_rejecting(
+    server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    waiting = escalated()
+    client.policies.pause(payer.account_id)
+    server.sandbox.set_fault("chain_down")
+    assert server.console.reject(waiting.transfer_id).error == "escalation_rejected"
+
+
+# --- Expiring ---------------------------------------------------------------------------------------------
+
+
+def test_nobody_decides_within_a_day(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    waiting = escalated("25")
+    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
+    server.sandbox.clock.advance(0.000001)
+    shown = client.transfers.get(waiting.transfer_id)
+    assert (shown.status, shown.error) == ("rejected", "escalation_expired")
+    assert shown.message is not None
+    assert "2026-01-02T00:00:00.000Z" in shown.message
+    assert event_types(server, waiting) == ["escalation.required", "transfer.rejected"]
+    event = money.events(server)[-1]
+    assert event["data"]["rejection_reason"] == "escalation_expired"
+    assert event["created_at"] == "2026-01-02T00:00:00.000Z"
+    assert money.entries(server, payer.account_id)[0]["rejection_reason"] == "escalation_expired"
+    assert list(server.console.approvals()) == []
+    refused(post(http, waiting, "approve"), "not_pending")
+    refused(post(http, waiting, "reject"), "not_pending")
+    assert audited(server) == []
+
+
+def test_the_last_microsecond_is_enough(server: AgentPayServer, escalated: Escalated) -> None:
+    waiting = escalated("25")
+    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    assert server.console.approve(waiting.transfer_id).status == "settled"
+
+
+def test_the_time_to_decide_is_a_setting_and_each_transfer_has_its_own() -> None:
+    with AgentPayServer(clock=START, settings=Settings(approval_ttl_seconds=1.5)) as server:
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        server.sandbox.fund(payer.account_id, "100")
+        client.policies.update(payer.account_id, escalation_threshold=0)
+        made = []
+        for _ in range(3):
+            made.append(
+                client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1").transfer_id
+            )
+            server.sandbox.clock.advance(0.5)
+        statuses = [client.transfers.get(transfer_id).status for transfer_id in made]
+        assert statuses == ["rejected", "pending_approval", "pending_approval"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 367 * DAY_SECONDS, float("inf"), float("nan")])
+def test_a_time_to_decide_that_makes_no_sense_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="approval_ttl_seconds"):
+        Settings(approval_ttl_seconds=seconds)
+
+
+def test_more_than_a_batch_expires_at_once(server: AgentPayServer, escalated: Escalated) -> None:
+    for number in range(120):
+        escalated("10", key=f"key-{number}")
+    server.sandbox.clock.advance(DAY_SECONDS)
+    assert {row["error"] for row in money.rows(server, tables.transfers)} == {"escalation_expired"}
+    assert [event["type"] for event in money.events(server)].count("transfer.rejected") == 120
+
+
+# --- The key ----------------------------------------------------------------------------------------------
+
+
+def test_the_key_stands_for_the_transfer_all_the_way(
+    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    waiting = escalated("25")
+    body = money.order(payer, payee.account_id, "25")
+    pending = money.post(http, body)
+    assert (pending.status_code, pending.json()["status"]) == (202, "pending_approval")
+    settled = post(http, waiting, "approve").json()
+    again = money.post(http, body)
+    assert (again.status_code, again.json()) == (200, settled)
+    assert len(money.rows(server, tables.transfers)) == 1
+
+
+def test_the_key_of_a_rejected_transfer_tells_why(
+    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    waiting = escalated("25")
+    server.console.reject(waiting.transfer_id, reason="too much")
+    before = state_of(server)
+    body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
+    assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
+    assert "“too much”" in body["message"]
+    assert state_of(server) == before
+    other = money.post(http, money.order(payer, payee.account_id, "26"))
+    refused(other, "idempotency_conflict")
+
+
+def test_the_key_of_an_expired_transfer_tells_why(
+    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
+) -> None:
+    waiting = escalated("25")
+    server.sandbox.clock.advance(DAY_SECONDS)
+    body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
+    assert body["transfer_id"] == waiting.transfer_id
+    assert body["message"].startswith("No operator approved this transfer until")
+
+
+@pytest.mark.parametrize("how", ["approve", "reject", "expire"])
+def test_the_key_is_free_24_hours_after_the_end_and_not_before(
+    server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account, how: str
+) -> None:
+    waiting = escalated("25")
+    server.sandbox.clock.advance(DAY_SECONDS if how == "expire" else DAY_SECONDS - 1)
+    if how != "expire":
+        assert post(http, waiting, how).status_code == 200
+    body = money.order(payer, payee.account_id, "25")
+    server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
+    again = money.post(http, body)
+    assert again.status_code == (200 if how == "approve" else 402)
+    assert again.json()["transfer_id"] == waiting.transfer_id
+    server.sandbox.clock.advance(0.000001)
+    new = money.post(http, body)
+    assert (new.status_code, new.json()["status"]) == (202, "pending_approval")
+    assert new.json()["transfer_id"] != waiting.transfer_id
+
+
+# --- What cannot be decided -------------------------------------------------------------------------------
+
+
+def test_what_is_decided_is_decided(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
+) -> None:
+    approved, rejected = escalated(key="a"), escalated(key="b")
+    server.console.approve(approved.transfer_id)
+    server.console.reject(rejected.transfer_id)
+    before = state_of(server)
+    for transfer, status in ((approved, "settled"), (rejected, "rejected")):
+        for verb in ("approve", "reject"):
+            body = refused(post(http, transfer, verb), "not_pending")
+            assert status in body["message"]
+            with pytest.raises(ConflictError):
+                getattr(server.console, verb)(transfer.transfer_id)
+    assert state_of(server) == before
+
+
+def test_a_transfer_that_never_waited_is_not_pending(
+    http: httpx.Client, client: AgentPay, payer: Account, payee: Account
+) -> None:
+    settled = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+    refused(post(http, settled, "approve"), "not_pending")
+    refused(post(http, settled, "reject"), "not_pending")
+
+
+@pytest.mark.parametrize("verb", ["approve", "reject"])
+def test_another_operators_transfer_looks_like_none(
+    server: AgentPayServer, escalated: Escalated, verb: str
+) -> None:
+    waiting = escalated()
+    with raw_client(server, server.sandbox.create_operator("Other").key) as other:
+        theirs = refused(post(other, waiting, verb), "not_found")
+        for unknown in (UNKNOWN_TRANSFER, "nonsense", "acct_" + UNKNOWN_TRANSFER[4:]):
+            none = refused(other.post(f"/console/approvals/{unknown}/{verb}"), "not_found")
+            assert none["message"].replace(unknown, "") == theirs["message"].replace(waiting.transfer_id, "")
+        assert other.get("/console/approvals").json()["data"] == []
+
+
+def test_an_agent_key_sees_its_own_waiting_transfer_and_decides_nothing(
+    server: AgentPayServer, escalated: Escalated, payer: Account
+) -> None:
+    waiting = escalated()
+    key = server.console.create_agent_key(payer.account_id).key
+    with raw_client(server, key) as agent:
+        shown = agent.get(f"/v1/transfers/{waiting.transfer_id}")
+        assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
+        for verb in ("approve", "reject"):
+            refused(post(agent, waiting, verb), "forbidden")
+        refused(agent.get("/console/approvals"), "forbidden")
+    assert server.client().transfers.get(waiting.transfer_id).status == "pending_approval"
+
+
+def test_the_client_raises_what_the_service_says(server: AgentPayServer) -> None:
+    with pytest.raises(NotFoundError):
+        server.console.approve(UNKNOWN_TRANSFER)
+
+
+@pytest.mark.anyio
+async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
+    one, other = escalated(key="one"), escalated(key="other")
+    console = server.async_console
+    assert [item.transfer_id async for item in console.approvals()] == [other.transfer_id, one.transfer_id]
+    assert (await console.approve(one.transfer_id)).amount_usdc == Decimal(25)
+    assert (await console.reject(other.transfer_id, reason="no")).status == "rejected"

@@ -1,0 +1,326 @@
+"""Faults that the sandbox arms: over HTTP, through the SDK, and what each does to the service."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_world import START, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
+
+from agentpay import AgentPay, InvalidRequestError, ServiceUnavailableError
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.faulty import ChainFault
+from agentpay_server.contract.sandbox import Fault
+
+FAULTS = "/sandbox/faults"
+CHAIN_FAULTS = [str(fault) for fault in ChainFault]
+
+
+@pytest.fixture
+def hasty() -> Iterator[AgentPayServer]:
+    """A server that answers a transfer before a chain in trouble can."""
+    with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0.05)) as running:
+        yield running
+
+
+def paid(http: httpx.Client, source: Account, to: Account, key: str = "key") -> httpx.Response:
+    body = {"from": source.account_id, "to": to.account_id, "amount": "7", "idempotency_key": key}
+    return http.post("/v1/transfers", json=body)
+
+
+def armed(http: httpx.Client) -> list[dict[str, Any]]:
+    body = http.get(FAULTS).json()
+    assert (body["cursor"], body["has_more"]) == ("", False)
+    return list(body["data"])
+
+
+# --- Arming and disarming ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHAIN_FAULTS)
+def test_a_fault_is_armed_listed_and_deleted(http: httpx.Client, name: str) -> None:
+    answer = http.put(f"{FAULTS}/{name}", json={"times": 3})
+    assert (answer.status_code, answer.json()) == (200, {"name": name, "times": 3})
+    assert http.put(f"{FAULTS}/{name}").json() == {"name": name, "times": None}
+    assert armed(http) == [{"name": name, "times": None}]
+    assert http.delete(f"{FAULTS}/{name}").status_code == 204
+    assert http.delete(f"{FAULTS}/{name}").status_code == 204
+    assert armed(http) == []
+
+
+def test_all_are_cleared_at_once(http: httpx.Client) -> None:
+    for name in CHAIN_FAULTS:
+        assert http.put(f"{FAULTS}/{name}", json={"times": None}).status_code == 200
+    assert http.delete(FAULTS).status_code == 204
+    assert armed(http) == []
+    assert http.delete(FAULTS).status_code == 204
+
+
+def test_the_list_has_pages_newest_first(http: httpx.Client) -> None:
+    for name in CHAIN_FAULTS:
+        http.put(f"{FAULTS}/{name}")
+    first = http.get(FAULTS, params={"limit": 3}).json()
+    second = http.get(FAULTS, params={"limit": 3, "cursor": first["cursor"]}).json()
+    assert first["has_more"]
+    assert not second["has_more"]
+    assert [item["name"] for page in (first, second) for item in page["data"]] == CHAIN_FAULTS[::-1]
+
+
+@pytest.mark.parametrize("times", [0, -1, 1001, 1.5, "2", True, [1]])
+def test_times_is_a_count(shared_http: httpx.Client, times: object) -> None:
+    assert set(faults(shared_http.put(f"{FAULTS}/chain_down", json={"times": times}))) == {"times"}
+    assert armed(shared_http) == []
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+@pytest.mark.parametrize(
+    "name", ["x", "CHAIN_DOWN", "%F0%9F%A4%96", "crash_at", "crash_at:", "crash_at:transfer"]
+)
+def test_an_unknown_fault_is_400_and_says_which_there_are(
+    shared_http: httpx.Client, method: str, name: str
+) -> None:
+    message = faults(shared_http.request(method, f"{FAULTS}/{name}"))["name"]
+    expected = ["transfer.sent", "chain.written"] if name.startswith("crash_at:") else CHAIN_FAULTS
+    assert all(known in message for known in expected)
+
+
+def test_a_process_that_is_shared_is_not_killed(shared_http: httpx.Client) -> None:
+    message = faults(shared_http.put(f"{FAULTS}/crash_at:transfer.sent"))["name"]
+    assert "agentpay-server serve" in message
+    assert armed(shared_http) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/chain_down"), ("DELETE", "/chain_down"), ("GET", ""), ("DELETE", "")],
+)
+def test_agents_have_no_faults(shared_agent_http: httpx.Client, method: str, path: str) -> None:
+    refused(shared_agent_http.request(method, f"{FAULTS}{path}"), "forbidden")
+
+
+def test_who_arms_a_fault_is_in_the_audit_trail(http: httpx.Client) -> None:
+    http.delete(FAULTS)
+    http.put(f"{FAULTS}/chain_slow", json={"times": 2})
+    http.put(f"{FAULTS}/chain_down")
+    http.delete(f"{FAULTS}/chain_reply_lost")
+    http.delete(f"{FAULTS}/chain_slow")
+    http.delete(FAULTS)
+    *entries, _ = http.get("/console/audit").json()["data"]
+    assert [(entry["action"], entry["subject"], entry["after"]) for entry in entries] == [
+        ("sandbox.faults.clear", "chain_down", None),
+        ("sandbox.faults.delete", "chain_slow", None),
+        ("sandbox.faults.set", "chain_down", {"times": None}),
+        ("sandbox.faults.set", "chain_slow", {"times": 2}),
+    ]
+
+
+def test_the_sdk_arms_faults_for_a_block(server: AgentPayServer, http: httpx.Client) -> None:
+    sandbox = server.sandbox
+    assert sandbox.set_fault("chain_slow", 2) == Fault(name="chain_slow", times=2)
+    with sandbox.fault("chain_down") as fault:
+        assert fault == Fault(name="chain_down", times=None)
+        assert list(sandbox.faults()) == [fault, Fault(name="chain_slow", times=2)]
+        with pytest.raises(ZeroDivisionError), sandbox.fault("chain_reply_lost", times=5):
+            raise ZeroDivisionError
+        assert len(armed(http)) == 2
+    assert [fault.name for fault in sandbox.faults()] == ["chain_slow"]
+    sandbox.clear_faults()
+    assert list(sandbox.faults()) == []
+    with pytest.raises(InvalidRequestError, match="chain_reply_lost"):
+        sandbox.set_fault("chain_up")
+
+
+@pytest.mark.anyio
+async def test_the_async_sdk_arms_faults_for_a_block(server: AgentPayServer) -> None:
+    sandbox = server.async_sandbox
+    async with sandbox.fault("chain_down", times=4) as fault:
+        assert [found async for found in sandbox.faults()] == [fault]
+        assert fault.times == 4
+    assert (await sandbox.faults()).data == ()
+    await sandbox.set_fault("chain_down")
+    await sandbox.clear_faults()
+    assert (await sandbox.faults()).data == ()
+
+
+# --- chain_down -------------------------------------------------------------------------------------------
+
+
+def test_without_a_chain_a_transfer_is_not_begun(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
+) -> None:
+    source, to = funded(), client.accounts.create(name="Payee")
+    server.sandbox.set_fault("chain_down")
+    before = state_of(server)
+    assert set(refused(paid(http, source, to), "chain_unavailable")) == {"error", "message", "request_id"}
+    assert state_of(server) == before
+    server.sandbox.clear_faults()
+    assert paid(http, source, to).status_code == 200
+
+
+def test_without_a_chain_no_account_is_made(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+) -> None:
+    with server.sandbox.fault("chain_down"):
+        refused(http.post("/v1/accounts", json={"name": "a"}), "chain_unavailable")
+        assert http.get("/v1/accounts").json()["data"] == []
+    assert list(client.accounts.list()) == []
+    assert http.post("/v1/accounts", json={"name": "a"}).status_code == 201
+
+
+def test_without_a_chain_there_is_no_balance_and_no_money(
+    server: AgentPayServer, http: httpx.Client, funded: Funded
+) -> None:
+    account = funded("5")
+    with server.sandbox.fault("chain_down"):
+        answer = http.get(f"/v1/accounts/{account.account_id}/balance")
+        refused(answer, "chain_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        refused(http.get(f"/v1/accounts/{account.account_id}"), "chain_unavailable")
+        refused(http.get("/v1/accounts"), "chain_unavailable")
+        refused(
+            http.post(f"/sandbox/accounts/{account.account_id}/fund", json={"amount": "1"}),
+            "chain_unavailable",
+        )
+        refused(http.post("/sandbox/token-accounts"), "chain_unavailable")
+        refused(http.get(f"/v1/accounts/{UNKNOWN_ACCOUNT}/balance"), "not_found")
+    assert http.get(f"/v1/accounts/{account.account_id}/balance").json()["balance_usdc"] == "5.000000"
+
+
+def test_without_a_chain_a_policy_is_in_force_and_its_record_follows(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
+) -> None:
+    source, to = funded(), client.accounts.create(name="Payee")
+    with server.sandbox.fault("chain_down"):
+        assert client.policies.update(source.account_id, paused=True).paused
+        refused(paid(http, source, to), "account_paused")
+    server.sandbox.clock.advance(seconds=10)
+    detail = server.console.account(source.account_id)
+    assert detail.policy_record is not None
+    assert detail.policy_record.version == detail.policy_version
+
+
+def test_a_fault_happens_as_often_as_it_was_asked_to(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+) -> None:
+    path = f"/v1/accounts/{client.accounts.create(name='a').account_id}/balance"
+    http.put(f"{FAULTS}/chain_down", json={"times": 2})
+    assert http.get(path).status_code == 503
+    assert armed(http) == [{"name": "chain_down", "times": 1}]
+    assert http.get(path).status_code == 503
+    assert armed(http) == []
+    assert http.get(path).status_code == 200
+
+
+def test_the_sdk_asks_again_and_sees_nothing_of_a_short_one(server: AgentPayServer, funded: Funded) -> None:
+    account = funded("5")
+    with server.sandbox.fault("chain_down", times=1):
+        assert server.client().accounts.balance(account.account_id).balance_usdc == 5
+        assert list(server.sandbox.faults()) == []
+
+
+# --- chain_reply_lost, chain_never_lands, chain_slow ------------------------------------------------------
+
+
+def test_a_lost_reply_is_asked_for_and_the_money_moved_once(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
+) -> None:
+    source, to = funded(), client.accounts.create(name="Payee")
+    with server.sandbox.fault("chain_reply_lost"):
+        answer = paid(http, source, to)
+        assert (answer.status_code, answer.json()["status"]) == (200, "settled")
+    assert paid(http, source, to).json() == answer.json()
+    assert client.accounts.balance(to.account_id).balance_usdc == 7
+
+
+def test_what_is_made_while_replies_are_lost_is_whole(server: AgentPayServer, client: AgentPay) -> None:
+    with server.sandbox.fault("chain_reply_lost"):
+        account = client.accounts.create(name="a")
+        assert server.sandbox.fund(account.account_id, 3).balance_usdc == 3
+        outside = server.sandbox.create_token_account().usdc_token_account
+        client.transfers.create(from_=account.account_id, to=outside, amount="1")
+    assert client.accounts.balance(account.account_id).balance_usdc == 2
+
+
+def test_a_transaction_that_never_lands_is_signed_again_under_the_same_transfer(
+    hasty: AgentPayServer,
+) -> None:
+    client = hasty.client()
+    source, to = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+    hasty.sandbox.fund(source.account_id, 100)
+    with raw_client(hasty) as http:
+        with hasty.sandbox.fault("chain_never_lands"):
+            unknown = refused(paid(http, source, to), "chain_unavailable")
+            shown = client.transfers.get(unknown["transfer_id"])
+            assert (unknown["status"], shown.status) == ("submitted", "submitted")
+            assert hasty.console.account(source.account_id).reserved_usdc == 7
+        settled = settled_in_the_end(http, source, to)
+    assert settled["transfer_id"] == unknown["transfer_id"]
+    assert settled["tx_signature"] != shown.tx_signature
+    assert client.accounts.balance(to.account_id).balance_usdc == 7
+
+
+def test_what_never_lands_once_lands_at_the_second_attempt(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
+) -> None:
+    source, to = funded(), client.accounts.create(name="Payee")
+    server.sandbox.set_fault("chain_never_lands", times=1)
+    assert paid(http, source, to).status_code == 200
+    assert client.accounts.balance(to.account_id).balance_usdc == 7
+    assert armed(http) == []
+
+
+def test_an_account_paused_while_its_transaction_was_lost_has_not_paid(hasty: AgentPayServer) -> None:
+    client = hasty.client()
+    source, to = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+    hasty.sandbox.fund(source.account_id, 100)
+    with raw_client(hasty) as http:
+        with hasty.sandbox.fault("chain_never_lands"):
+            unknown = refused(paid(http, source, to), "chain_unavailable")
+            client.policies.pause(source.account_id)
+        answer = ended(http, unknown["transfer_id"])
+    assert (answer["status"], answer["error"]) == ("failed", "account_paused")
+    assert client.accounts.balance(source.account_id).balance_usdc == 100
+
+
+def test_a_slow_chain_leaves_the_outcome_open_and_settles_it_once(hasty: AgentPayServer) -> None:
+    client = hasty.client()
+    source, to = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+    hasty.sandbox.fund(source.account_id, 100)
+    with raw_client(hasty) as http:
+        http.put(f"{FAULTS}/chain_slow", json={"times": 1})
+        unknown = refused(paid(http, source, to), "chain_unavailable")
+        assert unknown["status"] == "submitted"
+        assert armed(http) == []
+        settled = settled_in_the_end(http, source, to)
+    assert settled["transfer_id"] == unknown["transfer_id"]
+    assert client.accounts.balance(to.account_id).balance_usdc == 7
+
+
+def test_a_funding_that_the_chain_is_slow_to_tell_of_is_not_repeated(hasty: AgentPayServer) -> None:
+    account = hasty.client().accounts.create(name="a")
+    with hasty.sandbox.fault("chain_slow", times=1), pytest.raises(ServiceUnavailableError):
+        hasty.sandbox.fund(account.account_id, 10)
+    assert hasty.client().accounts.balance(account.account_id).balance_usdc == 10
+    assert hasty.sandbox.fund(account.account_id, 5).balance_usdc == 15
+    history = hasty.client().accounts.transactions(account.account_id)
+    assert [entry.amount_usdc for entry in history] == [5, 10]
+
+
+def settled_in_the_end(http: httpx.Client, source: Account, to: Account) -> dict[str, Any]:
+    """Send the key again until the outcome is known; each time the server waits a little for it."""
+    for _ in range(200):
+        answer = paid(http, source, to)
+        if answer.status_code != 503:
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+    raise AssertionError("the transfer did not settle")
+
+
+def ended(http: httpx.Client, transfer_id: str) -> dict[str, Any]:
+    """Read a transfer until its outcome is known."""
+    for _ in range(20_000):
+        answer = http.get(f"/v1/transfers/{transfer_id}")
+        if answer.json()["status"] != "submitted":
+            return dict(answer.json())
+    raise AssertionError("the transfer did not end")

@@ -1,0 +1,212 @@
+"""What a server logs: one line an event, silent unless it is asked for, and never a secret."""
+
+import ast
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_world import START, Funded, raw_client
+
+import agentpay_server
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
+from agentpay_server.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
+
+
+class Lines:
+    """What is logged while it is being listened to."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self._stream = stream
+
+    @property
+    def text(self) -> str:
+        return self._stream.getvalue()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, self.text.splitlines()) if line["event"] == name]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    stream = io.StringIO()
+    with logging_to(stream, LogFormat.JSON):
+        yield Lines(stream)
+
+
+def test_every_answer_is_a_line_that_names_request_route_status_and_duration(
+    lines: Lines, client: AgentPay, http: httpx.Client
+) -> None:
+    account = client.accounts.create(name="Payer")
+    answer = http.get(f"/v1/accounts/{account.account_id}/balance")
+    line = lines.events("request.answered")[-1]
+    assert line.pop("time").endswith("Z")
+    assert line.pop("duration_ms") > 0
+    assert line.pop("key_id").startswith("key_")
+    assert line == {
+        "level": "info",
+        "event": "request.answered",
+        "request_id": answer.headers["x-request-id"],
+        "method": "GET",
+        "route": "/v1/accounts/{account_id}/balance",
+        "status": 200,
+    }
+
+
+def test_an_error_is_logged_with_its_code(lines: Lines, http: httpx.Client) -> None:
+    http.get("/v1/accounts/acct_unknown")
+    (line,) = lines.events("request.answered")
+    assert (line["status"], line["error"]) == (404, "not_found")
+
+
+def test_a_transfer_is_followed_from_its_request_to_its_end(
+    lines: Lines, client: AgentPay, funded: Funded
+) -> None:
+    source, target = funded("10"), funded("0.000001")
+    transfer = client.transfers.create(from_=source.account_id, to=target.account_id, amount="1")
+    (settled,) = lines.events("transfer.settled")
+    request = lines.events("request.answered")[-1]
+    assert settled["transfer_id"] == request["transfer_id"] == transfer.transfer_id
+    assert settled["request_id"] == request["request_id"]
+    assert settled["tx_signature"] == transfer.tx_signature
+    assert settled["duration_ms"] == 0  # the clock stands still
+
+
+def test_every_event_is_in_the_documents() -> None:
+    root = Path(agentpay_server.__file__).parent
+    calls = [
+        node
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
+    ]
+    events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
+    documents = (root.parent / "docs" / "operations.md").read_text("utf-8")
+    assert {"deposit.booked", "request.answered"} <= events
+    assert {event for event in events if f"`{event}`" not in documents} == set()
+
+
+def test_a_refused_transfer_is_logged_with_the_reason(
+    lines: Lines, http: httpx.Client, funded: Funded
+) -> None:
+    source, target = funded("1"), funded("1")
+    body = {"from": source.account_id, "to": target.account_id, "amount": "2", "idempotency_key": "k"}
+    answer = http.post("/v1/transfers", json=body)
+    (rejected,) = lines.events("transfer.rejected")
+    assert rejected["error"] == "insufficient_balance"
+    assert rejected["transfer_id"] == answer.json()["transfer_id"]
+    assert lines.events("request.answered")[-1]["transfer_id"] == answer.json()["transfer_id"]
+
+
+def test_a_delivery_is_logged_without_its_url(
+    lines: Lines, server: AgentPayServer, client: AgentPay, funded: Funded
+) -> None:
+    source, target = funded("10"), funded("0.000001")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    client.transfers.create(from_=source.account_id, to=target.account_id, amount="1")
+    server.sandbox.clock.advance(0)
+    (line,) = lines.events("delivery.attempted")
+    assert (line["attempt"], line["status"], line["delivery_status"]) == (1, 200, "delivered")
+    assert line["event_id"] == inbox.events[0].id
+    assert inbox.url not in lines.text
+
+
+def test_probes_are_not_logged(lines: Lines, server: AgentPayServer) -> None:
+    with raw_client(server, "") as http:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            http.get(path)
+    assert lines.events("request.answered") == []
+
+
+def test_no_secret_and_nothing_that_a_caller_wrote_is_logged(
+    lines: Lines, server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = funded("10"), funded("1")
+    agent = server.console.create_agent_key(source.account_id, name="planted-name")
+    webhook = client.webhooks.create(url="https://planted.example/hook", events=["transfer.settled"])
+    client.transfers.create(
+        from_=source.account_id,
+        to=target.account_id,
+        amount="1",
+        memo="planted-memo",
+        idempotency_key="planted-key",
+    )
+    with raw_client(server, agent.key) as http:
+        http.get("/v1/accounts/planted-identifier?cursor=planted-cursor")
+        http.post("/planted-path", content="planted-body", headers={"X-Planted": "planted-header"})
+    with raw_client(server, "ap_operator_planted-secret") as http:
+        http.get("/v1/accounts")
+    for secret in (server.operator_key, agent.key, webhook.secret):
+        assert secret not in lines.text
+        assert secret[-20:] not in lines.text
+    assert "planted" not in lines.text.lower()
+
+
+def test_a_fault_of_the_server_is_one_line_with_its_traceback(
+    lines: Lines, server: AgentPayServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("first\nsecond")
+
+    monkeypatch.setattr(server._running.runtime.accounts, "list", fail)
+    answer = http.get("/v1/accounts")
+    (line,) = lines.events("request.failed")
+    assert line["level"] == "error"
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert "ZeroDivisionError: first\nsecond" in line["exception"]
+    assert lines.events("request.answered")[-1]["status"] == 500
+
+
+def test_what_libraries_warn_of_is_a_line_of_the_same_form(lines: Lines) -> None:
+    logging.getLogger("somebody.else").warning('"quoted"\nand %s', "broken")
+    logging.getLogger("somebody.else").info("not worth a line")
+    (line,) = lines.events("log")
+    assert (line["level"], line["logger"]) == ("warning", "somebody.else")
+    assert line["message"] == '"quoted"\nand broken'
+
+
+def test_text_is_one_line_for_people_with_what_could_break_it_quoted() -> None:
+    stream = io.StringIO()
+    token = REQUEST_ID.set("req_1")
+    try:
+        with logging_to(stream, LogFormat.TEXT):
+            log(logging.getLogger(f"{ROOT}.x"), logging.INFO, "thing.happened", a=1, b='x "y"\nz', c=None)
+            log(logging.getLogger(f"{ROOT}.x"), logging.ERROR, "it.failed", exception=ValueError("why"))
+    finally:
+        REQUEST_ID.reset(token)
+    first, second, *_, last = stream.getvalue().splitlines()
+    assert first.endswith(r'INFO thing.happened request_id=req_1 a=1 b="x \"y\"\nz"')
+    assert second.endswith("ERROR it.failed request_id=req_1")
+    assert last == "ValueError: why"
+
+
+def test_an_embedded_server_is_silent_even_when_it_fails() -> None:
+    code = (
+        "from agentpay import ServerError\n"
+        "from agentpay_server import AgentPayServer\n"
+        "with AgentPayServer() as server:\n"
+        "    async def fail(*_, **__): raise ZeroDivisionError\n"
+        "    server._running.runtime.accounts.__class__.list = fail\n"
+        "    try: list(server.client().accounts.list())\n"
+        "    except ServerError: pass\n"
+        "    else: raise AssertionError\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_logger_is_left_as_it_was_found() -> None:
+    root, ours = logging.getLogger(), logging.getLogger(ROOT)
+    before = (list(root.handlers), root.level, list(ours.handlers), ours.level)
+    with logging_to(io.StringIO(), LogFormat.JSON), AgentPayServer(clock=START) as server:
+        server.client().accounts.create(name="heard")
+    assert (list(root.handlers), root.level, list(ours.handlers), ours.level) == before

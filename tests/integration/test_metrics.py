@@ -1,0 +1,124 @@
+"""`/metrics`: what a server counts, in Prometheus' text format."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+from server_world import START, Funded, raw_client
+
+from agentpay import AgentPay, PolicyViolationError
+from agentpay_server import AgentPayServer
+
+Value = Callable[..., float]
+
+
+@pytest.fixture
+def value(server: AgentPayServer) -> Iterator[Value]:
+    """Reads one sample: `value("agentpay_transfers_total", outcome="settled")`; 0 where there is none."""
+    with raw_client(server, "") as http:
+
+        def read(name: str, **labels: str) -> float:
+            answer = http.get("/metrics")
+            assert answer.status_code == 200
+            return samples(answer).get((name, tuple(sorted(labels.items()))), 0.0)
+
+        yield read
+
+
+def samples(answer: httpx.Response) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServer) -> None:
+    with raw_client(server, "") as http:
+        answer = http.get("/metrics")
+    assert answer.headers.get_list("content-type") == ["text/plain; version=0.0.4; charset=utf-8"]
+    names = {family.name for family in text_string_to_metric_families(answer.text)}
+    assert names == {
+        "agentpay_requests",
+        "agentpay_transfers",
+        "agentpay_settlement_seconds",
+        "agentpay_delivery_lag_seconds",
+        "agentpay_queue_depth",
+    }
+
+
+def test_requests_are_counted_by_template_and_never_by_what_a_caller_wrote(
+    server: AgentPayServer, client: AgentPay, http: httpx.Client, value: Value
+) -> None:
+    account = client.accounts.create(name="Payer")
+    client.accounts.get(account.account_id)
+    http.get("/v1/accounts/acct_planted")
+    http.get("/v1/planted")
+    http.request("PLANTED", "/v1/accounts")
+    with raw_client(server, "ap_operator_planted") as stranger:
+        stranger.get("/v1/accounts")
+    count = "agentpay_requests_total"
+    template = "/v1/accounts/{account_id}"
+    assert value(count, route="/v1/accounts", method="POST", status="201") == 1
+    assert value(count, route=template, method="GET", status="200") == 1
+    assert value(count, route=template, method="GET", status="404") == 1
+    assert value(count, route="none", method="GET", status="404") == 1
+    assert value(count, route="none", method="GET", status="401") == 1
+    assert value(count, route="/v1/accounts", method="other", status="405") == 1
+    with raw_client(server, "") as plain:
+        text = plain.get("/metrics").text
+    assert "planted" not in text.lower()
+    assert account.account_id not in text
+
+
+def test_transfers_are_counted_once_by_how_they_ended(client: AgentPay, funded: Funded, value: Value) -> None:
+    source, target = funded("10"), funded("0.000001")
+    for _ in range(3):
+        client.transfers.create(
+            from_=source.account_id, to=target.account_id, amount="1", idempotency_key="the same"
+        )
+    client.policies.update(source.account_id, max_single_transfer=2, escalation_threshold="1.5")
+    for _ in range(2):
+        with pytest.raises(PolicyViolationError):
+            client.transfers.create(
+                from_=source.account_id, to=target.account_id, amount="3", idempotency_key="too much"
+            )
+    client.transfers.create(from_=source.account_id, to=target.account_id, amount="2")
+    count = "agentpay_transfers_total"
+    assert value(count, outcome="settled", error="") == 1
+    assert value(count, outcome="rejected", error="policy_violation") == 1
+    assert value(count, outcome="pending_approval", error="") == 1
+    assert value("agentpay_settlement_seconds_count") == 1
+    assert value("agentpay_settlement_seconds_sum") == 0  # the clock stands still
+    assert value("agentpay_settlement_seconds_bucket", le="0.005") == 1
+    assert value("agentpay_settlement_seconds_bucket", le="+Inf") == 1
+
+
+def test_deliveries_that_wait_are_queue_depth_and_lag(
+    server: AgentPayServer, client: AgentPay, funded: Funded, value: Value
+) -> None:
+    source, target = funded("10"), funded("0.000001")
+    inbox = server.webhook_inbox()
+    client.transfers.create(from_=source.account_id, to=target.account_id, amount="1")
+    assert value("agentpay_queue_depth", queue="deliveries_due") == 2
+    assert value("agentpay_delivery_lag_seconds") == 0
+    clock: Any = server._running.runtime.context.clock
+    clock.move_to(clock.now_us() + 1_500_000)
+    assert value("agentpay_delivery_lag_seconds") == 1.5
+    server.sandbox.clock.advance(0)
+    assert len(inbox.receipts) == 2
+    assert value("agentpay_queue_depth", queue="deliveries_due") == 0
+    assert value("agentpay_queue_depth", queue="transfers_submitted") == 0
+    assert value("agentpay_delivery_lag_seconds") == 0
+
+
+def test_servers_of_one_process_count_apart_and_nothing_is_global(
+    server: AgentPayServer, value: Value
+) -> None:
+    with AgentPayServer(clock=START) as other:
+        other.client().accounts.create(name="elsewhere")
+    assert value("agentpay_requests_total", route="/v1/accounts", method="POST", status="201") == 0
+    assert not [family.name for family in REGISTRY.collect() if family.name.startswith("agentpay")]

@@ -1,0 +1,619 @@
+"""Sessions over HTTP and through their client: opened, charged, closed, read, refused (D39)."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import money
+import pytest
+from attrs import frozen
+from server_world import START, UNKNOWN, Funded, raw_client
+
+from agentpay import AgentPay, errors
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.store import tables
+
+FIELDS = [
+    "session_id",
+    "account_id",
+    "to",
+    "category",
+    "status",
+    "cap_usdc",
+    "running_total_usdc",
+    "settled_usdc",
+    "returned_usdc",
+    "escrow_token_account",
+    "tx_signature",
+    "settlement_tx_signature",
+    "opened_at",
+    "settled_at",
+]
+
+
+@frozen
+class Desk:
+    """A payer with 100 USDC, a payee with none, and the ways to open a session between them."""
+
+    server: AgentPayServer
+    http: httpx.Client
+    payer: Account
+    payee: Account
+
+    def terms(self, **changed: Any) -> dict[str, Any]:
+        body = {
+            "account_id": self.payer.account_id,
+            "to": self.payee.account_id,
+            "cap_usdc": "10",
+            "idempotency_key": "key-1",
+            **changed,
+        }
+        return {name: value for name, value in body.items() if value is not ...}
+
+    def ask(self, **changed: Any) -> httpx.Response:
+        return self.http.post("/sessions", json=self.terms(**changed))
+
+    def open(self, **changed: Any) -> str:
+        response = self.ask(**changed)
+        assert response.status_code == 201, response.text
+        return str(response.json()["session_id"])
+
+    def charge(self, session_id: str, amount: str, key: str | None = None) -> httpx.Response:
+        body = {"amount": amount, "idempotency_key": key or f"charge {amount}"}
+        return self.http.post(f"/sessions/{session_id}/charges", json=body)
+
+    def close(self, session_id: str) -> httpx.Response:
+        return self.http.post(f"/sessions/{session_id}/close")
+
+    def held(self) -> tuple[int, int]:
+        """What payer and payee hold on chain."""
+        parties = (self.payer, self.payee)
+        payer, payee = (money.held(self.server, party.usdc_token_account) for party in parties)
+        return payer, payee
+
+    def books(self, account: Account) -> dict[str, Any]:
+        (row,) = money.rows(self.server, tables.accounts, account_id=account.account_id)
+        return row
+
+    def events(self, *types: str) -> list[dict[str, Any]]:
+        return [event for event in money.events(self.server) if event["type"] in types]
+
+    def detail(self) -> Any:
+        return self.server.console.account(self.payer.account_id)
+
+
+@pytest.fixture
+def desk(server: AgentPayServer, http: httpx.Client, funded: Funded, client: AgentPay) -> Desk:
+    return Desk(server, http, funded("100"), client.accounts.create(name="Payee"))
+
+
+def refused(response: httpx.Response, error: str, status: str, session_id: str | None) -> str:
+    """Assert that an answer is the 402 of a session; return its message."""
+    body = response.json()
+    assert response.status_code == 402, body
+    assert set(body) == {"error", "message", "session_id", "status"}
+    assert (body["error"], body["status"], body["session_id"]) == (error, status, session_id)
+    return str(body["message"])
+
+
+# --- The whole life
+
+
+def test_opening_puts_the_cap_into_an_escrow(desk: Desk) -> None:
+    response = desk.ask(category="data")
+    session = response.json()
+    assert response.status_code == 201
+    assert list(session) == FIELDS
+    assert session["session_id"].startswith("sess_")
+    assert (session["status"], session["category"]) == ("open", "data")
+    assert (session["cap_usdc"], session["running_total_usdc"]) == ("10.000000", "0.000000")
+    assert session["settled_usdc"] is session["returned_usdc"] is session["settlement_tx_signature"] is None
+    assert session["opened_at"] == "2026-01-01T00:00:00.000Z"
+    assert money.held(desk.server, session["escrow_token_account"]) == 10_000_000
+    assert desk.held() == (90_000_000, 0)
+    (event,) = desk.events("session.opened")
+    assert event["data"] == {
+        "session_id": session["session_id"],
+        "cap_usdc": "10.000000",
+        "account_id": desk.payer.account_id,
+        "to": desk.payee.account_id,
+        "category": "data",
+        "tx_signature": session["tx_signature"],
+    }
+
+
+def test_a_session_is_settled_to_the_unit_and_told_of(desk: Desk) -> None:
+    session_id = desk.open(category="data")
+    for amount in ("1", "2.500001"):
+        assert desk.charge(session_id, amount).status_code == 200
+    assert desk.held() == (90_000_000, 0)
+
+    closed = desk.close(session_id)
+    session = closed.json()
+    assert (closed.status_code, session["status"]) == (200, "settled")
+    assert (session["settled_usdc"], session["returned_usdc"]) == ("3.500001", "6.499999")
+    assert desk.held() == (96_499_999, 3_500_001)
+    (event,) = desk.events("session.settled")
+    assert event["data"] == {
+        "session_id": session_id,
+        "account_id": desk.payer.account_id,
+        "cap_usdc": "10.000000",
+        "settled_usdc": "3.500001",
+        "returned_usdc": "6.499999",
+        "tx_signature": session["settlement_tx_signature"],
+        "settled_at": session["settled_at"],
+    }
+    assert desk.close(session_id).content == desk.http.get(f"/sessions/{session_id}").content
+    assert desk.close(session_id).json() == session
+    assert len(desk.events("session.settled")) == 1
+
+
+def test_the_history_tells_both_sides_of_a_settlement(desk: Desk) -> None:
+    session_id = desk.open(category="data")
+    desk.charge(session_id, "4")
+    signature = desk.close(session_id).json()["settlement_tx_signature"]
+    out, _ = money.entries(desk.server, desk.payer.account_id)
+    (into,) = money.entries(desk.server, desk.payee.account_id)
+    common = {"session_id": session_id, "tx_signature": signature, "amount_usdc": 4, "category": "data"}
+    assert common.items() <= out.items()
+    assert (out["type"], out["direction"], out["status"]) == ("session_settlement", "out", "settled")
+    assert out["counterparty"] == desk.payee.account_id
+    assert common.items() <= into.items()
+    assert (into["type"], into["direction"], into["counterparty"]) == ("deposit", "in", desk.payer.account_id)
+    for account in (desk.payer, desk.payee):
+        assert desk.books(account)["balance"] == money.held(desk.server, account.usdc_token_account)
+
+
+def test_what_a_payer_calls_it_is_not_shown_to_another_operator(desk: Desk) -> None:
+    other = desk.server.sandbox.create_operator("other")
+    client = desk.server.client(api_key=other.key)
+    stranger = client.accounts.create(name="Stranger")
+    session_id = desk.open(to=stranger.account_id, category="data")
+    desk.charge(session_id, "1")
+    desk.close(session_id)
+    (entry,) = client.accounts.transactions(stranger.account_id)
+    assert (entry.category, entry.counterparty) == (None, desk.payer.account_id)
+
+
+def test_an_outside_payee_is_paid_where_it_is(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = desk.open(to=outside)
+    desk.charge(session_id, "10")
+    assert desk.close(session_id).json()["returned_usdc"] == "0.000000"
+    assert money.held(desk.server, outside) == 10_000_000
+
+
+def test_an_account_named_by_its_token_account_is_credited_once(desk: Desk) -> None:
+    session_id = desk.open(to=desk.payee.usdc_token_account)
+    desk.charge(session_id, "2")
+    desk.close(session_id)
+    (entry,) = money.entries(desk.server, desk.payee.account_id)
+    assert entry["amount_usdc"] == 2
+    assert desk.books(desk.payee)["balance"] == 2_000_000
+
+
+def test_a_session_that_nobody_charged_returns_everything(desk: Desk) -> None:
+    session_id = desk.open()
+    session = desk.close(session_id).json()
+    assert (session["settled_usdc"], session["returned_usdc"]) == ("0.000000", "10.000000")
+    assert desk.held() == (100_000_000, 0)
+    assert money.rows(desk.server, tables.spends) == []
+    assert money.entries(desk.server, desk.payee.account_id) == []
+    assert [entry["type"] for entry in money.entries(desk.server, desk.payer.account_id)] == [
+        "session_settlement",
+        "deposit",
+    ]
+
+
+def test_the_treasury_gets_back_what_it_lends_an_escrow(desk: Desk) -> None:
+    session_id = desk.open()
+    escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
+    desk.close(session_id)
+    found = money.on_owner(desk.server, lambda context: context.chain.account_size(escrow))
+    assert found is None or found[0] == 0
+
+
+# --- Charges
+
+
+def test_a_key_charges_once_even_after_the_session_is_closed(desk: Desk) -> None:
+    session_id = desk.open()
+    assert desk.charge(session_id, "1", "a").json()["running_total_usdc"] == "1.000000"
+    assert desk.charge(session_id, "1.0", "a").json()["running_total_usdc"] == "1.000000"
+    conflict = desk.charge(session_id, "2", "a")
+    assert (conflict.status_code, conflict.json()["error"]) == (409, "idempotency_conflict")
+    desk.close(session_id)
+    again = desk.charge(session_id, "1", "a")
+    assert (again.status_code, again.json()["status"]) == (200, "settled")
+    assert again.json()["settled_usdc"] == "1.000000"
+
+
+def test_a_charge_beyond_the_cap_changes_nothing_and_frees_its_key(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.charge(session_id, "9")
+    message = refused(desk.charge(session_id, "1.000001", "b"), "session_cap_exceeded", "open", session_id)
+    assert "cap_usdc is 10.000000" in message
+    assert "9.000000" in message
+    assert desk.charge(session_id, "1", "b").json()["running_total_usdc"] == "10.000000"
+
+
+def test_the_warning_and_the_end_of_the_cap_are_told_once_each(desk: Desk) -> None:
+    session_id = desk.open()
+    for number, amount in enumerate(["8", "0.000001", "1", "0.999999"]):
+        assert desk.charge(session_id, amount, str(number)).status_code == 200
+    refused(desk.charge(session_id, "0.000001", "more"), "session_cap_exceeded", "open", session_id)
+    warning, reached = desk.events("session.cap_warning", "session.cap_reached")
+    assert warning["data"] == {
+        "session_id": session_id,
+        "running_total_usdc": "8.000001",
+        "cap_usdc": "10.000000",
+    }
+    assert reached["data"] == {
+        "session_id": session_id,
+        "account_id": desk.payer.account_id,
+        "running_total_usdc": "10.000000",
+        "cap_usdc": "10.000000",
+    }
+
+
+def test_one_charge_of_the_whole_cap_fires_both(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.charge(session_id, "10")
+    events = desk.events("session.cap_warning", "session.cap_reached")
+    assert [event["type"] for event in events] == ["session.cap_warning", "session.cap_reached"]
+
+
+def test_a_charge_answers_to_pause_and_to_the_limit_of_a_single_transfer(desk: Desk) -> None:
+    session_id = desk.open()
+    money.put_policy(desk.http, desk.payer, max_single_transfer=2)
+    message = refused(desk.charge(session_id, "2.000001"), "policy_violation", "open", session_id)
+    assert "max_single_transfer is 2.000000" in message
+    assert desk.charge(session_id, "2").status_code == 200
+    money.put_policy(desk.http, desk.payer, paused=True)
+    refused(desk.charge(session_id, "1"), "account_paused", "open", session_id)
+    # What was made is still answered as made.
+    assert desk.charge(session_id, "2").status_code == 200
+
+
+def test_a_closed_session_takes_no_charge(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.close(session_id)
+    response = desk.charge(session_id, "1")
+    assert (response.status_code, response.json()["error"]) == (409, "session_closed")
+    assert set(response.json()) == {"error", "message", "request_id"}
+    assert "settled" in response.json()["message"]
+
+
+# --- The policy at opening
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"max_daily_spend": 9.999999}, "max_daily_spend"),
+        ({"allowed_counterparties": []}, "allowed_counterparties"),
+        ({"categories": ["data"]}, "categories"),
+    ],
+)
+def test_a_policy_that_forbids_a_session_leaves_nothing_behind(
+    desk: Desk, policy: dict[str, Any], field: str
+) -> None:
+    money.put_policy(desk.http, desk.payer, **policy)
+    before = money.events(desk.server)
+    assert field in refused(desk.ask(), "policy_violation", "rejected", None)
+    assert money.rows(desk.server, tables.sessions) == []
+    assert money.events(desk.server) == before
+    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["session_reserved"]) == (0, 0)
+    # Nothing holds the key.
+    money.put_policy(desk.http, desk.payer, **dict.fromkeys(policy))
+    assert desk.ask(cap_usdc="3").status_code == 201
+
+
+def test_the_limits_of_a_single_transfer_and_of_memos_are_none_of_an_opening(desk: Desk) -> None:
+    money.put_policy(desk.http, desk.payer, max_single_transfer=1, require_memo=True)
+    desk.open()
+
+
+def test_a_paused_account_opens_nothing_and_closes_what_is_open(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.charge(session_id, "1")
+    money.put_policy(desk.http, desk.payer, paused=True)
+    refused(desk.ask(idempotency_key="key-2", to="acct_none"), "account_paused", "rejected", None)
+    assert desk.close(session_id).json()["settled_usdc"] == "1.000000"
+
+
+def test_a_cap_above_the_balance_is_refused(desk: Desk) -> None:
+    message = refused(desk.ask(cap_usdc="100.000001"), "insufficient_balance", "rejected", None)
+    assert "100.000000" in message
+    desk.open(cap_usdc="100")
+
+
+def test_a_session_is_no_way_around_a_human(desk: Desk) -> None:
+    money.put_policy(desk.http, desk.payer, escalation_threshold=10)
+    key = desk.server.console.create_agent_key(desk.payer.account_id).key
+    with raw_client(desk.server, key) as agent:
+        response = agent.post("/sessions", json=desk.terms())
+        assert "escalation_threshold" in refused(response, "policy_violation", "rejected", None)
+        assert agent.post("/sessions", json=desk.terms(cap_usdc="9.999999")).status_code == 201
+    desk.open(idempotency_key="operator's")
+
+
+@pytest.mark.parametrize("to", ["acct_none", "none", UNKNOWN["account_id"]])
+def test_a_payee_that_can_hold_no_usdc_is_invalid(desk: Desk, to: str) -> None:
+    response = desk.ask(to=to)
+    assert (response.status_code, response.json()["error"]) == (422, "invalid_recipient")
+    assert desk.ask(to=desk.payer.account_id).status_code == 422
+
+
+# --- Idempotency of opening
+
+
+def test_a_key_opens_one_session_and_shows_it_as_it_is(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.charge(session_id, "1")
+    again = desk.ask(cap_usdc="10.00")
+    assert (again.status_code, again.json()["session_id"]) == (201, session_id)
+    assert again.json()["running_total_usdc"] == "1.000000"
+    desk.close(session_id)
+    assert desk.ask().json()["status"] == "settled"
+    desk.server.sandbox.clock.advance(hours=23)
+    assert desk.open() == session_id
+    desk.server.sandbox.clock.advance(hours=1)
+    assert desk.open() != session_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cap_usdc": "11"}, {"category": "data"}, {"to": "token"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_parameters_under_a_key_are_a_conflict(desk: Desk, change: dict[str, Any]) -> None:
+    desk.open()
+    if change.get("to") == "token":
+        change = {"to": desk.payee.usdc_token_account}
+    response = desk.ask(**change)
+    assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict")
+    assert len(money.rows(desk.server, tables.sessions)) == 1
+
+
+# --- The daily limit
+
+
+def test_a_cap_is_reserved_until_it_is_settled_and_then_what_was_charged_is_spent(desk: Desk) -> None:
+    money.put_policy(desk.http, desk.payer, max_daily_spend=25)
+    session_id = desk.open(cap_usdc="20")
+    detail = desk.detail()
+    assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (20, 20, 5)
+    over = money.post(desk.http, money.order(desk.payer, desk.payee.account_id, "5.000001"))
+    assert over.json()["error"] == "policy_violation"
+    assert "20.000000 USDC is spent or reserved" in over.json()["message"]
+    refused(desk.ask(cap_usdc="5.000001", idempotency_key="2"), "policy_violation", "rejected", None)
+
+    # A cap counts for as long as the session is not settled: longer than any window.
+    desk.server.sandbox.clock.advance(hours=48)
+    assert desk.detail().remaining_usdc == 5
+    desk.charge(session_id, "8")
+    desk.close(session_id)
+    detail = desk.detail()
+    assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (8, 0, 17)
+    paid = money.post(desk.http, money.order(desk.payer, desk.payee.account_id, "17", key="all"))
+    assert paid.status_code == 200
+    # It was spent when it was settled.
+    desk.server.sandbox.clock.advance(hours=24)
+    assert desk.detail().remaining_usdc == 25
+
+
+def test_closing_lets_no_balance_fall_below_and_opening_does(desk: Desk) -> None:
+    desk.server.webhook_inbox(events=["balance.low_threshold"], low_balance_threshold_usdc="95")
+    session_id = desk.open()
+    assert len(desk.events("balance.low_threshold")) == 1
+    desk.charge(session_id, "1")
+    desk.close(session_id)
+    assert len(desk.events("balance.low_threshold")) == 1
+    desk.open(idempotency_key="2")
+    assert len(desk.events("balance.low_threshold")) == 2
+
+
+# --- Dust, and a payee who cannot be paid
+
+
+def test_what_strangers_send_to_an_escrow_is_booked_once_and_stops_nothing(desk: Desk) -> None:
+    session_id = desk.open()
+    escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
+    sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))
+    assert sent.status_code == 200
+    desk.charge(session_id, "10")
+    session = desk.close(session_id).json()
+    assert (session["settled_usdc"], session["returned_usdc"]) == ("10.000000", "0.000000")
+    assert desk.held() == (90_000_000, 10_000_000)
+    dust = [
+        entry
+        for entry in money.entries(desk.server, desk.payer.account_id)
+        if entry["type"] == "deposit" and entry["session_id"]
+    ]
+    assert [(entry["amount_usdc"], entry["counterparty"]) for entry in dust] == [
+        (Decimal("0.000003"), escrow)
+    ]
+    assert dust[0]["tx_signature"] == session["settlement_tx_signature"]
+    assert desk.books(desk.payer)["balance"] == 90_000_000
+
+
+def test_a_payee_whose_account_is_frozen_is_paid_once_it_is_not(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = desk.open(to=outside)
+    desk.charge(session_id, "4")
+    money.freeze(desk.server, outside)
+    for _ in range(2):
+        message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+        assert outside in message
+        assert "safe in the escrow" in message
+    assert desk.charge(session_id, "1").json()["error"] == "session_closed"
+    assert desk.detail().reserved_usdc == 10
+    money.thaw(desk.server, outside)
+    assert desk.close(session_id).json()["settled_usdc"] == "4.000000"
+    assert money.held(desk.server, outside) == 4_000_000
+    assert desk.detail().reserved_usdc == 0
+
+
+def test_a_payee_who_is_owed_nothing_is_not_in_the_way(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = desk.open(to=outside)
+    money.freeze(desk.server, outside)
+    assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
+
+
+# --- Who may
+
+
+def test_an_agent_sees_and_moves_the_sessions_of_its_account_alone(desk: Desk, funded: Funded) -> None:
+    other = funded("100", name="Other")
+    mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
+    key = desk.server.console.create_agent_key(desk.payer.account_id).key
+    with raw_client(desk.server, key) as agent:
+        assert agent.post(f"/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
+        assert [row["session_id"] for row in agent.get("/sessions").json()["data"]] == [mine]
+        for method, path, body in (
+            ("GET", f"/sessions/{theirs}", None),
+            ("POST", f"/sessions/{theirs}/close", None),
+            ("POST", f"/sessions/{theirs}/charges", {"amount": "1", "idempotency_key": "k"}),
+        ):
+            response = agent.request(method, path, json=body)
+            assert (response.status_code, response.json()["error"]) == (404, "not_found")
+        for response in (
+            agent.post("/sessions", json=desk.terms(account_id=other.account_id)),
+            agent.get("/sessions", params={"account_id": other.account_id}),
+        ):
+            assert (response.status_code, response.json()["error"]) == (403, "forbidden")
+        assert agent.post(f"/sessions/{mine}/close").json()["status"] == "settled"
+
+
+def test_another_operators_session_is_not_found(desk: Desk) -> None:
+    session_id = desk.open()
+    other = desk.server.sandbox.create_operator("other").key
+    with raw_client(desk.server, other) as stranger:
+        for response in (
+            stranger.get(f"/sessions/{session_id}"),
+            stranger.post(f"/sessions/{session_id}/close"),
+            stranger.post(f"/sessions/{session_id}/charges", json={"amount": "1", "idempotency_key": "k"}),
+            stranger.post("/sessions", json=desk.terms(idempotency_key="k")),
+        ):
+            assert response.status_code == 404
+        assert stranger.get("/sessions").json()["data"] == []
+
+
+@pytest.mark.parametrize("session_id", [UNKNOWN["session_id"], "sess_", "none"])
+def test_an_unknown_session_is_not_found(desk: Desk, session_id: str) -> None:
+    assert desk.http.get(f"/sessions/{session_id}").status_code == 404
+    assert desk.charge(session_id, "1").status_code == 404
+    assert desk.close(session_id).status_code == 404
+    assert desk.ask(account_id=UNKNOWN["account_id"]).status_code == 404
+    assert desk.ask(account_id="none").status_code == 404
+
+
+def test_sessions_are_listed_newest_first_by_account_and_status(desk: Desk, funded: Funded) -> None:
+    other = funded("100", name="Other")
+    ids = [desk.open(idempotency_key=str(number), cap_usdc="1") for number in range(3)]
+    theirs = desk.open(account_id=other.account_id, idempotency_key="theirs")
+    desk.close(ids[1])
+
+    def listed(**query: Any) -> list[str]:
+        return [session.session_id for session in desk.server.sessions.list(**query)]
+
+    assert listed() == [theirs, *reversed(ids)]
+    assert listed(limit=1) == listed()
+    assert listed(account_id=desk.payer.account_id) == [*reversed(ids)]
+    assert listed(status="settled") == [ids[1]]
+    assert listed(account_id=desk.payer.account_id, status="open") == [ids[2], ids[0]]
+    assert listed(status="failed") == []
+
+
+def test_the_client_raises_what_the_server_refuses(desk: Desk) -> None:
+    sessions = desk.server.sessions
+    session = sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)
+    with pytest.raises(errors.SessionCapExceededError):
+        sessions.charge(session.session_id, amount=2)
+    assert sessions.charge(session.session_id, amount="0.5").running_total_usdc == Decimal("0.5")
+    assert sessions.close(session.session_id).is_final
+    with pytest.raises(errors.SessionClosedError):
+        sessions.charge(session.session_id, amount="0.5")
+    with pytest.raises(errors.InsufficientBalanceError):
+        sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1000)
+
+
+def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.open()
+    for _ in range(2):
+        desk.charge(session_id, "1")
+    desk.charge(session_id, "100")
+    for _ in range(2):
+        desk.close(session_id)
+    entries = [entry for entry in desk.server.console.audit() if entry.subject == session_id]
+    assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
+    assert all(entry.request_id for entry in entries)
+
+
+# --- Sessions that close by themselves
+
+
+@pytest.fixture
+def limited() -> Callable[..., AgentPayServer]:
+    def serve(**settings: Any) -> AgentPayServer:
+        return AgentPayServer(clock=START, settings=Settings(**settings))
+
+    return serve
+
+
+def opened(server: AgentPayServer) -> str:
+    client = server.client()
+    payer = client.accounts.create(name="Payer").account_id
+    payee = client.accounts.create(name="Payee").account_id
+    server.sandbox.fund(payer, 100)
+    return server.sessions.open(account_id=payer, to=payee, cap_usdc=10).session_id
+
+
+def test_without_limits_a_session_stays_open(desk: Desk) -> None:
+    session_id = desk.open()
+    desk.server.sandbox.clock.advance(hours=24 * 365)
+    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "open"
+
+
+def test_a_session_that_is_idle_closes_at_its_limit(limited: Callable[..., AgentPayServer]) -> None:
+    with limited(session_idle_seconds=60) as server:
+        session_id = opened(server)
+        server.sandbox.clock.advance(seconds=59)
+        server.sessions.charge(session_id, amount=1)
+        server.sandbox.clock.advance(seconds=59)
+        assert server.sessions.get(session_id).status == "open"
+        server.sandbox.clock.advance(seconds=1)
+        session = server.sessions.get(session_id)
+        assert (session.status, session.settled_usdc) == ("settled", 1)
+        assert (session.settled_at - START).total_seconds() == 119
+
+
+def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not(
+    limited: Callable[..., AgentPayServer],
+) -> None:
+    with limited(session_lifetime_seconds=60, session_idle_seconds=50) as server:
+        session_id = opened(server)
+        server.sandbox.clock.advance(seconds=40)
+        session = server.sessions.charge(session_id, amount=1)
+        server.client().policies.pause(session.account_id)
+        server.sandbox.clock.advance(seconds=3600)
+        session = server.sessions.get(session_id)
+        assert (session.settled_at - START).total_seconds() == 60
+
+
+def test_a_session_that_is_due_while_the_chain_is_away_is_settled_later(
+    limited: Callable[..., AgentPayServer],
+) -> None:
+    with limited(session_lifetime_seconds=60) as server:
+        session_id = opened(server)
+        with server.sandbox.fault("chain_down"):
+            server.sandbox.clock.advance(seconds=3600)
+            assert server.sessions.get(session_id).status == "closing"
+            with pytest.raises(errors.SessionClosedError):
+                server.sessions.charge(session_id, amount=1)
+        assert server.sessions.close(session_id).status == "settled"

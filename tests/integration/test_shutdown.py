@@ -1,0 +1,245 @@
+"""SIGTERM and SIGINT: what is under way is finished or handed over, and nothing is lost."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import stores
+
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.embedded.transports import EmbeddedTransport
+from agentpay_server.storage import KEY_VARIABLE
+
+WAIT_SECONDS = 30
+
+
+class Process:
+    """A server of its own process, and an operator's client of it."""
+
+    def __init__(self, process: "subprocess.Popen[str]", key: str | None) -> None:
+        self.process = process
+        assert process.stdout is not None
+        announcement = json.loads(process.stdout.readline())
+        self.key = key or announcement["operator_key"]
+        self.http = httpx.Client(
+            base_url=announcement["base_url"],
+            headers={"Authorization": f"Bearer {self.key}"},
+            trust_env=False,
+            timeout=WAIT_SECONDS,
+        )
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def accounts(self) -> tuple[str, str]:
+        """Return a payer with 10 USDC, and a payee."""
+        payer, payee = (self.post("/v1/accounts", name=name).json()["account_id"] for name in "ab")
+        assert self.post(f"/sandbox/accounts/{payer}/fund", amount="10").status_code == 200
+        return payer, payee
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """Read the log up to an event."""
+        assert self.process.stderr is not None
+        for text in self.process.stderr:
+            line = json.loads(text)
+            if line["event"] == event:
+                return dict(line)
+        raise AssertionError(f"the server ended without {event}")
+
+    def ended(self) -> int:
+        return self.process.wait(WAIT_SECONDS)
+
+
+@contextmanager
+def serving(
+    *options: str, key: str | None = None, environment: dict[str, str] | None = None
+) -> Iterator[Process]:
+    command = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        server = None
+        try:
+            server = Process(process, key)
+            yield server
+        finally:
+            process.kill()
+            if server is not None:
+                server.http.close()
+
+
+@contextmanager
+def asked(server: Process, path: str, body: dict[str, object]) -> Iterator[list[httpx.Response | None]]:
+    """A request that is under way in the block, and answered in the list after it; None if it never is."""
+    answers: list[httpx.Response | None] = []
+
+    def ask() -> None:
+        try:
+            answers.append(server.post(path, **body))
+        except httpx.TransportError:
+            answers.append(None)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        thread.join(WAIT_SECONDS)
+
+
+def wait_until_submitted(server: Process) -> None:
+    """Return once a transfer is under way; `/metrics` says so."""
+    while 'agentpay_queue_depth{queue="transfers_submitted"} 1.0' not in server.http.get("/metrics").text:
+        assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_in_good_order(number: signal.Signals) -> None:
+    with serving("--shutdown-wait", "60") as server:
+        assert server.http.get("/healthz").status_code == 200  # the connection stays open, idle
+        server.process.send_signal(number)
+        assert server.ended() == 0
+        assert server.wait_for("server.stopping")["signal"] == number.name
+        assert server.wait_for("server.stopped")
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == ""
+
+
+def test_a_transfer_that_settles_within_the_bound_is_answered(tmp_path: Path) -> None:
+    with serving("--data-dir", str(tmp_path), "--shutdown-wait", "60") as server:
+        payer, payee = server.accounts()
+        assert server.http.put("/sandbox/faults/chain_never_lands", json={"times": 1}).status_code == 200
+        body: dict[str, object] = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
+        with asked(server, "/v1/transfers", body) as answers:
+            wait_until_submitted(server)
+            server.process.send_signal(signal.SIGTERM)
+        answer = answers[0]
+        assert answer is not None
+        assert (answer.status_code, answer.json()["status"]) == (200, "settled")
+        assert server.ended() == 0
+
+
+def test_a_transfer_under_way_at_the_bound_is_said_to_be_and_taken_up_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
+    with serving("--data-dir", str(tmp_path), "--shutdown-wait", "0.2") as server:
+        body["from"], body["to"] = server.accounts()
+        assert server.http.put("/sandbox/faults/chain_never_lands", json={}).status_code == 200
+        with asked(server, "/v1/transfers", body) as answers:
+            wait_until_submitted(server)
+            server.process.send_signal(signal.SIGTERM)
+        answer = answers[0]
+        assert answer is not None
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "submitted"
+        transfer_id = answer.json()["transfer_id"]
+        assert server.ended() == 0
+        key = server.key
+    with serving("--data-dir", str(tmp_path), key=key) as server:
+        answer = server.post("/v1/transfers", **body)
+        assert (answer.status_code, answer.json()["transfer_id"]) == (200, transfer_id)
+        assert answer.json()["status"] == "settled"
+        history = server.http.get(f"/v1/accounts/{body['from']}/transactions").json()["data"]
+        assert [entry["transfer_id"] for entry in history if entry["type"] == "transfer"] == [transfer_id]
+        balance = server.http.get(f"/v1/accounts/{body['to']}/balance").json()["balance_usdc"]
+        assert balance == "1.000000"
+
+
+def test_a_request_that_never_arrives_whole_is_cut_off_at_the_bound() -> None:
+    with serving("--shutdown-wait", "0.1") as server:
+        url = server.http.base_url
+        with socket.create_connection((url.host, url.port or 80), WAIT_SECONDS) as sock:
+            head = f"POST /v1/accounts HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
+            sock.sendall(f"{head}Content-Length: 100\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert sock.recv(1024).startswith(b"HTTP/1.1 100")  # the handler reads the body by now
+            sock.sendall(b'{"name":')
+            server.process.send_signal(signal.SIGTERM)
+            with suppress(ConnectionResetError):
+                assert sock.recv(1024) == b""
+        assert server.ended() == 0
+        assert server.wait_for("server.stopped")
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once_and_loses_nothing(tmp_path: Path, second: signal.Signals) -> None:
+    body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
+    with serving("--data-dir", str(tmp_path), "--shutdown-wait", "600") as server:
+        body["from"], body["to"] = server.accounts()
+        assert server.http.put("/sandbox/faults/chain_never_lands", json={}).status_code == 200
+        with asked(server, "/v1/transfers", body) as answers:
+            wait_until_submitted(server)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("server.stopping")
+            server.process.send_signal(second)
+            assert server.ended() == -second
+        assert answers == [None]
+        key = server.key
+    with serving("--data-dir", str(tmp_path), key=key) as server:
+        answer = server.post("/v1/transfers", **body)
+        assert (answer.status_code, answer.json()["status"]) == (200, "settled")
+
+
+def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: Path) -> None:
+    settings = Settings(shutdown_seconds=0.1)
+    with AgentPayServer(clock="system", data_dir=tmp_path, settings=settings) as server:
+        world = server._running
+        transport = EmbeddedTransport(world._app, world._owner)
+        client = server.client()
+        payer, payee = (
+            client.accounts.create(name="a").account_id,
+            client.accounts.create(name="b").account_id,
+        )
+        server.sandbox.fund(payer, "10")
+        server.sandbox.set_fault("chain_never_lands")
+        metrics = world.runtime.context.metrics
+        headers = {"Authorization": f"Bearer {server.operator_key}"}
+        body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            with httpx.Client(transport=transport, base_url="http://x.invalid", headers=headers) as http:
+                answers.append(http.post("/v1/transfers", json=body, timeout=WAIT_SECONDS))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        driven = world.runtime.settlement.driven
+        while not driven:
+            assert thread.is_alive()
+        world._owner.call(world.runtime.context.tasks.stop(within_seconds=0.1))
+        thread.join(WAIT_SECONDS)
+    (answer,) = answers
+    assert (answer.status_code, answer.json()["status"]) == (503, "submitted")
+    assert metrics.transfers["settled", ""] == 0
+    with AgentPayServer(clock="system", data_dir=tmp_path) as server:
+        transfer_id = answer.json()["transfer_id"]
+        assert server.client().transfers.wait(transfer_id).status == "settled"
+
+
+def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -> None:
+    url = asyncio.run(stores.fresh_url())
+    environment = {**os.environ, KEY_VARIABLE: stores.KEY.hex()}
+    with serving("--database-url", url, environment=environment) as server:
+        payer, payee = server.accounts()
+        key = server.key
+        ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        asyncio.run(stores.administer(url, f"{ends} AND pid <> pg_backend_pid()"))
+        assert server.wait_for("database.lost")["level"] == "error"
+        assert server.ended() == 1
+    with serving("--database-url", url, environment=environment, key=key) as server:
+        body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
+        assert server.post("/v1/transfers", **body).status_code == 200
+        server.process.terminate()
+        assert server.ended() == 0
+    stores.run.free.append(url)

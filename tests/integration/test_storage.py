@@ -1,0 +1,347 @@
+"""A server on a data directory or on PostgreSQL: what it finds again, and when it refuses to start."""
+
+import asyncio
+import io
+import logging
+import re
+import sqlite3
+import stat
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from attrs import frozen
+
+from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
+from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.logs import LogFormat, logging_to
+from agentpay_server.services.identity import ForeignChainError, WrongKeyError, custody_seed
+from agentpay_server.settings import Settings
+from agentpay_server.storage import KEY_VARIABLE, EncryptionKeyError
+from agentpay_server.store import webhooks
+from agentpay_server.store.database import (
+    DatabaseInUseError,
+    DatabaseUnavailableError,
+    NewerSchemaError,
+    StartRefusedError,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@frozen
+class Place:
+    """Where servers of a test keep their data, one after the other."""
+
+    where: dict[str, Any]
+
+    def server(self, **options: Any) -> AgentPayServer:
+        return AgentPayServer(**{"clock": START, **self.where, **options})
+
+    def spoil(self, statement: str) -> None:
+        """Change the store behind the server's back."""
+        if "data_dir" in self.where:
+            with sqlite3.connect(self.where["data_dir"] / "store.sqlite3") as plain:
+                plain.execute(statement)
+            plain.close()
+        else:
+            asyncio.run(stores.administer(self.where["database_url"], statement))
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if request.param == "file":
+        yield Place({"data_dir": tmp_path / "data"})
+        return
+    url = asyncio.run(stores.fresh_url())
+    monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
+    yield Place({"database_url": url})
+    stores.run.free.append(url)
+
+
+def test_a_server_finds_everything_again(place: Place) -> None:
+    with place.server() as first:
+        client = first.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        first.sandbox.fund(payer.account_id, 10)
+        sent = client.transfers.create(
+            from_=payer.account_id, to=payee.account_id, amount=3, idempotency_key="one"
+        )
+        key = first.operator_key
+        policy = client.policies.update(payer.account_id, max_daily_spend=5)
+        first.sandbox.clock.advance(90)
+    with place.server(operator_key=key) as second:
+        client = second.client()
+        assert second.operator_key == key
+        assert second.sandbox.clock.now() == START + timedelta(seconds=90)
+        assert client.transfers.get(sent.transfer_id).tx_signature == sent.tx_signature
+        assert client.policies.get(payer.account_id) == policy
+        again = client.transfers.create(
+            from_=payer.account_id, to=payee.account_id, amount=3, idempotency_key="one"
+        )
+        assert again == sent
+        more = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=2)
+        assert more.tx_signature != sent.tx_signature
+        assert str(client.accounts.balance(payer.account_id).balance_usdc) == "5.000000"
+        assert str(client.accounts.balance(payee.account_id).balance_usdc) == "5.000000"
+
+
+def test_webhook_secrets_open_again(place: Place) -> None:
+    with place.server() as first:
+        key = first.operator_key
+        webhook = first.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
+    with place.server(operator_key=key) as second:
+        world, webhook_id = second._running, webhook.webhook_id or ""
+        context = world.runtime.context
+        stored = world._owner.call(context.database.read(webhooks.webhook, webhook_id))
+        assert stored is not None
+        assert context.vault.open(stored.secret, webhook_id) == webhook.secret
+
+
+def test_no_operator_is_made_at_a_later_start(place: Place) -> None:
+    with place.server() as first:
+        key = first.operator_key
+        account = first.client().accounts.create(name="Mine")
+    with place.server() as second:
+        lent = second.operator_key
+        assert lent != key
+        assert [found.account_id for found in second.client().accounts.list()] == [account.account_id]
+        assert [found.account_id for found in second.client(api_key=key).accounts.list()] == [
+            account.account_id
+        ]
+    with place.server() as third, pytest.raises(AuthenticationError):
+        third.client(api_key=lent).accounts.get(account.account_id)
+
+
+def test_a_further_operator_key_can_be_given_when_the_first_was_lost(place: Place) -> None:
+    with AgentPayServer() as elsewhere:
+        further = elsewhere.operator_key
+    with place.server() as first:
+        account = first.client().accounts.create(name="Mine")
+    for _ in range(2):
+        with place.server(operator_key=further) as later:
+            assert later.operator_key == further
+            assert later.client().accounts.get(account.account_id).name == "Mine"
+
+
+def test_the_key_of_another_operator_is_refused(place: Place) -> None:
+    with place.server() as first:
+        other = first.sandbox.create_operator("Other").key
+    with pytest.raises(ValueError, match="another operator"):
+        place.server(operator_key=other).start()
+
+
+def test_one_seed_does_not_repeat_itself_at_the_next_start(place: Place) -> None:
+    names = []
+    for _ in range(3):
+        with place.server(seed=7) as server:
+            names.append(server.client().accounts.create(name="A").account_id)
+    assert len(set(names)) == 3
+
+
+def test_a_second_server_is_refused_and_the_first_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentpay_server.store.file._LOCK_WAIT_SECONDS", 0)
+    with place.server() as first:
+        with pytest.raises(DatabaseInUseError, match="another server"):
+            place.server().start()
+        first.client().accounts.create(name="Still here")
+    with place.server():
+        pass
+
+
+def test_another_encryption_key_is_refused(place: Place) -> None:
+    with place.server():
+        pass
+    with pytest.raises(WrongKeyError, match="encryption key is not the one"):
+        place.server(settings=Settings(encryption_key=bytes(32))).start()
+    with place.server():
+        pass
+
+
+def test_a_newer_schema_is_refused(place: Place) -> None:
+    with place.server():
+        pass
+    place.spoil("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(NewerSchemaError, match="newer version"):
+        place.server().start()
+    # The database is a template's copy again for whoever comes next.
+    place.spoil("UPDATE alembic_version SET version_num = '0001'")
+
+
+def test_another_chain_is_refused(place: Place) -> None:
+    with place.server():
+        pass
+    place.spoil("DELETE FROM server_state WHERE name = 'genesis'")
+    with place.server():
+        pass
+    name = "genesis"
+    place.spoil(f"UPDATE server_state SET value = {_bytes(place, b'another')} WHERE name = '{name}'")
+    with pytest.raises(ForeignChainError, match="belongs to the chain another"):
+        place.server().start()
+
+
+def _bytes(place: Place, value: bytes) -> str:
+    return f"x'{value.hex()}'" if "data_dir" in place.where else f"'\\x{value.hex()}'"
+
+
+def test_a_chain_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path, clock=START) as first:
+        first.client().accounts.create(name="Mine")
+    (tmp_path / "chain.sqlite3").unlink()
+    with pytest.raises(ForeignChainError):
+        AgentPayServer(data_dir=tmp_path).start()
+
+
+def test_a_store_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as first:
+        first.client().accounts.create(name="Mine")
+    (tmp_path / "store.sqlite3").unlink()
+    with pytest.raises(ForeignChainError):
+        AgentPayServer(data_dir=tmp_path).start()
+
+
+def test_a_directory_gets_a_key_that_its_owner_alone_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    directory = tmp_path / "not" / "there"
+    with AgentPayServer(data_dir=directory):
+        key = directory / "key"
+        assert re.fullmatch(r"[0-9a-f]{64}\n", key.read_text())
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert {path.name.partition("-")[0] for path in directory.iterdir()} == {
+            "key",
+            "store.sqlite3",
+            "chain.sqlite3",
+        }
+    kept = key.read_text()
+    with AgentPayServer(data_dir=directory):
+        assert key.read_text() == kept
+
+
+def test_a_key_that_is_given_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
+    with AgentPayServer(data_dir=tmp_path):
+        assert not (tmp_path / "key").exists()
+    monkeypatch.setenv(KEY_VARIABLE, bytes(32).hex())
+    with pytest.raises(WrongKeyError):
+        AgentPayServer(data_dir=tmp_path).start()
+
+
+def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as server:
+        webhook = server.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
+        agent = server.client().accounts.create(name="A")
+        key = server.console.create_agent_key(agent.account_id).key
+        sealed_under = (tmp_path / "key").read_text().strip()
+        secrets = [webhook.secret, server.operator_key, key, sealed_under]
+        world = server._running
+        context = world.runtime.context
+        seed = world._owner.call(custody_seed(context.database, context.vault, context.randomness))
+        while_running = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
+    at_rest = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
+    for content in (while_running, at_rest):
+        assert b"receiver.invalid" in content
+        assert bytes.fromhex(sealed_under) not in content
+        assert seed not in content
+        assert seed.hex().encode() not in content
+        for secret in secrets:
+            assert secret.encode() not in content
+
+
+def test_no_file_log_repr_or_traceback_of_a_server_in_trouble_holds_a_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory after a kill: write-ahead logs and all, with everything logged and failures on the way."""
+    caplog.set_level(logging.DEBUG)
+    told = io.StringIO()
+    planted = new_key(KeyKind.OPERATOR, bytes(range(32)))
+    with logging_to(told, LogFormat.JSON):
+        server = AgentPayServer(data_dir=tmp_path / "data", operator_key=planted).start()
+        world, client = server._running, server.client()
+        context = world.runtime.context
+        account = client.accounts.create(name="A")
+        outside = server.sandbox.create_token_account().usdc_token_account
+        secrets = [
+            planted,
+            client.webhooks.create(url="http://receiver.invalid", events=["transfer.rejected"]).secret,
+            server.console.create_agent_key(account.account_id).key,
+            (tmp_path / "data" / "key").read_text().strip(),
+            world._owner.call(custody_seed(context.database, context.vault, context.randomness)).hex(),
+        ]
+        client.policies.update(account.account_id, max_single_transfer=0)
+        with pytest.raises(PolicyViolationError) as refusal:
+            client.transfers.create(from_=account.account_id, to=outside, amount=1)
+        server.sandbox.clock.advance(60)
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(context.database, "read", fail)
+            with pytest.raises(ServerError) as failure:
+                client.accounts.list()
+        parts = (server, client, world, world.runtime, context, context.settings, context.vault)
+        shown = [repr(part) for part in parts]
+        shown += ["".join(traceback.format_exception(error.value)) for error in (refusal, failure)]
+        killed = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+        server.close()
+    assert {"store.sqlite3", "store.sqlite3-wal", "chain.sqlite3-wal"} <= killed.keys()
+    del killed["key"]
+    shown += [told.getvalue(), caplog.text]
+    assert "request.failed" in told.getvalue()
+    assert "delivery.attempted" in told.getvalue()
+    everything = b"".join([*killed.values(), *(text.encode() for text in shown)])
+    for secret in secrets:
+        assert secret.encode() not in everything
+        assert secret.encode()[-40:] not in everything
+    for secret in secrets[3:]:
+        assert bytes.fromhex(secret) not in everything
+
+
+async def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseUnavailableError, match="file"):
+        AgentPayServer(data_dir=tmp_path / "file" / "data").start()
+
+
+@pytest.mark.parametrize("text", ["00", "x" * 64, "00" * 33])
+def test_a_key_of_another_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, text)
+    with pytest.raises(EncryptionKeyError, match="64 hexadecimal digits") as refusal:
+        AgentPayServer(data_dir=tmp_path).start()
+    assert text not in str(refusal.value).replace("AGENTPAY_SERVER_ENCRYPTION_KEY", "")
+
+
+def test_postgresql_without_a_key_is_refused_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(EncryptionKeyError, match=KEY_VARIABLE):
+        AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x").start()
+
+
+def test_a_place_is_one_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not in both"):
+        AgentPayServer(data_dir=tmp_path, database_url="postgresql://localhost/x")
+
+
+def test_a_start_that_was_refused_leaves_the_place_free(place: Place) -> None:
+    with pytest.raises(ValueError, match="ap_operator_"):
+        place.server(operator_key="hunter2").start()
+    with place.server() as server:
+        server.client().accounts.create(name="A")
+
+
+@pytest.mark.parametrize(
+    "refusal", [DatabaseInUseError, NewerSchemaError, WrongKeyError, ForeignChainError, EncryptionKeyError]
+)
+def test_refusals_are_one_kind(refusal: type[Exception]) -> None:
+    assert issubclass(refusal, StartRefusedError)

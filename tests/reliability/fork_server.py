@@ -1,0 +1,64 @@
+"""A process that has loaded all that a server needs, and forks one for every line that it reads.
+
+Python and its imports take a second to start, a fork takes milliseconds: with it every fault point of every
+operation can be tried on every store in each run. Orders come as JSON lines on standard input, one child at a
+time; the child says its pid and then what a server says, and its exit status follows when it has ended.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]  # noqa: F401 - loaded for the children
+import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
+
+from agentpay_server import AgentPayServer, cli, faults
+from agentpay_server.store import postgres  # noqa: F401
+
+
+def tell(**words: object) -> None:
+    print(json.dumps(words), flush=True)  # noqa: T201 - it is what it is for
+
+
+def warm_up() -> None:
+    """Serve once, so that the children find everything loaded and every statement compiled."""
+    with tempfile.TemporaryDirectory() as directory, AgentPayServer(data_dir=Path(directory)) as server:
+        server.listen()
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        server.sandbox.fund(payer.account_id, "1")
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
+        client.policies.update(payer.account_id, max_single_transfer=1)
+        server.sandbox.clock.advance(0)
+    # A fork takes no thread along, and what a thread holds is held for ever.
+    assert threading.active_count() == 1
+
+
+def serve(order: dict[str, Any]) -> None:
+    """Be the server that an order asks for."""
+    os.environ.update(order["environment"])
+    if order["crash_at"] is not None:
+        faults.arm(order["crash_at"])
+    tell(pid=os.getpid())
+    cli.main(order["arguments"])
+
+
+def main() -> None:
+    warm_up()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                serve(json.loads(line))
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        tell(status=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()

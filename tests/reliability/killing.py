@@ -1,0 +1,304 @@
+"""Servers in processes of their own that are killed, and the state that they leave behind.
+
+A child serves a directory or a database and dies by SIGKILL at a named point. What it leaves is then served
+again, in process, where a test can look at the chain and the tables themselves.
+"""
+
+import asyncio
+import atexit
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from select import select as readable
+from typing import IO, Any
+
+import httpx
+import stores
+from attrs import evolve, frozen
+from solders.litesvm import LiteSVM
+from solders.token.state import Mint, TokenAccount
+from sqlalchemy import select
+
+from agentpay_server import AgentPayServer
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.settings import Settings
+from agentpay_server.storage import KEY_VARIABLE
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.tables import chain_signatures
+
+WAIT_SECONDS = 60
+
+
+@frozen
+class Directory:
+    """Data in a directory."""
+
+    path: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--data-dir", str(self.path)]
+
+    def serve(self, **options: Any) -> AgentPayServer:
+        return AgentPayServer(data_dir=self.path, **options)
+
+    def copied(self, scratch: Path, name: str) -> "Directory":
+        shutil.copytree(self.path, scratch / name)
+        return Directory(scratch / name)
+
+
+@frozen
+class Postgres:
+    """Data in a PostgreSQL database."""
+
+    name: str
+
+    @property
+    def options(self) -> list[str]:
+        return ["--database-url", stores.url_of(self.name)]
+
+    def serve(self, **options: Any) -> AgentPayServer:
+        settings = Settings(encryption_key=stores.KEY)
+        return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
+
+    def copied(self, scratch: Path, name: str) -> "Postgres":
+        return self.made(f"TEMPLATE {self.name}")
+
+    @classmethod
+    def made(cls, how: str = "") -> "Postgres":
+        """Make a database."""
+        name = f"{stores.prefix()}killed_{os.getpid()}_{next(_numbers)}"
+        asyncio.run(stores.administer(stores.postgres_url(), f"CREATE DATABASE {name} {how}"))
+        return cls(name)
+
+
+_numbers = itertools.count()
+
+Place = Directory | Postgres
+
+
+@frozen
+class Prepared:
+    """A place where a payer has 100 USDC and a payee has none, and an operator's key."""
+
+    place: Place
+    key: str
+    payer: str
+    payee: str
+
+    def copied(self, scratch: Path, name: str) -> "Prepared":
+        return evolve(self, place=self.place.copied(scratch, name))
+
+    def served(self) -> AgentPayServer:
+        """Return a server of the place in this process."""
+        return self.place.serve(operator_key=self.key)
+
+    def transfer(self, key: str = "key", amount: str = "7") -> dict[str, str]:
+        """Return the body of a transfer from the payer to the payee."""
+        return {"from": self.payer, "to": self.payee, "amount": amount, "idempotency_key": key}
+
+
+def prepared(place: Place) -> Prepared:
+    """Lay out a place by a server that is stopped in good order."""
+    with place.serve(clock="system") as server:
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        server.sandbox.fund(payer.account_id, "100")
+        return Prepared(place, server.operator_key, payer.account_id, payee.account_id)
+
+
+@cache
+def _fork_server() -> "subprocess.Popen[bytes]":
+    """Return the process of this one that servers are forked from."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Unbuffered: what is there to read is in the pipe, where it can be seen.
+        bufsize=0,
+    )
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with process:
+        process.kill()
+
+
+@contextmanager
+def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
+    """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
+    environment = {} if isinstance(it.place, Directory) else {KEY_VARIABLE: stores.KEY.hex()}
+    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *it.place.options]
+    order = {"arguments": arguments, "environment": environment, "crash_at": crash_at}
+    process = _fork_server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    running = Child(process.stdout)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+class Child:
+    """A server in a process of its own.
+
+    Args:
+        told: what it says, and what is said of it, line by line.
+    """
+
+    def __init__(self, told: IO[bytes]) -> None:
+        self._told = told
+        self._pid: int = self._heard()["pid"]
+        word = self._heard()
+        self._status: int | None = word.get("status")
+        self.base_url: str | None = word.get("base_url")
+        self._http = httpx.Client(base_url=self.base_url or "", trust_env=False, timeout=WAIT_SECONDS)
+
+    def request(self, method: str, path: str, key: str, body: object = None) -> httpx.Response | None:
+        """Return the answer to a request; None when the server died over it, or before."""
+        if self.base_url is None:
+            return None
+        try:
+            return self._http.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
+        except httpx.TransportError:
+            return None
+
+    def assert_killed(self) -> None:
+        """Wait for the death that the child was armed for."""
+        assert self._ended() == -signal.SIGKILL
+
+    def kill(self) -> None:
+        """Kill it, if it lives, and wait for its end."""
+        if self._status is None and not readable([self._told], [], [], 0)[0]:
+            os.kill(self._pid, signal.SIGKILL)
+        self._ended()
+
+    def close(self) -> None:
+        self.kill()
+        self._http.close()
+
+    def _ended(self) -> int:
+        if self._status is None:
+            self._status = self._heard()["status"]
+        return self._status
+
+    def _heard(self) -> dict[str, Any]:
+        assert readable([self._told], [], [], WAIT_SECONDS)[0], "the child says nothing"
+        heard: dict[str, Any] = json.loads(self._told.readline())
+        return heard
+
+
+class Survey:
+    """What a server that is running in process has on chain and in its tables."""
+
+    def __init__(self, server: AgentPayServer) -> None:
+        world: Any = server._running
+        self._call = world._owner.call
+        self._context = world.runtime.context
+        self._ledger = world.runtime.storage.ledger
+
+    def _machine(self) -> LiteSVM:
+        """Return the machine that executes, whatever the services see of it."""
+        chain: Any = self._context.chain
+        while not isinstance(chain, EmbeddedChain):
+            chain = chain.inner
+        return chain._svm
+
+    def rows(self, table: Any, **where: object) -> list[dict[str, Any]]:
+        statement = select(table).order_by(*table.primary_key)
+
+        def unit(connection: Connection) -> list[dict[str, Any]]:
+            names = table.columns.keys()
+            return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
+
+        database = self._ledger if table.name.startswith("chain_") else self._context.database
+        return [row for row in self._call(database.read(unit)) if where.items() <= row.items()]
+
+    def landed(self) -> set[str]:
+        """Return the signatures of all transactions that the chain executed with success."""
+        return {row["signature"] for row in self.rows(chain_signatures, failure_reason=None)}
+
+    def balances(self) -> dict[str, int]:
+        """Return what every USDC token account on chain holds, in micro-USDC."""
+
+        async def read() -> dict[str, int]:
+            machine = self._machine()
+            return {
+                str(address): TokenAccount.from_bytes(account.data).amount
+                for address, account in machine.get_program_accounts(TOKEN_PROGRAM)
+                if len(account.data) == 165
+            }
+
+        return self._call(read())
+
+    def minted(self) -> int:
+        """Return the supply of USDC, in micro-USDC."""
+
+        async def read() -> int:
+            machine, mint = self._machine(), self._context.chain.usdc_mint
+            (data,) = [a.data for k, a in machine.get_program_accounts(TOKEN_PROGRAM) if str(k) == mint]
+            return Mint.from_bytes(data).supply
+
+        return self._call(read())
+
+    def assert_conserved(self, *, unbooked: int = 0) -> None:
+        """Assert that no money was made or lost, and that the books say what the chain says.
+
+        Args:
+            unbooked: micro-USDC that arrived on chain and that nobody has noticed yet.
+        """
+        balances = self.balances()
+        assert sum(balances.values()) == self.minted()
+        accounts = self.rows(tables.accounts)
+        # Nothing half-made is ever listed.
+        assert {row["usdc_token_account"] for row in accounts} <= balances.keys()
+        on_chain = sum(balances[row["usdc_token_account"]] for row in accounts)
+        assert sum(row["balance"] for row in accounts) + unbooked == on_chain
+        if not unbooked:
+            assert all(row["balance"] == balances[row["usdc_token_account"]] for row in accounts)
+
+    def assert_settled_once(
+        self, it: Prepared, answer: Any, landed_before: set[str], *, was_escalated: bool = False
+    ) -> None:
+        """Assert that one transfer of 7 USDC happened, on chain and in every table: the one of `answer`."""
+        (transfer,) = self.rows(tables.transfers)
+        assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
+        assert self.landed() - landed_before == {transfer["tx_signature"]} == {answer.tx_signature}
+        assert (transfer["held_key"], transfer["tx_raw"], transfer["leased_until_us"]) == ("key", None, 0)
+        accounts = {row["account_id"]: row for row in self.rows(tables.accounts)}
+        payer, payee = accounts[it.payer], accounts[it.payee]
+        assert (payer["in_flight"], payee["in_flight"]) == (0, 0)
+        assert (payer["balance"], payee["balance"]) == (93_000_000, 7_000_000)
+        assert payer["spent_total"] == 7_000_000
+        assert len(self.rows(tables.spends)) == 1
+        assert self.rows(tables.releases) == []
+        entries = Counter((row["account_id"], row["type"]) for row in self.rows(tables.entries))
+        assert entries == {(it.payer, "deposit"): 1, (it.payer, "transfer"): 1, (it.payee, "deposit"): 1}
+        types = [row["type"] for row in self.rows(tables.events)]
+        escalation = ["escalation.required"] if was_escalated else []
+        assert types == [*escalation, "transfer.initiated", "transfer.settled"]
+        self.assert_conserved()
+
+
+def expiring(it: Prepared, dying: Child, point: str) -> None:
+    """Lose a transaction until it has expired, where that is what the point is about."""
+    if point.endswith(".expired"):
+        lost = dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
+        assert lost is not None
+        assert lost.status_code == 200

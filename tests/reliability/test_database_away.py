@@ -1,0 +1,263 @@
+"""A database that goes away in the middle: a 503 that says so, and the same key finds out what became."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import chains
+import httpx
+import pytest
+import stores
+import worlds
+from worlds import START, Party, World
+
+from agentpay import ServiceUnavailableError, TransferOutcomeUnknownError
+from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
+from agentpay_server.store import tables
+from agentpay_server.store.database import Database, DatabaseUnavailableError
+
+pytestmark = pytest.mark.anyio
+
+CALLS_OF_A_TRANSFER = 4
+SECRET = "password=hunter2"
+RECEIVER = "http://receiver.invalid/"
+
+
+class Away:
+    """A database that can be away: before a call, or once it is committed and nobody can be told."""
+
+    def __init__(self, inner: Database) -> None:
+        self._inner = inner
+        self.is_away = False
+        self.calls = 0
+        self.breaks_at: tuple[int, str] | None = None
+
+    async def run(self, unit: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._called(self._inner.run, unit, *args, **kwargs)
+
+    async def read(self, unit: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await self._called(self._inner.read, unit, *args, **kwargs)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _called(self, call: Callable[..., Any], unit: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        when = self.breaks_at[1] if self.breaks_at and self.breaks_at[0] == self.calls else None
+        if self.is_away or when == "before":
+            self.is_away = True
+            raise DatabaseUnavailableError(SECRET)
+        with worlds._real_time():
+            result = await call(unit, *args, **kwargs)
+        if when == "after":
+            self.is_away = True
+            raise DatabaseUnavailableError(SECRET)
+        return result
+
+    def breaks(self, number: int, when: str) -> None:
+        """Go away at a call from now on, counted from 1."""
+        self.calls, self.breaks_at = 0, (number, when)
+
+    def comes_back(self) -> None:
+        self.is_away, self.breaks_at = False, None
+
+
+@asynccontextmanager
+async def world_on(clock: Clock) -> AsyncIterator[tuple[World, Away]]:
+    made: list[chains.FaultyChain] = []
+
+    def wrap(inner: Any) -> chains.FaultyChain:
+        made.append(chains.FaultyChain(inner))
+        return made[0]
+
+    with worlds._real_time():
+        database = Away(await stores.new_database())
+    storage = Storage(database=database, ledger=None, settings=Settings())  # type: ignore[arg-type]
+    runtime = await start_runtime(clock=clock, seed=7, storage=storage, wrap_chain=wrap)
+    world = World(runtime, made[0])
+    try:
+        yield world, database
+    finally:
+        database.comes_back()
+        await world.http.aclose()
+        await runtime.stop()
+
+
+async def assert_paid_once(world: World, source: Party, to: Party, key: str) -> None:
+    """Send the key again, and judge."""
+    answer = await world.transfer(key, source, to, "7")
+    assert (answer.status, answer.body["status"]) == (200, "settled"), answer
+    assert [row["status"] for row in await world.rows(tables.transfers)] == ["settled"]
+    assert world.balance(to) == 7_000_000
+    assert world.attempts(answer.transfer_id).count("landed") == 1
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("7.000000", "0.000000")
+    assert await world.event_types(answer.body["transfer_id"]) == ["transfer.initiated", "transfer.settled"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", range(1, CALLS_OF_A_TRANSFER + 1))
+async def test_a_transfer_whose_database_goes_away_at_any_call_happens_once(number: int, when: str) -> None:
+    async with world_on(manual_clock(START)) as (world, database):
+        source, to = await world.account("100"), await world.account()
+        database.breaks(number, when)
+        away = await world.transfer("key", source, to, "7")
+        await world.rest()
+        if database.is_away:
+            assert away.status == 503
+            assert away.headers["retry-after"] == "1"
+            assert SECRET not in str(away.body)
+            if away.transfer_id is None:
+                assert away.error == "service_unavailable"
+                assert "may or may not have been done" in away.body["message"]
+            else:
+                assert (away.error, away.body["status"]) == ("chain_unavailable", "submitted")
+        database.comes_back()
+        await assert_paid_once(world, source, to, "key")
+
+
+async def test_a_transfer_without_trouble_makes_so_many_calls() -> None:
+    async with world_on(manual_clock(START)) as (world, database):
+        source, to = await world.account("100"), await world.account()
+        database.calls = 0
+        assert (await world.transfer("key", source, to, "7")).status == 200
+        # What the test above goes through, one by one.
+        assert database.calls == CALLS_OF_A_TRANSFER
+
+
+async def test_every_endpoint_says_so_before_it_has_begun() -> None:
+    async with world_on(manual_clock(START)) as (world, database):
+        source = await world.account("100")
+        database.is_away = True
+        account = f"/v1/accounts/{source.account_id}"
+        transfer = {"from": source.account_id, "to": source.account_id, "amount": "1", "idempotency_key": "k"}
+        webhook = {"url": "http://receiver.invalid", "events": ["transfer.settled"]}
+        for method, path, body in [
+            ("POST", "/v1/accounts", {"name": "a"}),
+            ("GET", "/v1/accounts", None),
+            *[("GET", f"{account}{part}", None) for part in ("", "/balance", "/transactions", "/policy")],
+            ("PUT", f"{account}/policy", {"paused": True}),
+            ("POST", "/v1/transfers", transfer),
+            ("POST", "/v1/webhooks", webhook),
+            ("GET", "/console/events", None),
+            ("POST", f"/sandbox{account.removeprefix('/v1')}/fund", {"amount": "1"}),
+            ("POST", "/sandbox/clock/advance", {"seconds": 0}),
+        ]:
+            answer = await world.request(method, path, body)
+            assert (answer.status, answer.error) == (503, "service_unavailable"), path
+            assert answer.body["request_id"] == answer.headers["x-request-id"]
+            assert SECRET not in str(answer.body)
+        assert (await world.http.get("/healthz")).status_code == 200
+        assert (await world.http.get("/readyz")).json()["not_ready"][0] == "database"
+
+
+async def test_the_client_repeats_a_payment_and_tells_its_key_when_that_is_not_enough() -> None:
+    async with world_on(manual_clock(START)) as (world, database):
+        source, to = await world.account("100"), await world.account()
+        client = world.sdk()
+        database.is_away = True
+        with pytest.raises(TransferOutcomeUnknownError) as unknown:
+            await client.transfers.create(from_=source.account_id, to=to.account_id, amount=7)
+        with pytest.raises(ServiceUnavailableError, match="may or may not"):
+            await client.accounts.create(name="b")
+        database.comes_back()
+        await assert_paid_once(world, source, to, unknown.value.idempotency_key)
+
+
+async def test_drivers_and_workers_go_on_once_the_database_is_back() -> None:
+    async with world_on(SystemClock()) as (world, database):
+        source, to = await world.account("100"), await world.account()
+        # The chain has the transaction, and the database cannot be told of its end.
+        world.chain.not_final(3)
+        asking = asyncio.ensure_future(world.transfer("key", source, to, "7"))
+        await asyncio.sleep(0.001)
+        database.is_away = True
+        away = await asking
+        assert (away.status, away.body["status"]) == (503, "submitted")
+        await world.rest()
+        assert world.balance(to) == 7_000_000
+        database.comes_back()
+        await world.rest()
+        # Nobody asked again: its driver has booked it, and the workers look for due work as before.
+        (transfer,) = await world.rows(tables.transfers)
+        assert (transfer["status"], transfer["transfer_id"]) == ("settled", away.transfer_id)
+        assert world.runtime.schedule.lag_seconds() == 0
+        assert (await world.http.get("/readyz")).status_code == 200
+        await assert_paid_once(world, source, to, "key")
+
+
+# --- Leases of others
+
+
+class Shared:
+    """A database that stays when a server that shares it is gone."""
+
+    def __init__(self, inner: Database) -> None:
+        self.inner = inner
+        self.run, self.read = inner.run, inner.read
+
+    async def close(self) -> None:
+        """Stay."""
+
+
+class Hanging(httpx.AsyncBaseTransport):
+    """A receiver that never answers."""
+
+    def __init__(self) -> None:
+        self.posts = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.posts += 1
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_alone: bool) -> None:
+    with worlds._real_time():
+        shared = Shared(await stores.new_database())
+    receiver = Hanging()
+
+    async def started(*, is_alone: bool) -> World:
+        made: list[chains.FaultyChain] = []
+
+        def wrap(inner: Any) -> chains.FaultyChain:
+            made.append(chains.FaultyChain(inner))
+            return made[0]
+
+        settings = Settings(encryption_key=stores.KEY, settlement_wait_seconds=0.01)
+        storage = Storage(database=shared, ledger=shared, settings=settings, is_alone=is_alone)  # type: ignore[arg-type]
+        mounts = {RECEIVER: receiver}
+        clock = SystemClock()
+        runtime = await start_runtime(
+            clock=clock, storage=storage, wrap_chain=wrap, mounts=mounts, lend_key=True
+        )
+        return World(runtime, made[0])
+
+    first = await started(is_alone=True)
+    source, to = await first.account("100"), await first.account()
+    webhook = {"url": RECEIVER, "events": ["transfer.rejected"]}
+    assert (await first.request("POST", "/v1/webhooks", webhook)).status == 201
+    assert (await first.transfer("refused", source, to, "101")).status == 402
+    first.chain.next("send", chains.goes_down)
+    under_way = await first.transfer("key", source, to, "7")
+    assert under_way.body["status"] == "submitted"
+    await asyncio.sleep(1)
+    assert receiver.posts == 1
+
+    # The first is alive, drives its transfer and waits for the receiver.
+    second = await started(is_alone=is_alone)
+    taken_up = set(second.runtime.settlement.driven)
+    await asyncio.sleep(1)
+    assert taken_up == ({under_way.transfer_id} if is_alone else set())
+    assert receiver.posts == (2 if is_alone else 1)
+
+    for world in (second, first):
+        await world.http.aclose()
+        await world.runtime.stop(within_seconds=0)
+    with worlds._real_time():
+        await shared.inner.close()

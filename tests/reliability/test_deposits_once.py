@@ -1,0 +1,335 @@
+"""Deposits are booked once: whoever looks, whenever it ends, and whatever the chain tells again (P3).
+
+The watcher is led through every order in which it and a settling transfer can come to the same money.
+"""
+
+import asyncio
+import random
+from typing import Any
+
+import chains
+import pytest
+import stores
+import worlds
+from attrs import evolve
+from chains import FaultyChain, Proceed
+from outsiders import Wallet
+from test_restart import Lives
+from worlds import Party, World
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.clock import SECOND_US, SystemClock
+from agentpay_server.services.deposits import Deposits
+from agentpay_server.store import tables
+from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.workers import deposits as worker_module
+from agentpay_server.workers.deposits import RETRY_US, DepositWorker
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def lives() -> Any:
+    made = Lives()
+    yield made
+    await made.end()
+
+
+async def stranger(world: World, number: int = 1) -> Wallet:
+    made = Wallet(world.chain.inner, world.runtime.context.signer, number)
+    await made.open(10**9)
+    return made
+
+
+async def assert_booked(world: World, account: Party, *expected: int) -> None:
+    """Assert that these micro-USDC are the deposits of an account, and its balance what the chain shows."""
+    entries = [entry for entry in await world.entries(account) if entry["type"] == "deposit"]
+    assert [entry["amount"] for entry in entries] == list(expected)
+    assert len({entry["tx_signature"] for entry in entries}) == len(entries)
+    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    (held,) = await world.chain.inner.token_accounts([account.token_account])
+    assert held is not None
+    assert row["balance"] == held.amount_micro
+
+
+def watcher(world: World) -> Deposits:
+    """Another watcher over the same database and chain, as in another process."""
+    return Deposits(world.runtime.context, world.runtime.settlement)
+
+
+# --- Who comes first
+
+
+async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World) -> None:
+    """On a chain that tells of all, the service's own transfers too, before they are booked and after."""
+    source, to = await world.account("10"), await world.account()
+    world.chain.black_holes.add("*")
+    answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
+    await asyncio.sleep(1)
+    signature = world.chain.sent[-1][0]
+    own = Deposit(
+        signature=signature,
+        token_account=to.token_account,
+        amount_micro=4_000_000,
+        sender=source.token_account,
+    )
+
+    async def tells(chain: FaultyChain, proceed: Proceed) -> list[DepositBatch]:
+        return [DepositBatch(deposits=(own,), cursor="1")]
+
+    async def tells_again(chain: FaultyChain, proceed: Proceed) -> list[DepositBatch]:
+        return [DepositBatch(deposits=(own,), cursor="2")]
+
+    world.chain.next("deposits", tells)
+    await watcher(world).look(to.token_account)
+    assert await world.entries(to) == []
+    world.chain.black_holes.clear()
+    assert (await answer).status == 200
+    await assert_booked(world, to, 4_000_000)
+    world.chain.next("deposits", tells_again)
+    await watcher(world).look(to.token_account)
+    await assert_booked(world, to, 4_000_000)
+    (row,) = await world.rows(tables.accounts, account_id=to.account_id)
+    assert row["deposit_cursor"] == "2"
+
+
+async def test_another_process_is_left_its_transfers(world: World) -> None:
+    """The journal tells of what somebody else sent for the service; it is no deposit all the same."""
+    source, to = await world.account("10"), await world.account()
+    world.chain.black_holes.add("*")
+    answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
+    await asyncio.sleep(1)
+    world.runtime.settlement._under_way.clear()
+    await world.chain.inner.send(world.chain.sent[-1][1])
+    await world.advance()
+    assert world.chain.calls.count("deposits") == 2  # One for the funding, one for what was told just now.
+    world.chain.black_holes.clear()
+    assert (await answer).status == 200
+    await assert_booked(world, to, 4_000_000)
+    await world.advance()
+    await assert_booked(world, to, 4_000_000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_watchers_and_transfers_that_race_book_everything_once(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        wallet, source, to = await stranger(world), await world.account("10"), await world.account()
+        others = [watcher(world) for _ in range(3)]
+        for _ in range(3):
+            await wallet.pay((to.token_account, 5), (source.token_account, 7))
+        looks = [other.look(account.token_account) for other in others for account in (to, source)]
+        sends = [world.transfer(f"key{number}", source, to, "1") for number in range(3)]
+        found = await asyncio.gather(*looks, *sends, *(other.look_everywhere() for other in others))
+        assert [answer.status for answer in found if answer is not None] == [200, 200, 200]
+        await world.advance()
+        assert sorted(entry["amount"] for entry in await world.entries(to)) == [5, 5, 5, *[10**6] * 3]
+        (row,) = await world.rows(tables.accounts, account_id=to.account_id)
+        assert row["balance"] == world.balance(to) == 3 * 10**6 + 15
+        (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+        assert row["balance"] == world.balance(source) == 7 * 10**6 + 21
+
+
+async def test_watchers_of_two_servers_over_one_database_book_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stores.run, "kind", "postgres")
+    async with worlds.world(interrupted=1) as world:
+        context: Any = world.runtime.context
+        database = PostgresDatabase(context.database._inner._url)
+        beside = worlds.InterruptedDatabase(database, random.Random(2))
+        other = Deposits(evolve(context, database=beside), world.runtime.settlement)
+        wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
+        for micro in range(1, 6):
+            await wallet.pay(*((account.token_account, micro) for account in accounts))
+            looks = (watch.look_everywhere() for watch in (world.runtime.deposits, other))
+            await asyncio.gather(*looks)
+        for account in accounts:
+            await assert_booked(world, account, 1, 2, 3, 4, 5)
+        await database.close()
+
+
+async def test_a_watcher_that_was_overtaken_goes_on_from_where_the_other_is(world: World) -> None:
+    wallet, account = await stranger(world), await world.account()
+    await wallet.pay((account.token_account, 5))
+
+    async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
+        found = await proceed()
+        await watcher(world).look(account.token_account)
+        await wallet.pay((account.token_account, 6))
+        return found
+
+    world.chain.next("deposits", overtaken)
+    await world.runtime.deposits.look(account.token_account)
+    await assert_booked(world, account, 5, 6)
+
+
+async def test_a_funding_that_another_watcher_has_booked_is_audited_all_the_same(world: World) -> None:
+    account = await world.account()
+
+    async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
+        await watcher(world).look(account.token_account)
+        return await proceed()
+
+    world.chain.next("signature_status", overtaken)
+    await world.fund(account.account_id, "5")
+    await assert_booked(world, account, 5_000_000)
+    assert len(await world.rows(tables.audit, action="sandbox.fund")) == 1
+
+
+# --- What ends in the middle
+
+
+@pytest.mark.parametrize("look", ["token_accounts", "deposits"])
+async def test_a_look_that_failed_is_taken_again(world: World, look: str) -> None:
+    wallet, account = await stranger(world), await world.account()
+    await wallet.pay((account.token_account, 5))
+    world.runtime.deposits.arrived(None)
+    world.chain.next(look, chains.down)
+    await world.advance()
+    await assert_entries(world, account)
+    await world.advance(RETRY_US / SECOND_US)
+    await assert_booked(world, account, 5)
+    assert not world.runtime.deposits.is_any_due
+
+
+async def assert_entries(world: World, account: Party, *amounts: int) -> None:
+    assert [entry["amount"] for entry in await world.entries(account)] == list(amounts)
+
+
+async def test_what_came_and_was_not_booked_is_booked_by_the_next_server(lives: Lives) -> None:
+    world = await lives.start()
+    wallet, account, idle = await stranger(world), await world.account("3"), await world.account()
+    await wallet.pay((account.token_account, 5))
+    world = await lives.restart()
+    await assert_booked(world, account, 3_000_000, 5)
+    assert world.chain.calls == ["token_accounts", "deposits"]
+    world = await lives.restart()
+    await assert_booked(world, account, 3_000_000, 5)
+    # The books agree with the chain: no account is worth more than the one look at all.
+    assert world.chain.calls == ["token_accounts"]
+    await assert_entries(world, idle)
+
+
+async def test_what_hides_behind_a_transfer_under_way_is_found(lives: Lives) -> None:
+    """Exactly as much came as is on its way out: the balance alone would not tell."""
+    world = await lives.start()
+    wallet, source, to = await stranger(world), await world.account("9"), await world.account()
+    world.chain.next("signature_status", chains.goes_down_after)
+    await lives.ended_in(world.transfer("key", source, to, "4"))
+    wallet = Wallet(world.chain.inner, world.runtime.context.signer)
+    await wallet.pay((source.token_account, 4_000_000))
+    world = await lives.start(is_down=True)
+    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    assert (row["balance"], row["in_flight"]) == (9_000_000, 4_000_000)
+    assert world.balance(source) == 9_000_000
+    world.chain.is_down = False
+    await world.advance(RETRY_US / SECOND_US)
+    await world.rest()
+    await assert_booked(world, source, 9_000_000, 4_000_000)
+    await assert_booked(world, to, 4_000_000)
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+async def test_a_funding_that_ends_before_or_after_it_is_executed_is_booked_if_it_happened(
+    lives: Lives, point: str
+) -> None:
+    world = await lives.start()
+    account = await world.account()
+
+    async def hangs(chain: FaultyChain, proceed: Proceed) -> None:
+        if point == "after":
+            await proceed()
+        await asyncio.Event().wait()
+
+    world.chain.next("send", hangs)
+    await lives.ended_in(world.fund(account.account_id, "5"))
+    world = await lives.start()
+    await assert_booked(world, account, *([5_000_000] if point == "after" else []))
+    audited = [row["action"] for row in await world.rows(tables.audit)]
+    # Who asked went with the process; what came did not.
+    assert audited.count("sandbox.fund") == 0
+
+
+async def test_a_page_that_was_written_without_anybody_knowing_is_looked_for(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await lives.start()
+    wallet, account = await stranger(world), await world.account()
+    ledger = world.chain.inner._ledger
+    write, losses = ledger.write, [True]
+
+    async def reply_lost(page: Any) -> None:
+        await write(page)
+        if losses:
+            losses.pop()
+            raise OSError("scripted: the connection was lost")
+
+    monkeypatch.setattr(ledger, "write", reply_lost)
+    with pytest.raises(ChainUnavailableError):
+        await wallet.pay((account.token_account, 5))
+    await world.chain.inner.block_height()
+    await world.advance()
+    await assert_booked(world, account, 5)
+
+
+async def test_a_journal_that_cannot_be_read_is_read_later(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await lives.start()
+    wallet, account = await stranger(world), await world.account()
+    await wallet.pay((account.token_account, 5))
+
+    async def unreadable(*_: object, **__: object) -> None:
+        raise OSError("scripted: no disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.chain.inner._ledger, "credits", unreadable)
+        await world.advance()
+        await assert_entries(world, account)
+    await world.advance(RETRY_US / SECOND_US)
+    await assert_booked(world, account, 5)
+
+
+# --- A chain that does not tell
+
+
+async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wallet, account = await stranger(world), await world.account()
+    real_us = 0
+    monkeypatch.setattr(worker_module, "real_now_us", lambda: real_us)
+    world.chain.inner._listener = None
+    clock = SystemClock()
+    monkeypatch.setattr(clock, "now_us", lambda: real_us)
+    deposits = Deposits(evolve(world.runtime.context, clock=clock), world.runtime.settlement)
+    worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
+    assert await worker.next_due_us() == 0
+    assert await worker.run_due()
+    assert await worker.next_due_us() == 5 * SECOND_US
+    assert not await worker.run_due()
+    await wallet.pay((account.token_account, 5))
+    real_us = 5 * SECOND_US
+    world.chain.next("token_accounts", chains.down)
+    assert await worker.run_due()
+    assert await worker.next_due_us() == real_us + RETRY_US
+    assert not await worker.run_due()
+    real_us += RETRY_US
+    assert await worker.run_due()
+    await assert_booked(world, account, 5)
+    assert await worker.next_due_us() == real_us + 5 * SECOND_US
+
+
+async def test_a_manual_clock_does_not_bring_a_look_nearer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_us = 0
+    monkeypatch.setattr(worker_module, "real_now_us", lambda: real_us)
+    clock = world.runtime.context.clock
+    worker = DepositWorker(watcher(world), clock=clock, look_every_us=5 * SECOND_US)
+    assert await worker.next_due_us() == clock.now_us()
+    assert await worker.run_due()
+    assert await worker.next_due_us() is None
+    real_us = 5 * SECOND_US
+    assert await worker.next_due_us() == clock.now_us()

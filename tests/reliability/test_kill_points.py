@@ -1,0 +1,231 @@
+"""SIGKILL at every step of every money operation, then another start: nothing lost, nothing twice (P1, P2).
+
+The caller knows nothing but that no answer came, and sends the same key again. Then the chain is the judge.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_kill_approvals
+import test_kill_sessions
+from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
+
+from agentpay_server.faults import POINTS, Operation, points_of
+from agentpay_server.store import tables
+
+# The first page that a server writes is that of its own start.
+CHAIN = ["chain.executed@2", "chain.written@2"]
+
+
+TRANSFER = [*points_of(Operation.TRANSFER), *CHAIN]
+ACCOUNT = [*points_of(Operation.ACCOUNT), *CHAIN]
+FUND = [*points_of(Operation.FUND), *CHAIN]
+TOKEN_ACCOUNT = [*points_of(Operation.TOKEN_ACCOUNT), *CHAIN]
+POLICY_RECORD = [*points_of(Operation.POLICY_RECORD), *CHAIN]
+DEPOSIT = points_of(Operation.DEPOSIT)
+
+# Where the first server dies, and then the one that takes over.
+PAIRS = [
+    ("transfer.signed", "transfer.expired"),
+    ("transfer.signed", "transfer.sent"),
+    ("transfer.expired", "transfer.signed"),
+    ("transfer.sent", "transfer.landed"),
+    ("transfer.landed", "transfer.booked"),
+    ("chain.executed@2", "chain.written@2"),
+    ("chain.written@2", "transfer.landed"),
+]
+
+
+@pytest.fixture(scope="module", params=["file", "postgres"])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    if request.param == "postgres":
+        return prepared(Postgres.made())
+    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
+
+
+@pytest.fixture(scope="module")
+def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the chain of the template had executed, read from a copy of it."""
+    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
+        return Survey(server).landed()
+
+
+@pytest.fixture
+def it(template: Prepared, before: set[str], tmp_path: Path) -> Prepared:
+    return template.copied(tmp_path, "data")
+
+
+def killed_in_transfer(it: Prepared, point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        assert dying.request("POST", "/v1/transfers", it.key, it.transfer()) is None
+        dying.assert_killed()
+
+
+def settled_after_restart(it: Prepared, landed_before: set[str]) -> None:
+    """Start again, send the key again, twice, and judge."""
+    with it.served() as server:
+        client, survey = server.client(), Survey(server)
+        arguments: Any = {"from_": it.payer, "to": it.payee, "amount": 7, "idempotency_key": "key"}
+        answer = client.transfers.create(**arguments)
+        assert client.transfers.create(**arguments) == answer
+        survey.assert_settled_once(it, answer, landed_before)
+
+
+@pytest.mark.parametrize("point", TRANSFER)
+def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, before: set[str], point: str) -> None:
+    killed_in_transfer(it, point)
+    settled_after_restart(it, before)
+
+
+def killed_twice(it: Prepared, before: set[str], first: str, second: str) -> None:
+    """Not every recovery passes every point; the child is killed all the same."""
+    killed_in_transfer(it, first)
+    with child(it, second) as dying:
+        dying.request("POST", "/v1/transfers", it.key, it.transfer())
+        dying.kill()
+    settled_after_restart(it, before)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_transfer_whose_recovery_is_killed_too_happens_once(
+    it: Prepared, before: set[str], first: str, second: str
+) -> None:
+    killed_twice(it, before, first, second)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("second", TRANSFER)
+@pytest.mark.parametrize("first", TRANSFER)
+def test_a_transfer_killed_at_any_pair_of_points_happens_once(
+    it: Prepared, before: set[str], first: str, second: str
+) -> None:
+    killed_twice(it, before, first, second)
+
+
+@pytest.mark.parametrize("point", ["transfer.signed", "transfer.expired", "chain.executed@2"])
+def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
+    it: Prepared, before: set[str], point: str
+) -> None:
+    killed_in_transfer(it, point)
+    with it.served() as server:
+        server.sandbox.clock.advance(0)
+        survey = Survey(server)
+        (transfer,) = survey.rows(tables.transfers)
+        answer = server.client().transfers.get(transfer["transfer_id"])
+        survey.assert_settled_once(it, answer, before)
+
+
+@pytest.mark.parametrize("point", ACCOUNT)
+def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        assert dying.request("POST", "/v1/accounts", it.key, {"name": "Third"}) is None
+        dying.assert_killed()
+    with it.served() as server:
+        client, survey = server.client(), Survey(server)
+        listed = list(client.accounts.list())
+        assert len(listed) == (3 if point == "account.booked" else 2)
+        again = client.accounts.create(name="Third")
+        assert again.chain_address not in {account.chain_address for account in listed}
+        assert len(list(client.accounts.list())) == len(listed) + 1
+        server.sandbox.fund(again.account_id, "1")
+        assert client.accounts.balance(again.account_id).balance_usdc == 1
+        survey.assert_conserved()
+
+
+@pytest.mark.parametrize("point", [*FUND, *DEPOSIT])
+def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Prepared, point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        path = f"/sandbox/accounts/{it.payee}/fund"
+        assert dying.request("POST", path, it.key, {"amount": "5"}) is None
+        dying.assert_killed()
+    with it.served() as server:
+        client, survey = server.client(), Survey(server)
+        has_come = point not in ("fund.begun", "fund.signed", "fund.expired", "chain.executed@2")
+        assert client.accounts.balance(it.payee).balance_usdc == (5 if has_come else 0)
+        # What landed and was not booked is a deposit, which the start has noticed.
+        survey.assert_conserved()
+        server.sandbox.fund(it.payee, "1")
+        survey.assert_conserved()
+        deposits = survey.rows(tables.entries, account_id=it.payee, type="deposit")
+        assert [entry["amount"] for entry in deposits] == [*([5_000_000] if has_come else []), 1_000_000]
+
+
+@pytest.mark.parametrize("second", DEPOSIT)
+@pytest.mark.parametrize("first", ["fund.landed", "chain.written@2"])
+def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
+    it: Prepared, first: str, second: str
+) -> None:
+    with child(it, first) as dying:
+        dying.request("POST", f"/sandbox/accounts/{it.payee}/fund", it.key, {"amount": "5"})
+        dying.assert_killed()
+    with child(it, second) as dying:
+        # Nobody asks: the server looks by itself for what came while there was none.
+        dying.assert_killed()
+    with it.served() as server:
+        survey = Survey(server)
+        survey.assert_conserved()
+        (deposit,) = survey.rows(tables.entries, account_id=it.payee)
+        assert (deposit["type"], deposit["amount"]) == ("deposit", 5_000_000)
+
+
+@pytest.mark.parametrize("point", TOKEN_ACCOUNT)
+def test_an_outside_recipient_killed_at_any_point_hinders_no_other(it: Prepared, point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        assert dying.request("POST", "/sandbox/token-accounts", it.key) is None
+        dying.assert_killed()
+    with it.served() as server:
+        client, survey = server.client(), Survey(server)
+        outside = server.sandbox.create_token_account().usdc_token_account
+        client.transfers.create(from_=it.payer, to=outside, amount=1)
+        assert survey.balances()[outside] == 1_000_000
+        assert sum(survey.balances().values()) == survey.minted() == 100_000_000
+
+
+@pytest.mark.parametrize("point", POLICY_RECORD)
+def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
+    it: Prepared, point: str
+) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        dying.request("PUT", f"/v1/accounts/{it.payer}/policy", it.key, {"max_single_transfer": 3})
+        dying.assert_killed()
+    with it.served() as server:
+        server.sandbox.clock.advance(0)
+        survey = Survey(server)
+        assert server.client().policies.get(it.payer).max_single_transfer == 3
+        (record,) = survey.rows(tables.policy_records)
+        assert (record["written_version"], record["due_us"], record["signed_raw"]) == (2, None, None)
+        assert record["tx_signature"] in survey.landed()
+        survey.assert_conserved()
+
+
+@pytest.mark.parametrize("point", ["chain.executed", "chain.written"])
+def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
+    it: Prepared, before: set[str], point: str
+) -> None:
+    for _ in range(2):
+        with child(it, point) as dying:
+            assert dying.base_url is None
+            dying.assert_killed()
+    settled_after_restart(it, before)
+
+
+def test_no_point_is_left_out() -> None:
+    tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
+    tried |= {*test_kill_approvals.APPROVE, *test_kill_sessions.ALL}
+    assert {point.partition("@")[0] for point in tried} == POINTS
+
+
+def test_a_child_that_is_not_armed_lives(it: Prepared, before: set[str]) -> None:
+    with child(it) as living:
+        assert isinstance(living, Child)
+        answer = living.request("POST", "/v1/transfers", it.key, it.transfer())
+        assert answer is not None
+        assert answer.status_code == 200
+        living.kill()
+    settled_after_restart(it, before)

@@ -1,0 +1,141 @@
+"""SIGKILL at every step of opening, charging and closing a session, then another start (P1).
+
+The caller knows nothing but that no answer came, and sends the same again. Then the chain is the judge.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
+
+from agentpay_server import AgentPayServer
+from agentpay_server.faults import Operation, points_of
+from agentpay_server.store import tables
+
+# The first page that a server writes is that of its own start.
+OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]
+CHARGING = points_of(Operation.SESSION_CHARGE)
+CLOSING = [*points_of(Operation.SESSION_CLOSE), "chain.executed@3", "chain.written@3"]
+ALL = (*OPENING, *CHARGING, *CLOSING)
+
+
+@pytest.fixture(scope="module", params=["file", "postgres"])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    if request.param == "postgres":
+        return prepared(Postgres.made())
+    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
+
+
+@pytest.fixture(scope="module")
+def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the chain of the template had executed, read from a copy of it."""
+    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
+        return Survey(server).landed()
+
+
+@pytest.fixture
+def it(template: Prepared, tmp_path: Path) -> Prepared:
+    return template.copied(tmp_path, "data")
+
+
+def terms(it: Prepared) -> dict[str, str]:
+    return {"account_id": it.payer, "to": it.payee, "cap_usdc": "10", "idempotency_key": "key"}
+
+
+def opened(it: Prepared, server: Child) -> str:
+    answer = server.request("POST", "/sessions", it.key, terms(it))
+    assert answer is not None
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["session_id"])
+
+
+def charge(it: Prepared, server: Child, session_id: str) -> Any:
+    body = {"amount": "4", "idempotency_key": "charge"}
+    return server.request("POST", f"/sessions/{session_id}/charges", it.key, body)
+
+
+def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
+    """Send everything again, in order, and judge: one session of 10 USDC, of which 4 were charged."""
+    survey, sessions = Survey(server), server.sessions
+    arguments: Any = {"account_id": it.payer, "to": it.payee, "cap_usdc": 10, "idempotency_key": "key"}
+    session_id = sessions.open(**arguments).session_id
+    if sessions.get(session_id).status == "open":
+        sessions.charge(session_id, amount=4, idempotency_key="charge")
+    closed = sessions.close(session_id)
+    assert sessions.close(session_id) == sessions.open(**arguments) == closed
+    assert (closed.status, closed.settled_usdc, closed.returned_usdc) == ("settled", 4, 6)
+
+    (row,) = survey.rows(tables.sessions)
+    assert survey.landed() - before == {closed.tx_signature, closed.settlement_tx_signature}
+    assert (row["tx_raw"], row["leased_until_us"], row["running_total"]) == (None, None, 4_000_000)
+    assert len(survey.rows(tables.session_charges)) == 1
+    accounts = {account["account_id"]: account for account in survey.rows(tables.accounts)}
+    payer, payee = accounts[it.payer], accounts[it.payee]
+    assert (payer["balance"], payee["balance"]) == (96_000_000, 4_000_000)
+    assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
+    assert len(survey.rows(tables.spends)) == 1
+    entries = Counter((entry["account_id"], entry["type"]) for entry in survey.rows(tables.entries))
+    assert entries == {
+        (it.payer, "deposit"): 1,
+        (it.payer, "session_settlement"): 1,
+        (it.payee, "deposit"): 1,
+    }
+    assert [event["type"] for event in survey.rows(tables.events)] == ["session.opened", "session.settled"]
+    assert row["escrow_token_account"] not in survey.balances()
+    survey.assert_conserved()
+
+
+@pytest.mark.parametrize("point", OPENING)
+def test_an_opening_killed_at_any_point_funds_one_escrow(it: Prepared, before: set[str], point: str) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        assert dying.request("POST", "/sessions", it.key, terms(it)) is None
+        dying.assert_killed()
+    with it.served() as server:
+        finish(it, server, before)
+
+
+@pytest.mark.parametrize("point", OPENING[1:])
+def test_an_opening_comes_to_its_end_though_nobody_asks_again(
+    it: Prepared, before: set[str], point: str
+) -> None:
+    with child(it, point) as dying:
+        expiring(it, dying, point)
+        dying.request("POST", "/sessions", it.key, terms(it))
+        dying.assert_killed()
+    with it.served() as server:
+        server.sandbox.clock.advance(0)
+        (session,) = server.sessions.list()
+        assert session.status == "open"
+        assert Survey(server).balances()[session.escrow_token_account] == 10_000_000
+        finish(it, server, before)
+
+
+@pytest.mark.parametrize("point", CHARGING)
+def test_a_charge_killed_at_any_point_is_made_once(it: Prepared, before: set[str], point: str) -> None:
+    with child(it, point) as dying:
+        session_id = opened(it, dying)
+        assert charge(it, dying, session_id) is None
+        dying.assert_killed()
+    with it.served() as server:
+        is_made = point == "session_charge.booked"
+        assert server.sessions.get(session_id).running_total_usdc == (4 if is_made else 0)
+        finish(it, server, before)
+
+
+@pytest.mark.parametrize("point", CLOSING)
+def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[str], point: str) -> None:
+    with child(it, point) as dying:
+        session_id = opened(it, dying)
+        assert charge(it, dying, session_id).status_code == 200
+        expiring(it, dying, point)
+        assert dying.request("POST", f"/sessions/{session_id}/close", it.key) is None
+        dying.assert_killed()
+    with it.served() as server:
+        if point != "session_close.begun":
+            # Nobody has to ask again for what was claimed.
+            server.sandbox.clock.advance(0)
+            assert server.sessions.get(session_id).status == "settled"
+        finish(it, server, before)

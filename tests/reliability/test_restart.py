@@ -1,0 +1,452 @@
+"""A server that ends in the middle of something, and another that goes on from what the first had stored.
+
+Here the end is a cancellation of everything that the first server had under way, so that it can come at any
+await; `test_kill_points.py` kills real processes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import chains
+import pytest
+import worlds
+from attrs import evolve
+from chains import FaultyChain, Proceed
+from sqlalchemy.dialects import sqlite
+from worlds import START, Party, World
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.clock import SECOND_US, SystemClock
+from agentpay_server.domain.transfers import LEASE_US
+from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.transfers import resumption
+from agentpay_server.services.transfers.resumption import Resumption
+from agentpay_server.services.transfers.settling import TransferSteps
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
+from agentpay_server.store import tables
+from agentpay_server.store import transfers as transfer_store
+from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.workers import settlement as worker_module
+from agentpay_server.workers.settlement import LOOK_EVERY_US, SettlementWorker
+
+pytestmark = pytest.mark.anyio
+
+ENCRYPTION_KEY = bytes(range(32))
+
+
+class Disk(MemoryDatabase):
+    """What stays when a server is gone."""
+
+    async def close(self) -> None:
+        """Stay."""
+
+
+async def hangs_before(chain: FaultyChain, proceed: Proceed) -> None:
+    """The request has not left when the server ends."""
+    await asyncio.Event().wait()
+
+
+async def hangs_after(chain: FaultyChain, proceed: Proceed) -> None:
+    """The request has arrived, and its answer has not when the server ends."""
+    await proceed()
+    await asyncio.Event().wait()
+
+
+class Lives:
+    """One server after the other on one disk."""
+
+    def __init__(self) -> None:
+        self.disk = Disk()
+        self.key: str | None = None
+        self.worlds: list[World] = []
+
+    async def start(self, *, is_down: bool = False, **settings: Any) -> World:
+        chains: list[FaultyChain] = []
+
+        def wrap(inner: Any) -> FaultyChain:
+            chains.append(FaultyChain(inner))
+            chains[0].is_down = is_down
+            return chains[0]
+
+        runtime = await start_runtime(
+            clock=manual_clock(START),
+            operator_key=self.key,
+            storage=Storage(
+                database=self.disk,
+                ledger=self.disk,
+                settings=Settings(encryption_key=ENCRYPTION_KEY, **settings),
+            ),
+            wrap_chain=wrap,
+        )
+        self.key = runtime.operator.key or self.key
+        world = World(runtime, chains[0])
+        world.http.headers["Authorization"] = f"Bearer {self.key}"
+        self.worlds.append(world)
+        return world
+
+    async def end(self) -> None:
+        """End the newest server where it is: nothing is finished, nothing is stored."""
+        world = self.worlds[-1]
+        tasks = world.runtime.context.tasks
+        ending = [*tasks._tasks, *tasks._loops]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await world.http.aclose()
+
+    async def restart(self, **options: Any) -> World:
+        await self.end()
+        return await self.start(**options)
+
+    async def ended_in(self, transfer: Awaitable[object]) -> None:
+        """Begin a transfer, let it come as far as it can, and end the server."""
+        caller = asyncio.ensure_future(transfer)
+        await asyncio.sleep(1)
+        assert not caller.done()
+        caller.cancel()
+        await self.end()
+
+
+@pytest.fixture
+async def lives() -> Any:
+    made = Lives()
+    yield made
+    await made.end()
+
+
+async def landed(world: World) -> set[str]:
+    rows = await world.rows(tables.chain_signatures)
+    return {row["signature"] for row in rows if row["failure_reason"] is None}
+
+
+async def balance(world: World, party: Party) -> int:
+    (account,) = await world.chain.inner.token_accounts([party.token_account])
+    assert account is not None
+    return account.amount_micro
+
+
+async def one_transfer(world: World) -> dict[str, Any]:
+    (transfer,) = await world.rows(tables.transfers)
+    return transfer
+
+
+async def assert_settled_once(world: World, source: Party, to: Party, before: set[str]) -> None:
+    transfer = await one_transfer(world)
+    assert transfer["status"] == "settled"
+    assert await landed(world) - before == {transfer["tx_signature"]}
+    assert (await balance(world, source), await balance(world, to)) == (93_000_000, 7_000_000)
+    assert await world.event_types(transfer["transfer_id"]) == ["transfer.initiated", "transfer.settled"]
+    assert [entry["type"] for entry in await world.entries(source)] == ["deposit", "transfer"]
+    assert [entry["type"] for entry in await world.entries(to)] == ["deposit"]
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("7.000000", "0.000000")
+
+
+# --- What stays
+
+
+async def test_a_restart_keeps_money_keys_accounts_time_and_transfers(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    settled = await world.transfer("key", source, to, "7")
+    await world.advance(3_600)
+    now_us = world.runtime.context.clock.now_us()
+    before = await landed(world)
+    blockhash = await world.chain.latest_blockhash()
+    listed = await world.request("GET", "/v1/accounts")
+
+    world = await lives.restart()
+    assert world.runtime.context.clock.now_us() == now_us
+    assert (await world.request("GET", "/v1/accounts")).body == listed.body
+    assert (await world.transfer("key", source, to, "7")).body == settled.body
+    assert await landed(world) == before
+    after = await world.chain.latest_blockhash()
+    assert after.value != blockhash.value
+    assert after.last_valid_block_height > blockhash.last_valid_block_height
+    assert (await world.transfer("next", source, to, "3")).status == 200
+    assert (await balance(world, source), await balance(world, to)) == (90_000_000, 10_000_000)
+
+
+# --- What was under way
+
+
+async def test_what_was_signed_and_never_sent_is_signed_again_and_happens_once(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", hangs_before)
+    await lives.ended_in(world.transfer("key", source, to, "7"))
+    first = await one_transfer(world)
+    assert first["status"] == "submitted"
+    assert await landed(world) == before
+
+    world = await lives.start()
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+    assert (await one_transfer(world))["tx_signature"] != first["tx_signature"]
+    assert world.attempts(first["transfer_id"]) == ["landed"]
+    again = await world.transfer("key", source, to, "7")
+    assert (again.status, again.transfer_id) == (200, first["transfer_id"])
+
+
+async def test_what_was_executed_and_not_booked_is_booked_and_not_sent_again(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", hangs_after)
+    await lives.ended_in(world.transfer("key", source, to, "7"))
+    first = await one_transfer(world)
+
+    world = await lives.start()
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+    assert (await one_transfer(world))["tx_signature"] == first["tx_signature"]
+    assert world.chain.sent == []
+
+
+async def test_a_pause_meanwhile_stops_what_was_not_sent(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", hangs_before)
+    caller = asyncio.ensure_future(world.transfer("key", source, to, "7"))
+    await asyncio.sleep(1)
+    await world.policy(source, paused=True)
+    caller.cancel()
+
+    world = await lives.restart()
+    await world.rest()
+    transfer = await one_transfer(world)
+    assert (transfer["status"], transfer["error"]) == ("failed", "account_paused")
+    types = await world.event_types(transfer["transfer_id"])
+    assert types == ["transfer.initiated", "transfer.rejected"]
+    assert await balance(world, source) == 100_000_000
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("0.000000", "0.000000")
+    # Nothing but the policy's record may have landed.
+    records = await world.rows(tables.policy_records)
+    assert await landed(world) - before <= {record["tx_signature"] for record in records}
+    assert (await world.transfer("key", source, to, "7")).error == "account_paused"
+
+
+async def test_a_pause_meanwhile_does_not_undo_what_was_executed(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    world.chain.next("send", hangs_after)
+    caller = asyncio.ensure_future(world.transfer("key", source, to, "7"))
+    await asyncio.sleep(1)
+    await world.policy(source, paused=True)
+    await world.rest()
+    before = await landed(world) - {(await one_transfer(world))["tx_signature"]}
+    caller.cancel()
+
+    world = await lives.restart()
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+
+
+async def test_nothing_is_released_while_the_chain_does_not_answer(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", hangs_before)
+    await lives.ended_in(world.transfer("key", source, to, "7"))
+
+    world = await lives.start(is_down=True, settlement_wait_seconds=1)
+    await world.rest()
+    assert (await one_transfer(world))["status"] == "submitted"
+    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    assert row["in_flight"] == 7_000_000
+    assert (await world.transfer("key", source, to, "7")).status == 503
+    world.chain.clear()
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+
+
+@pytest.mark.parametrize("hang", [hangs_before, hangs_after])
+@pytest.mark.parametrize("ends", [1, 2, 3])
+async def test_a_recovery_that_ends_too_is_recovered_from(
+    lives: Lives, hang: Callable[..., Awaitable[None]], ends: int
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", hang)
+    await lives.ended_in(world.transfer("key", source, to, "7"))
+    for _ in range(ends):
+        world = await lives.start()
+        world.chain.next("send", hang)
+        await world.rest()
+        await lives.end()
+    world = await lives.start()
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+
+
+async def test_more_than_a_batch_of_transfers_is_taken_up(lives: Lives) -> None:
+    world = await lives.start()
+    source, to = await world.account("300"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", *[hangs_before, hangs_after, chains.down] * 80)
+    callers = [asyncio.ensure_future(world.transfer(f"key {n}", source, to, "1")) for n in range(240)]
+    await asyncio.sleep(0.001)
+    for caller in callers:
+        caller.cancel()
+
+    world = await lives.restart()
+    await world.rest()
+    transfers = await world.rows(tables.transfers)
+    assert {transfer["status"] for transfer in transfers} == {"settled"}
+    assert len(transfers) > 200
+    assert await landed(world) - before == {transfer["tx_signature"] for transfer in transfers}
+    assert await balance(world, to) == len(transfers) * 1_000_000
+    assert (await world.detail(source))["reserved_usdc"] == "0.000000"
+
+
+# --- Who drives
+
+
+async def test_a_transfer_whose_driver_failed_is_driven_again(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+
+    async def broken(*_: object) -> None:
+        raise OSError("scripted: the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransferSteps, "landed", broken)
+        answer = await world.transfer("key", source, to, "7")
+    assert (answer.status, answer.body["status"]) == (503, "submitted")
+    assert (await one_transfer(world))["transfer_id"] == answer.transfer_id
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+
+
+async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_renewed(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await lives.start(settlement_wait_seconds=0.01)
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    world.chain.next("send", chains.goes_down)
+    assert (await world.transfer("key", source, to, "7")).status == 503
+
+    context = evolve(world.runtime.context, clock=SystemClock())
+    first, second = (
+        Resumption(context, settlement) for settlement in (world.runtime.settlement, Settlement(context))
+    )
+    start_us = (await one_transfer(world))["leased_until_us"] - LEASE_US
+
+    def at(seconds: float) -> None:
+        monkeypatch.setattr(resumption, "real_now_us", lambda: start_us + int(seconds * SECOND_US))
+
+    at(10)
+    assert await second.take_up() == []
+    at(20)
+    assert await first.take_up() == []  # It is driven there; its lease is renewed.
+    at(49)
+    assert not await second.is_any_abandoned()
+    assert await second.take_up() == []
+    at(50)
+    assert await second.is_any_abandoned()
+    (driver,) = await second.take_up()
+    assert not await first.is_any_abandoned()
+    # Both drive it now, and still it happens once.
+    world.chain.clear()
+    assert (await driver).status == "settled"
+    await world.rest()
+    await assert_settled_once(world, source, to, before)
+
+
+async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing:
+        async def take_up(self) -> list[object]:
+            return []
+
+    clock = SystemClock()
+    real = clock.now_us()
+    monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
+    worker = SettlementWorker([Nothing()], clock=clock)  # type: ignore[list-item]
+    due = await worker.next_due_us()
+    assert due is not None
+    assert due <= clock.now_us()
+    assert not await worker.run_due()
+    due = await worker.next_due_us()
+    assert due is not None
+    assert 0 < due - clock.now_us() <= LOOK_EVERY_US < LEASE_US / 2
+
+
+async def test_a_look_reads_the_transfers_under_way_and_no_others(lives: Lives) -> None:
+    await lives.start()
+    statement = transfer_store._ABANDONED.compile(dialect=sqlite.dialect())
+    values = [0] * len(statement.positiontup or ())
+    plan = lives.disk._driver.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
+    assert "ix_transfers_submitted" in str(plan), plan
+
+
+# --- The chain's ledger under the service
+
+
+async def test_a_ledger_that_fails_in_the_middle_costs_a_signature_and_no_money(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("100"), await world.account()
+    before = await landed(world)
+    ledger = world.chain.inner._ledger
+    write, failures = ledger.write, [True, True]
+
+    async def failing(page: Any) -> None:
+        if failures:
+            failures.pop()
+            raise OSError("scripted: the disk is full")
+        await write(page)
+
+    monkeypatch.setattr(ledger, "write", failing)
+    answer = await world.transfer("key", source, to, "7")
+    assert answer.status == 200
+    await assert_settled_once(world, source, to, before)
+    assert world.attempts(answer.transfer_id)[:-1].count("landed") == 0
+    failures.append(True)
+    world.chain.inner.expire_blockhash()
+    with pytest.raises(ChainUnavailableError):
+        await world.chain.inner.block_height()
+
+
+# --- The traps of the embedded machine, under a whole server in a directory
+
+
+async def test_what_was_sent_in_earlier_lives_executes_in_no_later_one(tmp_path: Path) -> None:
+    """The machine's blockhashes are the same at each start, and it forgets what it has executed."""
+    world = await worlds.started(data_dir=tmp_path)
+    source, to = await world.account("100"), await world.account()
+    blockhashes = []
+    for life in range(4):
+        assert (await world.transfer(f"key-{life}", source, to, "1")).status == 200
+        blockhashes.append(await world.chain.inner.latest_blockhash())
+        await (world.kill() if life % 2 else world.stop())
+        world = await worlds.started(data_dir=tmp_path, after=world)
+        for _, raw in list(world.chain.sent):
+            await world.chain.inner.send(raw)
+        assert world.balance(to) == (life + 1) * 1_000_000
+    assert len({blockhash.value for blockhash in blockhashes}) == 4
+    heights = [blockhash.last_valid_block_height for blockhash in blockhashes]
+    assert heights == sorted(set(heights))
+    await world.stop()
+
+
+async def test_the_machine_s_clock_stands_where_the_server_s_does_after_a_restart(tmp_path: Path) -> None:
+    world = await worlds.started(data_dir=tmp_path)
+    await world.advance(3600.5)
+    await world.stop()
+    world = await worlds.started(data_dir=tmp_path, after=world)
+    assert (await world.request("GET", "/sandbox/clock")).body == {"now": "2026-01-01T01:00:00.500Z"}
+    assert world.chain.inner._svm.get_clock().unix_timestamp == int(START.timestamp()) + 3600
+    await world.stop()

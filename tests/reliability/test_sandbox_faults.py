@@ -1,0 +1,171 @@
+"""The faults of the sandbox in time, and in a process of its own: what they may never do is lie."""
+
+from pathlib import Path
+
+import chains
+import httpx
+import pytest
+from killing import Child, Directory, Survey, child, prepared
+from worlds import Answer, World, drive
+
+from agentpay_server.chain import transactions
+from agentpay_server.chain.faulty import LOOKS_UNTIL_KNOWN, ChainFault, FaultyChain
+from agentpay_server.store import tables
+
+pytestmark = pytest.mark.anyio
+
+
+async def armed(world: World, name: str, **body: int) -> None:
+    assert (await world.request("PUT", f"/sandbox/faults/{name}", body)).status == 200
+
+
+async def cleared(world: World) -> None:
+    assert (await world.request("DELETE", "/sandbox/faults")).status == 204
+
+
+async def test_a_slow_transaction_is_settled_when_it_is_known_and_not_sent_elsewhere(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await armed(world, "chain_slow", times=1)
+    answer = await world.transfer("key", source, to, "7")
+    assert answer.status == 200
+    assert world.attempts(answer.transfer_id) == ["landed"]
+    assert world.balance(to) == 7_000_000
+
+
+async def test_a_slow_transaction_that_landed_is_not_taken_for_expired(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await armed(world, "chain_slow")
+    sends = len(world.chain.sent)
+
+    # Every blockhash that was handed out expires while the transaction, landed, does not show.
+    world.chain.next("signature_status", chains.expiring, chains.expiring)
+    answer = await world.transfer("key", source, to, "7")
+    assert answer.status == 200
+    assert world.attempts(answer.transfer_id) == ["landed"]
+    assert len(set(world.chain.sent[sends:])) == 1
+    assert world.balance(to) == 7_000_000
+
+
+async def test_the_height_stands_still_while_a_transaction_is_hidden(world: World) -> None:
+    chain, source, to = FaultyChain(world.chain), await world.account("5"), await world.account()
+    chain.arm(ChainFault.SLOW, None)
+    answer = await world.transfer("key", source, to, "5")
+    signature, raw = world.chain.sent[-1]
+    assert answer.status == 200
+    height = await chain.block_height()
+    await chain.send(raw)
+    world.chain.inner.expire_blockhash()
+    for _ in range(LOOKS_UNTIL_KNOWN):
+        assert await chain.block_height() == height
+        assert await chain.signature_status(signature) is None
+    assert await chain.block_height() == height + 1
+    assert await chain.signature_status(signature) is not None
+
+
+async def test_what_was_lost_stays_lost_whenever_it_is_sent_again(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await armed(world, "chain_never_lands")
+    unknown = await world.transfer("key", source, to, "7")
+    assert (unknown.status, unknown.body["status"]) == (503, "submitted")
+    await world.rest()
+    await cleared(world)
+    again = await world.transfer("key", source, to, "7")
+    assert (again.status, again.transfer_id) == (200, unknown.transfer_id)
+    assert world.balance(to) == 7_000_000
+    for _, raw in list(world.chain.sent):
+        await world.runtime.context.chain.send(raw)
+    assert world.balance(to) == 7_000_000
+
+
+async def test_a_chain_without_an_end_of_its_own_loses_a_transaction_for_good(world: World) -> None:
+    """As over RPC, where time alone lets a blockhash expire."""
+    chain, account = FaultyChain(world.chain), await world.account()
+    chain.arm(ChainFault.NEVER_LANDS, 1)
+    blockhash = await chain.latest_blockhash()
+    signed = transactions.create_token_account(
+        world.runtime.context.signer, blockhash, usdc_mint=chain.usdc_mint, owner=account.token_account
+    )
+    await chain.send(signed.raw)
+    assert chain.times(ChainFault.NEVER_LANDS) == 0
+    await chain.send(signed.raw)
+    assert await chain.signature_status(signed.signature) is None
+    assert drive(world.chain.inner.block_height()) == blockhash.last_valid_block_height
+
+
+async def test_all_faults_at_once_move_the_money_once(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await armed(world, "chain_never_lands", times=2)
+    await armed(world, "chain_reply_lost", times=2)
+    await armed(world, "chain_slow", times=2)
+    seen: list[Answer] = [await world.transfer("key", source, to, "7")]
+    await armed(world, "chain_down", times=20)
+    while seen[-1].status != 200:
+        assert len(seen) < 50
+        seen.append(await world.transfer("key", source, to, "7"))
+    assert len({answer.transfer_id for answer in seen} - {None}) == 1
+    assert world.balance(to) == 7_000_000
+
+
+async def test_a_chain_that_is_down_for_long_leaves_a_transfer_submitted(world: World) -> None:
+    source, to = await world.account("100"), await world.account()
+    await armed(world, "chain_never_lands")
+    unknown = await world.transfer("key", source, to, "7")
+    await armed(world, "chain_down")
+    await world.rest()
+    assert (await world.transfer("key", source, to, "7")).transfer_id == unknown.transfer_id
+    assert (await world.get_transfer(unknown.body["transfer_id"]))["status"] == "submitted"
+    await cleared(world)
+    await world.rest()
+    assert (await world.get_transfer(unknown.body["transfer_id"]))["status"] == "settled"
+    assert world.balance(to) == 7_000_000
+
+
+def test_a_server_in_a_process_of_its_own_dies_where_it_is_told_to(tmp_path: Path) -> None:
+    it = prepared(Directory(tmp_path / "data"))
+    with child(it) as living:
+        put = [
+            answered(living, "PUT", f"/sandbox/faults/crash_at:{point}", it.key)
+            for point in ("transfer.booked", "transfer.sent")
+        ]
+        assert [answer.json() for answer in put] == [
+            {"name": "crash_at:transfer.booked", "times": 1},
+            {"name": "crash_at:transfer.sent", "times": 1},
+        ]
+        refused = living.request("PUT", "/sandbox/faults/crash_at:transfer.sent", it.key, {"times": 2})
+        assert refused is not None
+        assert "dies once" in refused.text
+        listed = answered(living, "GET", "/sandbox/faults", it.key).json()
+        assert [fault["name"] for fault in listed["data"]] == ["crash_at:transfer.sent"]
+        assert living.request("POST", "/v1/transfers", it.key, it.transfer()) is None
+        living.assert_killed()
+    with it.served() as server:
+        assert list(server.sandbox.faults()) == []
+        answer = server.client().transfers.create(
+            from_=it.payer, to=it.payee, amount=7, idempotency_key="key"
+        )
+        assert answer.status == "settled"
+        survey = Survey(server)
+        assert len(survey.rows(tables.transfers)) == 1
+        survey.assert_conserved()
+
+
+@pytest.mark.parametrize("path", ["/sandbox/faults", "/sandbox/faults/crash_at:transfer.sent"])
+def test_a_death_that_was_called_off_does_not_happen(tmp_path: Path, path: str) -> None:
+    it = prepared(Directory(tmp_path / "data"))
+    with child(it) as living:
+        answered(living, "PUT", "/sandbox/faults/crash_at:transfer.sent", it.key)
+        other = living.request("DELETE", "/sandbox/faults/crash_at:transfer.signed", it.key)
+        assert other is not None
+        assert other.status_code == 204
+        deleted = living.request("DELETE", path, it.key)
+        assert deleted is not None
+        assert deleted.status_code == 204
+        assert answered(living, "GET", "/sandbox/faults", it.key).json()["data"] == []
+        assert answered(living, "POST", "/v1/transfers", it.key, it.transfer()).json()["status"] == "settled"
+
+
+def answered(server: Child, method: str, path: str, key: str, body: object = None) -> httpx.Response:
+    answer = server.request(method, path, key, body)
+    assert answer is not None
+    assert answer.status_code == 200, answer.text
+    return answer

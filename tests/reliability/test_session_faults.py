@@ -1,0 +1,273 @@
+"""Sessions on a chain that loses requests, loses replies, lets transactions expire, or is away (P8, P10)."""
+
+from typing import Any
+
+import chains
+import pytest
+import worlds
+from worlds import Answer, Party, World
+
+from agentpay_server.services.sessions.closing import Closing, ClosingSteps
+from agentpay_server.services.sessions.opening import OpeningSteps
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.store import sessions as store
+from agentpay_server.store import tables
+
+pytestmark = pytest.mark.anyio
+
+TROUBLE = {
+    "reply lost": chains.reply_lost,
+    "dropped": chains.dropped,
+    "delivered twice": chains.repeated,
+    "expired": chains.expiring,
+    "expired after it": chains.expiring_after,
+    "lagging": chains.lagging,
+    "not final": chains.not_final,
+    "not sent": chains.down,
+}
+
+
+async def pair(world: World, funds: str = "100") -> tuple[Party, Party]:
+    return await world.account(funds), await world.account()
+
+
+async def books(world: World, party: Party) -> dict[str, Any]:
+    (row,) = await world.rows(tables.accounts, account_id=party.account_id)
+    return row
+
+
+async def assert_settled(world: World, source: Party, to: Party, closed: Answer, charged: int) -> None:
+    """Assert that one session of 10 USDC was opened and settled, once each, on chain and in the books."""
+    assert (closed.status, closed.body["status"]) == (200, "settled"), closed
+    assert worlds.micro(closed.body["settled_usdc"]) == charged
+    assert world.balance(to) == charged
+    assert world.balance(source) == 100_000_000 - charged
+    assert world.attempts(closed.body["session_id"]).count("landed") == 2
+    row = await books(world, source)
+    assert (row["in_flight"], row["session_reserved"], row["spent_total"]) == (0, 0, charged)
+    for party in (source, to):
+        assert (await books(world, party))["balance"] == world.balance(party)
+    types = [event["type"] for event in await world.events()]
+    assert (types.count("session.opened"), types.count("session.settled")) == (1, 1)
+
+
+@pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
+async def test_an_opening_in_trouble_funds_one_escrow(world: World, trouble: chains.Act) -> None:
+    source, to = await pair(world)
+    world.chain.next("send", trouble)
+    session_id = await world.opened_session("s", source, to, "10")
+    assert world.balance(source) == 90_000_000
+    await world.charge("k", session_id, "4")
+    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+@pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
+async def test_a_settlement_in_trouble_pays_once(world: World, trouble: chains.Act) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    world.chain.next("send", trouble)
+    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+async def test_an_opening_whose_outcome_is_unknown_is_resumed_by_its_key(world: World) -> None:
+    source, to = await pair(world)
+    world.chain.next("send", chains.goes_down_after)
+    unknown = await world.open_session("s", source, to, "10")
+    assert (unknown.status, unknown.error, unknown.body["status"]) == (503, "chain_unavailable", "opening")
+    assert unknown.headers["retry-after"]
+    session_id = unknown.body["session_id"]
+    early = await world.charge("k", session_id, "1")
+    assert (early.status, early.error, early.body.get("session_id")) == (503, "chain_unavailable", None)
+    assert (await world.close_session(session_id)).status == 503
+    world.chain.is_down = False
+    world.chain.at(2, chains.goes_down)
+    detail = await world.detail(source)
+    assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("10.000000", "10.000000")
+    world.chain.clear()
+    assert await world.opened_session("s", source, to, "10") == session_id
+    await assert_settled(world, source, to, await world.close_session(session_id), 0)
+
+
+async def test_a_chain_that_is_away_opens_nothing_and_stores_nothing(world: World) -> None:
+    source, to = await pair(world)
+    world.chain.is_down = True
+    answer = await world.open_session("s", source, to, "10")
+    assert (answer.status, answer.error) == (503, "chain_unavailable")
+    assert "session_id" not in answer.body
+    assert await world.rows(tables.sessions) == []
+
+
+async def test_closing_while_the_chain_is_away_ends_the_charges_and_is_settled_later(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    world.chain.is_down = True
+    away = await world.close_session(session_id)
+    assert (away.status, away.body["status"], away.body["session_id"]) == (503, "closing", session_id)
+    assert (await world.charge("l", session_id, "1")).error == "session_closed"
+    world.chain.clear()
+    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+async def test_an_opening_that_expires_on_a_paused_account_has_failed(world: World) -> None:
+    source, to = await pair(world)
+    world.chain.black_holes.add("*")
+    unknown = await world.open_session("s", source, to, "10")
+    assert unknown.status == 503
+    await world.policy(source, paused=True)
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+    failed = await world.open_session("s", source, to, "10")
+    assert (failed.status, failed.error, failed.body["status"]) == (402, "account_paused", "rejected")
+    session = await world.get_session(unknown.body["session_id"])
+    assert session["status"] == "failed"
+    assert (await world.close_session(session["session_id"])).error == "session_closed"
+    row = await books(world, source)
+    assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+    world.chain.clear()
+    await world.policy(source, paused=False)
+    assert await world.opened_session("s", source, to, "10") != session["session_id"]
+    assert world.balance(source) == 90_000_000
+
+
+async def test_an_opening_that_the_chain_refuses_has_failed_and_its_key_opens_another(world: World) -> None:
+    source, to = await pair(world, "10")
+    other = await world.account()
+    world.chain.next("send", chains.before(lambda: world.drain(source, other, "5")))
+    failed = await world.open_session("s", source, to, "10")
+    assert (failed.status, failed.error, failed.body["status"]) == (402, "insufficient_balance", "failed")
+    assert set(failed.body) == {"error", "message", "session_id", "status"}
+    row = await books(world, source)
+    assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+    await world.fund(source.account_id, "5")
+    assert await world.opened_session("s", source, to, "10") != failed.body["session_id"]
+
+
+async def test_an_opening_that_the_chain_refuses_for_another_reason_has_failed(world: World) -> None:
+    source, to = await pair(world)
+    world.chain.next("send", chains.before(lambda: world.freeze(source)))
+    failed = await world.open_session("s", source, to, "10")
+    assert (failed.error, failed.body["status"]) == ("transfer_failed", "failed")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_money_that_comes_to_the_escrow_between_look_and_settlement_is_booked(
+    world: World, times: int
+) -> None:
+    source, to = await pair(world)
+    stranger = await world.account("1")
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    escrow = (await world.get_session(session_id))["escrow_token_account"]
+    for _ in range(times):
+        dust = chains.before(lambda: world.drain(stranger, Party("", escrow), "0.000001"))
+        world.chain.next("send", dust)
+    closed = await world.close_session(session_id)
+    assert (closed.status, closed.body["settled_usdc"]) == (200, "4.000000")
+    assert (world.balance(to), world.balance(source)) == (4_000_000, 96_000_000 + times)
+    entries = [entry for entry in await world.entries(source) if entry["counterparty"] == escrow]
+    assert [entry["amount"] for entry in entries] == [times]
+    assert (await books(world, source))["balance"] == 96_000_000 + times
+
+
+@pytest.mark.parametrize("side", ["payee", "source"])
+async def test_a_side_that_is_frozen_between_look_and_settlement_leaves_the_money_in_the_escrow(
+    world: World, side: str
+) -> None:
+    source, to = await pair(world)
+    frozen = to if side == "payee" else source
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    world.chain.next("send", chains.before(lambda: world.freeze(frozen)))
+    for _ in range(2):
+        refused = await world.close_session(session_id)
+        assert (refused.status, refused.error, refused.body["status"]) == (402, "transfer_failed", "closing")
+    escrow = Party("", (await world.get_session(session_id))["escrow_token_account"])
+    assert world.balance(escrow) == 10_000_000
+    world.thaw(frozen)
+    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.policy(source, paused=True)
+    await world.rest()
+    world.chain.black_holes.add("*")
+    assert (await world.close_session(session_id)).status == 503
+    world.chain.black_holes.clear()
+    world.chain.inner.expire_blockhash()
+    await world.rest()
+    assert (await world.get_session(session_id))["status"] == "settled"
+    assert world.balance(source) == 100_000_000
+    assert len(await world.rows(tables.expired_transactions)) == 1
+
+
+async def test_an_escrow_that_is_not_shown_is_not_settled_again(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+
+    async def without_escrow(chain: chains.FaultyChain, proceed: chains.Proceed) -> Any:
+        return [None, *(await proceed())[1:]]
+
+    world.chain.next("token_accounts", *[without_escrow] * 3)
+    await assert_settled(world, source, to, await world.close_session(session_id), 0)
+
+
+async def test_what_was_claimed_while_the_chain_was_away_is_settled_though_nobody_asks_again(
+    world: World,
+) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    world.chain.is_down = True
+    assert (await world.close_session(session_id)).status == 503
+    world.chain.clear()
+    await world.advance()
+    assert (await world.get_session(session_id))["status"] == "settled"
+    assert world.balance(to) == 4_000_000
+
+
+async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
+    source, to = await pair(world)
+    context = world.runtime.context
+    second_process = Settlement(context)
+
+    async def record(session_id: str) -> store.SessionRecord:
+        found = await context.database.read(store.session, session_id)
+        assert found is not None
+        return found
+
+    world.chain.next("send", chains.goes_down)
+    unknown = await world.open_session("s", source, to, "10")
+    opening = await record(unknown.body["session_id"])
+    assert opening.signed is not None
+    other = second_process.drive(opening.session_id, opening.signed, OpeningSteps(context, opening))
+    world.chain.clear()
+    world.chain.inner.expire_blockhash()
+    session_id = await world.opened_session("s", source, to, "10")
+    assert (await other).status == "open"
+    await world.charge("k", session_id, "4")
+
+    world.chain.next("send", chains.goes_down)
+    assert (await world.close_session(session_id)).status == 503
+    closing = await record(session_id)
+    assert closing.signed is not None
+    other = second_process.drive(session_id, closing.signed, ClosingSteps(context, closing))
+    world.chain.clear()
+    world.chain.inner.expire_blockhash()
+    closed = await world.close_session(session_id)
+    assert (await other).status == "settled"
+    await assert_settled(world, source, to, closed, 4_000_000)
+    assert (await Closing(context, second_process).closed(session_id, 0)).status == "settled"
+
+
+async def test_a_transfer_waits_for_an_opening_that_may_have_left_the_balance(world: World) -> None:
+    source, to = await pair(world, "10")
+    world.chain.next("send", chains.goes_down_after)
+    assert (await world.open_session("s", source, to, "6")).status == 503
+    world.chain.clear()
+    # The cap is gone from the balance and in flight as well, until the opening is booked.
+    assert (await world.transfer("t", source, to, "4")).status == 200
+    assert (await world.get_session((await world.rows(tables.sessions))[0]["session_id"]))["status"] == "open"

@@ -1,0 +1,172 @@
+"""Where the servers of a test run keep what they know: in memory, in files, or in PostgreSQL.
+
+`pytest --store file` and `pytest --store postgres` run all tests there that do not say themselves where: what
+they would have in memory is then in a directory, or in a database, of its own.
+"""
+
+import fcntl
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import postgres_server
+from attrs import evolve, field, mutable
+from sqlalchemy import Select, make_url, select
+
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage, open_storage
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.database import Database
+from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.store.migrations import upgrade
+from agentpay_server.store.postgres import PostgresDatabase
+
+KEY = bytes(range(32))
+
+
+@mutable
+class Run:
+    """What this test run was told, and has at hand.
+
+    Attributes:
+        kind: memory, file or postgres.
+        scratch: a directory of the worker's own.
+        postgres: where the run's PostgreSQL lives.
+        free: databases that were used before and can be again, by URL.
+    """
+
+    kind: str = "memory"
+    scratch: Path = field(factory=lambda: Path(tempfile.gettempdir()))
+    postgres: Path | None = None
+    free: list[str] = field(factory=list)
+    made: int = 0
+
+
+run = Run()
+
+
+def postgres_url() -> str:
+    """Return the address of the PostgreSQL server of this run."""
+    assert run.postgres is not None
+    return postgres_server.url_of(run.postgres)
+
+
+async def fresh_url() -> str:
+    """Return the address of a database that is laid out and empty."""
+    if run.free:
+        url = run.free.pop()
+        names = ", ".join(f'"{table.name}"' for table in tables.metadata.sorted_tables)
+        await administer(url, f"TRUNCATE {names} RESTART IDENTITY")
+        return url
+    return await bare_url(await _template())
+
+
+async def bare_url(template: str | None = None) -> str:
+    """Return the address of a database without tables, or of a copy of `template`."""
+    run.made += 1
+    name = f"{prefix()}{os.getpid()}_{run.made}"
+    await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
+    return url_of(name)
+
+
+def url_of(name: str) -> str:
+    """Return the address of a database of the run's server."""
+    return make_url(postgres_url()).set(database=name).render_as_string(hide_password=False)
+
+
+async def administer(url: str, *statements: str) -> None:
+    """Run statements outside of any transaction."""
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def prefix() -> str:
+    """Return what the names of all databases of this run begin with, and of no other run's."""
+    assert run.postgres is not None
+    return postgres_server.prefix_of(run.postgres)
+
+
+async def _template() -> str:
+    """Return the database that others are copies of, laid out by the first who asks in the run."""
+    assert run.postgres is not None
+    name, mark = f"{prefix()}template", run.postgres / "template"
+    with (run.postgres / "template.lock").open("w") as lock:
+        # The other workers of the run wait, and copy what they find.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not mark.exists():
+            await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE template0")
+            draft = PostgresDatabase(url_of(name))
+            await upgrade(draft)
+            await draft.close()
+            mark.touch()
+    return name
+
+
+class _Returned(PostgresDatabase):
+    """A database that is free for the next test when it is closed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._given = url
+
+    async def close(self) -> None:
+        was_open = self._is_open
+        await super().close()
+        if was_open:
+            run.free.append(self._given)
+
+
+async def new_database(kind: str | None = None) -> Database:
+    """Return a database that is laid out and empty, of the kind that the run was told."""
+    kind = kind or run.kind
+    if kind == "memory":
+        return MemoryDatabase()
+    if kind == "postgres":
+        return _Returned(await fresh_url())
+    database = FileDatabase(_fresh_directory() / "store.sqlite3")
+    await upgrade(database)
+    return database
+
+
+async def open_anywhere(
+    settings: Settings, *, data_dir: Path | None = None, database_url: str | None = None
+) -> Storage:
+    """Stand in for `open_storage`: what would be in memory is where the run was told to keep it."""
+    if data_dir is not None or database_url is not None or run.kind == "memory":
+        return await open_storage(settings, data_dir=data_dir, database_url=database_url)
+    settings = evolve(settings, encryption_key=settings.encryption_key or KEY)
+    if run.kind == "file":
+        return await open_storage(settings, data_dir=_fresh_directory())
+    database = _Returned(await fresh_url())
+    await database.hold_alone()
+    return Storage(database=database, ledger=database, settings=settings)
+
+
+def _fresh_directory() -> Path:
+    return Path(tempfile.mkdtemp(dir=run.scratch))
+
+
+@cache
+def _everything() -> list[Select[Any]]:
+    return [select(table).order_by(*table.primary_key) for table in tables.metadata.sorted_tables]
+
+
+async def contents(database: Database) -> bytes:
+    """Return every value of every row of every table, to be compared and searched."""
+
+    def unit(connection: Connection) -> bytes:
+        rows = (row for statement in _everything() for row in connection.execute(statement))
+        return b"\n".join(
+            value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
+        )
+
+    return await database.read(unit)

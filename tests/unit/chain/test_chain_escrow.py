@@ -1,0 +1,364 @@
+"""Escrows on the real chain: funded once, emptied once, and never short of a unit."""
+
+import pytest
+from chain_world import World, decoded, program_data, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.pubkey import Pubkey
+
+from agentpay.contract.policies import Policy
+from agentpay_server.chain import escrow, instructions
+from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
+from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_key
+from agentpay_server.chain.instructions import MEMO_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
+from agentpay_server.domain.sessions import charge_refusal, settlement
+
+SESSION_ID = "sess_01jgfjjz000123456789abcdef"
+OTHER_ID = "sess_01jgfjjz000123456789abcdeg"
+PAYER, PAYEE, STRANGER = 1, 2, 3
+CAP = 5_000_000
+FUNDS = 20_000_000
+
+
+class EscrowWorld(World):
+    """A payer with funds, a payee and a stranger with none, on chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payer = self.account(PAYER, FUNDS)
+        self.payee = self.account(PAYEE)
+        self.stranger = self.account(STRANGER, FUNDS)
+
+    def escrow(self, session_id: str = SESSION_ID) -> str:
+        return escrow.escrow_address(self.custody, account_index=PAYER, session_id=session_id)
+
+    def opening(self, session_id: str = SESSION_ID, cap_micro: int = CAP) -> SignedTransaction:
+        return escrow.open_escrow(
+            self.custody,
+            self.blockhash(),
+            usdc_mint=self.usdc,
+            account_index=PAYER,
+            session_id=session_id,
+            source=self.payer,
+            cap_micro=cap_micro,
+            rent_exempt_lamports=run(self.chain.rent_exemption(escrow.ESCROW_BYTES)),
+        )
+
+    def settling(
+        self, payee_micro: int, source_micro: int, session_id: str = SESSION_ID
+    ) -> SignedTransaction:
+        return escrow.settle_escrow(
+            self.custody,
+            self.blockhash(),
+            usdc_mint=self.usdc,
+            account_index=PAYER,
+            session_id=session_id,
+            payee=self.payee,
+            payee_micro=payee_micro,
+            source=self.payer,
+            source_micro=source_micro,
+        )
+
+    def balances(self) -> tuple[int, int, int | None]:
+        """What payer, payee and escrow hold; None for an account that is not there."""
+        held = [self.token_account(address) for address in (self.payer, self.payee, self.escrow())]
+        payer, payee, held_in_escrow = (None if a is None else a.amount_micro for a in held)
+        return payer or 0, payee or 0, held_in_escrow
+
+
+@pytest.fixture
+def world() -> EscrowWorld:
+    return EscrowWorld()
+
+
+def reason(status: SignatureStatus | None) -> FailureReason:
+    assert status is not None
+    assert status.is_final
+    assert status.failure is not None
+    return status.failure.reason
+
+
+# --- Opening
+
+
+def test_opening_moves_the_cap_into_an_escrow_of_its_own(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    held = world.token_account(world.escrow())
+    assert held is not None
+    assert (held.amount_micro, held.is_frozen) == (CAP, False)
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+def test_the_escrow_is_owned_by_a_key_that_owns_nothing_else(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    held = world.token_account(world.escrow())
+    assert held is not None
+    assert held.owner == world.custody.address(escrow_authority(PAYER))
+    assert held.owner != world.owner(PAYER)
+
+
+def test_neither_the_spending_key_nor_another_accounts_authority_can_empty_an_escrow(
+    world: EscrowWorld,
+) -> None:
+    world.land(world.opening())
+    for key in (spending_key(PAYER), escrow_authority(PAYEE), TREASURY):
+        theft = instructions.transfer_checked(
+            source=Pubkey.from_string(world.escrow()),
+            destination=Pubkey.from_string(world.stranger),
+            owner=world.pubkey(key),
+            mint=Pubkey.from_string(world.usdc),
+            amount_micro=1,
+        )
+        status = world.send(sign_transaction(world.custody, world.blockhash(), [theft], key))
+        assert reason(status) is FailureReason.OTHER
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+def test_each_session_has_its_own_escrow_that_is_known_before_it_exists(world: EscrowWorld) -> None:
+    addresses = {
+        escrow.escrow_address(world.custody, account_index=index, session_id=session_id)
+        for index in (PAYER, PAYEE)
+        for session_id in (SESSION_ID, OTHER_ID)
+    }
+    assert len(addresses) == 4
+    assert world.escrow() == world.escrow()
+
+
+def test_an_opening_beyond_the_balance_moves_nothing_and_makes_no_escrow(world: EscrowWorld) -> None:
+    assert reason(world.send(world.opening(cap_micro=FUNDS + 1))) is FailureReason.INSUFFICIENT_FUNDS
+    assert world.balances() == (FUNDS, 0, None)
+    assert world.lamports(world.escrow()) == 0
+
+
+def test_a_session_may_take_the_whole_balance(world: EscrowWorld) -> None:
+    world.land(world.opening(cap_micro=FUNDS))
+    assert world.balances() == (0, 0, FUNDS)
+
+
+def test_opening_twice_is_refused_by_the_chain_itself(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    world.chain.expire_blockhash()
+    again = world.opening()
+    assert reason(world.send(again)) is FailureReason.OTHER
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+def test_the_same_opening_sent_twice_executes_once(world: EscrowWorld) -> None:
+    opening = world.opening()
+    world.land(opening)
+    world.land(opening)
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+def test_equal_sessions_under_one_blockhash_are_two_transactions(world: EscrowWorld) -> None:
+    first, second = world.opening(SESSION_ID), world.opening(OTHER_ID)
+    assert first.signature != second.signature
+    world.land(first)
+    world.land(second)
+    assert world.balance(world.payer) == FUNDS - 2 * CAP
+    assert world.balance(world.escrow(OTHER_ID)) == CAP
+    settled, also_settled = world.settling(1, CAP - 1), world.settling(1, CAP - 1, OTHER_ID)
+    assert settled.signature != also_settled.signature
+    world.land(settled)
+    world.land(also_settled)
+    assert world.balance(world.payee) == 2
+
+
+def test_lamports_that_a_stranger_sent_ahead_do_not_keep_a_session_from_opening(world: EscrowWorld) -> None:
+    rent = run(world.chain.rent_exemption(0))
+    ahead = instructions.transfer_lamports(world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent)
+    world.land_instruction(ahead)
+    world.land(world.opening())
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+    world.land(world.settling(0, CAP))
+    assert world.lamports(world.escrow()) == 0
+
+
+@pytest.mark.parametrize("cap_micro", [0, -1, 2**64])
+def test_a_cap_that_no_token_account_can_hold_is_refused(world: EscrowWorld, cap_micro: int) -> None:
+    with pytest.raises(ValueError, match="micro-USDC"):
+        world.opening(cap_micro=cap_micro)
+
+
+def test_a_session_id_that_is_no_seed_is_refused(world: EscrowWorld) -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        world.opening("s" * 33)
+
+
+# --- Settling
+
+
+@pytest.mark.parametrize("used", [0, 1, 1_234_567, CAP - 1, CAP])
+def test_settling_pays_what_was_used_returns_the_rest_and_leaves_nothing(
+    world: EscrowWorld, used: int
+) -> None:
+    world.land(world.opening())
+    world.land(world.settling(used, CAP - used))
+    assert world.balances() == (FUNDS - used, used, None)
+
+
+def test_the_treasury_gets_back_what_the_escrow_was_lent(world: EscrowWorld) -> None:
+    treasury = world.custody.address(TREASURY)
+    rent = run(world.chain.rent_exemption(escrow.ESCROW_BYTES))
+    before = world.lamports(treasury)
+    opening, settling = world.opening(), world.settling(1, CAP - 1)
+    world.land(opening)
+    after_opening = world.lamports(treasury)
+    world.land(settling)
+    fees = 5_000 * (len(decoded(opening).signatures) + len(decoded(settling).signatures))
+    assert before - after_opening > rent
+    assert world.lamports(treasury) == before - fees
+    assert world.lamports(world.escrow()) == 0
+
+
+@pytest.mark.parametrize(("payee_micro", "legs"), [(0, 1), (CAP, 1), (1, 2)])
+def test_a_leg_of_zero_is_left_out(world: EscrowWorld, payee_micro: int, legs: int) -> None:
+    called = [data[0] for data in program_data(world.settling(payee_micro, CAP - payee_micro), TOKEN_PROGRAM)]
+    assert called == [12] * legs + [9]
+
+
+@pytest.mark.parametrize(("payee_micro", "source_micro"), [(-1, CAP + 1), (CAP + 1, -1)])
+def test_a_negative_leg_is_refused(world: EscrowWorld, payee_micro: int, source_micro: int) -> None:
+    with pytest.raises(ValueError, match="micro-USDC"):
+        world.settling(payee_micro, source_micro)
+
+
+def test_settling_twice_is_refused_by_the_chain_itself(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    world.land(world.settling(2, CAP - 2))
+    world.chain.expire_blockhash()
+    assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_MISSING
+    assert world.balances() == (FUNDS - 2, 2, None)
+
+
+def test_settling_before_opening_moves_nothing(world: EscrowWorld) -> None:
+    assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_MISSING
+    assert world.balances() == (FUNDS, 0, None)
+
+
+def test_more_than_the_escrow_holds_cannot_be_settled(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    assert reason(world.send(world.settling(2, CAP - 1))) is FailureReason.INSUFFICIENT_FUNDS
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+@pytest.mark.parametrize("dust", [1, 7_000_001])
+def test_dust_makes_a_settlement_fail_whole_until_its_legs_are_all_that_is_there(
+    world: EscrowWorld, dust: int
+) -> None:
+    world.land(world.opening())
+    world.land(world.transfer(STRANGER, world.escrow(), dust))
+    assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_NOT_EMPTY
+    assert world.balances() == (FUNDS - CAP, 0, CAP + dust)
+    world.land(world.settling(2, CAP - 2 + dust))
+    assert world.balances() == (FUNDS - 2 + dust, 2, None)
+
+
+def test_a_payee_that_is_gone_leaves_the_money_in_escrow_until_it_is_back(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    world.close(PAYEE)
+    assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_MISSING
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+    world.chain.expire_blockhash()
+    world.land(world.provision(PAYEE))
+    world.land(world.settling(2, CAP - 2))
+    assert world.balances() == (FUNDS - 2, 2, None)
+
+
+def test_a_payee_that_is_gone_is_not_in_the_way_when_it_is_owed_nothing(world: EscrowWorld) -> None:
+    world.land(world.opening())
+    world.close(PAYEE)
+    world.land(world.settling(0, CAP))
+    assert world.balances() == (FUNDS, 0, None)
+
+
+@pytest.mark.parametrize("frozen", ["payee", "payer"])
+def test_a_frozen_party_leaves_the_money_in_escrow(world: EscrowWorld, frozen: str) -> None:
+    world.land(world.opening())
+    world.freeze(getattr(world, frozen))
+    assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_FROZEN
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+@settings(max_examples=40)
+@given(
+    cap=st.integers(min_value=1, max_value=FUNDS),
+    asked=st.lists(st.integers(min_value=1, max_value=FUNDS), max_size=10),
+    dust=st.lists(st.integers(min_value=1, max_value=1_000), max_size=3),
+)
+def test_whatever_is_charged_and_sent_the_books_say_what_the_chain_does(
+    cap: int, asked: list[int], dust: list[int]
+) -> None:
+    world = EscrowWorld()
+    world.land(world.opening(cap_micro=cap))
+    total = 0
+    for amount in asked:
+        refusal = charge_refusal(
+            Policy(), status="open", cap_micro=cap, running_total_micro=total, amount_micro=amount
+        )
+        total += amount if refusal is None else 0
+    for number, amount in enumerate(dust):
+        world.land(world.transfer(STRANGER, world.escrow(), amount, memo=f"dust {number}"))
+    held = world.balance(world.escrow())
+
+    split = settlement(cap_micro=cap, running_total_micro=total, escrow_micro=held)
+    world.land(world.settling(split.settled_micro, split.account_leg_micro))
+
+    assert (split.settled_micro + split.returned_micro, split.deposited_micro) == (cap, sum(dust))
+    assert world.balances() == (FUNDS - total + sum(dust), total, None)
+
+
+# --- What is sent
+
+
+def test_both_transactions_carry_the_session_id_and_nothing_else_as_memo(world: EscrowWorld) -> None:
+    for transaction in (world.opening(), world.settling(1, 1)):
+        assert program_data(transaction, MEMO_PROGRAM) == [SESSION_ID.encode()]
+
+
+def test_both_transactions_fit_a_packet_at_their_largest(world: EscrowWorld) -> None:
+    longest = "s" * 32
+    for transaction in (
+        world.opening(longest, 2**64 - 1),
+        world.settling(2**64 - 1, 2**64 - 1, longest),
+    ):
+        assert len(transaction.raw) <= MAX_TRANSACTION_BYTES
+        assert all(decoded(transaction).verify_with_results())
+
+
+def test_each_transaction_is_signed_by_the_keys_it_needs_alone(world: EscrowWorld) -> None:
+    def signers(transaction: SignedTransaction) -> set[str]:
+        message = decoded(transaction).message
+        return {str(key) for key in message.account_keys[: message.header.num_required_signatures]}
+
+    treasury, authority = (world.custody.address(key) for key in (TREASURY, escrow_authority(PAYER)))
+    assert signers(world.opening()) == {treasury, authority, world.owner(PAYER)}
+    assert signers(world.settling(1, 1)) == {treasury, authority}
+
+
+def test_a_settlement_that_was_refused_can_be_followed_by_the_same_under_another_number(
+    world: EscrowWorld,
+) -> None:
+    world.land(world.opening())
+    first = world.settling(1, CAP - 1)
+    assert world.settling(1, CAP - 1) == first
+
+    def numbered(number: int) -> SignedTransaction:
+        return escrow.settle_escrow(
+            world.custody,
+            world.blockhash(),
+            usdc_mint=world.usdc,
+            account_index=PAYER,
+            session_id=SESSION_ID,
+            number=number,
+            payee=world.payee,
+            payee_micro=1,
+            source=world.payer,
+            source_micro=CAP - 1,
+        )
+
+    assert numbered(1) == first
+    assert len({numbered(number).signature for number in (1, 2, 3)}) == 3
+    world.land(numbered(2))
+    assert world.balances() == (FUNDS - 1, 1, None)

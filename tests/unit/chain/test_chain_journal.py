@@ -1,0 +1,157 @@
+"""The embedded chain's journal of deposits: what came in, once, in order, for as long as somebody may ask."""
+
+from collections.abc import Callable
+
+import pytest
+from chain_world import World, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay_server.chain import embedded, journal
+from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.journal import RecentCredits, deposits_of
+from agentpay_server.chain.ledger import Credit
+from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.store.memory import MemoryDatabase
+
+AMOUNTS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**63))
+
+
+@pytest.fixture(params=["memory", "ledger"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(ledger=DatabaseLedger(MemoryDatabase()) if request.param == "ledger" else None)
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self, is_own: Callable[[str], bool] = lambda _: False) -> None:
+        self.heard: list[str | None] = []
+        self.is_own = is_own
+
+    def arrived(self, deposit: Deposit | None) -> None:
+        self.heard.append(None if deposit is None else deposit.token_account)
+
+
+def told(world: World, token_account: str, after: str | None = None) -> list[tuple[list[Deposit], str]]:
+    async def read() -> list[tuple[list[Deposit], str]]:
+        found = world.chain.deposits(token_account, after=after)
+        return [(list(batch.deposits), batch.cursor) async for batch in found]
+
+    return run(read())
+
+
+def amounts(world: World, token_account: str, after: str | None = None) -> list[int]:
+    return [deposit.amount_micro for batch, _ in told(world, token_account, after) for deposit in batch]
+
+
+# --- Pure
+
+
+def test_what_is_held_after_and_was_not_before_has_come() -> None:
+    def found(before: dict[str, int], after: dict[str, int]) -> list[tuple[str, int, str | None]]:
+        return [(d.token_account, d.amount_micro, d.sender) for d in deposits_of("s", before, after)]
+
+    assert found({"a": 5, "b": 1}, {"a": 2, "b": 4}) == [("b", 3, "a")]
+    assert found({"a": 5}, {"a": 5}) == []
+    assert found({}, {"a": 5}) == [("a", 5, None)]
+    assert found({"a": 5}, {"b": 5}) == [("b", 5, "a")]  # Closed, with all that it held.
+    assert found({"a": 5, "b": 5}, {"a": 0, "b": 0, "c": 10}) == [("c", 10, None)]
+    assert found({"a": 5, "b": 0}, {"a": 9, "b": 2}) == [("a", 4, None), ("b", 2, None)]
+
+
+@given(before=AMOUNTS, after=AMOUNTS)
+def test_deposits_are_what_more_there_is(before: dict[str, int], after: dict[str, int]) -> None:
+    found = deposits_of("s", before, after)
+    assert all(deposit.amount_micro >= 1 for deposit in found)
+    assert len({deposit.token_account for deposit in found}) == len(found)
+    losses = sum(max(held - after.get(name, 0), 0) for name, held in before.items())
+    gains = sum(deposit.amount_micro for deposit in found)
+    assert sum(after.values()) - sum(before.values()) == gains - losses
+
+
+def test_the_oldest_of_what_nobody_passes_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 3)
+    recent = RecentCredits()
+    for slot in range(1, 6):
+        deposit = Deposit(signature=str(slot), token_account="ab"[slot % 2], amount_micro=1, sender=None)
+        recent.add(Credit(slot=slot, deposit=deposit))
+    # Slot 1 made way for slot 4, and slot 2 for slot 5.
+    assert [credit.slot for credit in recent.after("b", 0)] == [3, 5]
+    assert [credit.slot for credit in recent.after("b", 3)] == [5]
+    assert [credit.slot for credit in recent.after("a", 0)] == [4]
+
+
+def test_what_was_passed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 2)
+    recent = RecentCredits()
+    for slot in range(1, 6):
+        deposit = Deposit(signature=str(slot), token_account="a", amount_micro=1, sender=None)
+        recent.add(Credit(slot=slot, deposit=deposit))
+        recent.forget("a", slot - 1)
+    recent.forget("b", 9)
+    assert [credit.slot for credit in recent.after("a", 0)] == [5]
+    recent.forget("a", 5)
+    assert (recent.after("a", 0), recent._credits, recent._count) == ([], {}, 0)
+
+
+# --- On the chain
+
+
+def test_every_way_in_is_told_once_and_in_order(world: World) -> None:
+    source, recipient = world.account(1, 100), world.account(2)
+    first, second = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="txn_2")
+    world.land(first)
+    world.land(first)
+    world.land(second)
+    world.mint(recipient, 5)
+    ((found, cursor),) = told(world, recipient)
+    assert [(d.signature, d.amount_micro, d.sender) for d in found[:2]] == [
+        (first.signature, 3, source),
+        (second.signature, 4, source),
+    ]
+    assert (found[2].amount_micro, found[2].sender) == (5, None)
+    assert told(world, recipient, cursor) == []
+    assert amounts(world, source) == [100]
+
+
+def test_a_failed_transaction_brings_nothing(world: World) -> None:
+    recipient = world.account(2)
+    world.account(1, 10)
+    world.send(world.transfer(1, recipient, 11))
+    assert told(world, recipient) == []
+
+
+def test_a_cursor_is_the_end_of_what_was_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_CREDITS_PER_BATCH", 2)
+    recipient = world.account(1)
+    for micro in range(1, 6):
+        world.mint(recipient, micro)
+    batches = told(world, recipient)
+    assert [d.amount_micro for batch, _ in batches for d in batch] == [1, 2, 3, 4, 5]
+    world.mint(recipient, 6)
+    assert amounts(world, recipient, batches[-1][1]) == [6]
+
+
+def test_who_listens_is_told_and_leaves_out_its_own(world: World) -> None:
+    recipient = world.account(2)
+    source = world.account(1, 10)
+    own, foreign = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="txn_2")
+    listener = Listener(is_own=lambda signature: signature == own.signature)
+    world.chain.listen(listener)
+    world.land(own)
+    assert (listener.heard, told(world, recipient)) == ([], [])
+    world.land(foreign)
+    assert (listener.heard, amounts(world, recipient)) == ([recipient], [4])
+    assert world.balance(source) == 3
+
+
+def test_the_journal_outlives_the_process() -> None:
+    world = World(ledger=DatabaseLedger(MemoryDatabase()))
+    recipient = world.account(1)
+    world.mint(recipient, 5)
+    ((found, cursor),) = told(world, recipient)
+    after = world.restarted()
+    assert told(after, recipient) == [(found, cursor)]
+    after.mint(recipient, 6)
+    assert amounts(after, recipient, cursor) == [6]

@@ -1,0 +1,547 @@
+"""The embedded chain and its ledger: what was answered is never lost, and what is lost was never answered."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from chain_world import SEED, START_US, World, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import MessageAddressTableLookup, MessageHeader, MessageV0
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain import embedded, instructions
+from agentpay_server.chain.base import (
+    Blockhash,
+    ChainUnavailableError,
+    FailureReason,
+    SignatureStatus,
+    SignedTransaction,
+)
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, LedgerMovedError, Page
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.store.tables import metadata
+
+LANDED = SignatureStatus(is_final=True)
+
+
+class Ledger:
+    """A ledger in a database in memory that outlives the chains, and fails when told."""
+
+    def __init__(self) -> None:
+        self.inner = DatabaseLedger(MemoryDatabase())
+        self.pages: list[Page] = []
+        self.acts: list[Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]] = []
+        self.is_down = False
+        self.statuses_read = 0
+
+    async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
+        if self.is_down:
+            raise OSError("scripted: no disk")
+        return await self.inner.read()
+
+    async def status(self, signature: str) -> SignatureStatus | None:
+        if self.is_down:
+            raise OSError("scripted: no disk")
+        self.statuses_read += 1
+        return await self.inner.status(signature)
+
+    async def write(self, page: Page) -> None:
+        if self.is_down:
+            raise OSError("scripted: no disk")
+        self.pages.append(page)
+        write = self.inner.write(page)
+        await (self.acts.pop(0)(write) if self.acts else write)
+
+
+async def lost(write: Coroutine[Any, Any, None]) -> None:
+    """The page is not written."""
+    write.close()
+    raise OSError("scripted: disk full")
+
+
+async def reply_lost(write: Coroutine[Any, Any, None]) -> None:
+    """The page is written, and nobody is told."""
+    await write
+    raise OSError("scripted: connection lost")
+
+
+async def died(write: Coroutine[Any, Any, None]) -> None:
+    """The process ends before the page is written."""
+    write.close()
+    raise KeyboardInterrupt
+
+
+async def died_after(write: Coroutine[Any, Any, None]) -> None:
+    """The process ends with the page written, before anybody is told."""
+    await write
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def world(ledger: Ledger) -> World:
+    return World(ledger=ledger)
+
+
+def is_provably_expired(world: World, transaction: SignedTransaction) -> bool:
+    height = world.height()
+    return world.status(transaction) is None and height > transaction.last_valid_block_height
+
+
+# --- What a restart keeps
+
+
+def test_balances_statuses_and_time_outlive_the_process(world: World) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
+    world.land(landed)
+    failure = world.send(failed)
+    assert failure is not None
+    assert failure.failure is not None
+    slot = world.chain._slot
+    after = world.restarted()
+    assert (after.balance(source), after.balance(recipient)) == (7, 3)
+    assert (after.status(landed), after.status(failed)) == (LANDED, failure)
+    assert failure.failure.reason is FailureReason.INSUFFICIENT_FUNDS
+    assert after.chain._slot == slot
+    assert after.svm.get_clock().slot == slot
+    assert after.svm.get_clock().unix_timestamp == START_US // 1_000_000
+    for address in (TREASURY, TEST_MINT_AUTHORITY):
+        assert after.svm.get_account(after.pubkey(address)) == world.svm.get_account(world.pubkey(address))
+
+
+def test_every_account_is_as_it_was(world: World) -> None:
+    world.account(1, 10)
+    world.freeze(world.account(2))
+    world.account(3)
+    world.close(3)
+    world.land(
+        world.write_record(
+            1,
+            PolicyRecord(account_id="acct_1", policy_version=2, policy_sha256="0" * 64, policy='{"a":1}'),
+        )
+    )
+    after = world.restarted()
+    addresses = [
+        *(world.token_address(index) for index in (1, 2, 3)),
+        *(world.owner(index) for index in (1, 2, 3)),
+        world.usdc,
+        world.custody.address(TREASURY),
+        world.custody.address(record_key(1)),
+    ]
+    for address in addresses:
+        pubkey = Pubkey.from_string(address)
+        assert after.svm.get_account(pubkey) == world.svm.get_account(pubkey)
+    assert after.record(1) == world.record(1)
+    assert after.token_account(world.token_address(3)) is None
+    # It can go on from there.
+    after.account(3, 5)
+    assert after.balance(after.token_address(3)) == 5
+    assert after.restarted().balance(after.token_address(3)) == 5
+
+
+def test_a_treasury_that_was_emptied_is_not_filled_by_a_restart(world: World) -> None:
+    treasury = world.pubkey(TREASURY)
+    page = Page(
+        before=world.chain._written,
+        after=ChainState(genesis=world.chain._genesis, slot=9, height=9),
+        accounts={str(treasury): None},
+    )
+    assert world.ledger is not None
+    run(world.ledger.write(page))
+    assert world.restarted().lamports(str(treasury)) == 0
+
+
+def test_a_page_holds_the_accounts_that_a_transaction_may_change_and_no_others(
+    world: World, ledger: Ledger
+) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    world.land(transaction)
+    page = ledger.pages[-1]
+    assert set(page.accounts) == {source, recipient, world.custody.address(TREASURY)}
+    assert page.statuses == {transaction.signature: LANDED}
+
+
+def test_a_closed_account_is_written_as_gone(world: World, ledger: Ledger) -> None:
+    world.account(1)
+    world.close(1)
+    assert ledger.pages[-1].accounts[world.token_address(1)] is None
+
+
+def test_a_failed_transaction_keeps_its_fee_in_the_ledger(world: World) -> None:
+    treasury = world.custody.address(TREASURY)
+    world.account(1, 10)
+    recipient = world.account(2)
+    before = world.lamports(treasury)
+    world.send(world.transfer(1, recipient, 11))
+    assert world.lamports(treasury) < before
+    assert world.restarted().lamports(treasury) == world.lamports(treasury)
+
+
+# --- Replays: the traps of LiteSVM
+
+
+def test_the_same_bytes_never_execute_again_after_a_restart(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    world.land(transaction)
+    after = world.restarted()
+    assert after.send(transaction) == LANDED
+    assert after.balance(recipient) == 3
+
+
+def test_what_was_signed_and_never_sent_is_proved_expired_after_a_restart(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    unsent = world.transfer(1, recipient, 3)
+    after = world.restarted()
+    assert is_provably_expired(after, unsent)
+    assert after.send(unsent) is None
+    assert after.balance(recipient) == 0
+    after.land(after.transfer(1, recipient, 3))
+    assert after.balance(recipient) == 3
+
+
+def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World) -> None:
+    seen = {world.blockhash().value}
+    for _ in range(3):
+        world.chain.expire_blockhash()
+        seen.add(world.blockhash().value)
+    for _ in range(5):
+        world = world.restarted()
+        assert world.blockhash().value not in seen
+        seen.add(world.blockhash().value)
+        # Shown, and therefore written: the next process goes on beyond it.
+        world.chain.expire_blockhash()
+        assert world.blockhash().value not in seen
+        seen.add(world.blockhash().value)
+
+
+def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: World) -> None:
+    """What the ledger's height prevents: LiteSVM starts with the same blockhash each time."""
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    world.land(transaction)
+    naive = embedded._machine()
+    assert str(naive.latest_blockhash()) == str(
+        VersionedTransaction.from_bytes(transaction.raw).message.recent_blockhash
+    )
+    for address in (world.token_address(1), recipient, world.custody.address(TREASURY), world.usdc):
+        account = world.svm.get_account(Pubkey.from_string(address))
+        assert account is not None
+        naive.set_account(Pubkey.from_string(address), account)
+    naive.send_transaction(VersionedTransaction.from_bytes(transaction.raw))
+    assert naive.get_account(Pubkey.from_string(recipient)) != world.svm.get_account(
+        Pubkey.from_string(recipient)
+    )
+
+
+def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(
+    world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_TRANSACTIONS_PER_BLOCKHASH", 8)
+    monkeypatch.setattr(embedded, "_REMEMBERED_STATUSES", 10)
+    world.account(1, 10)
+    recipient = world.account(2)
+    landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
+    world.land(landed)
+    failure = world.send(failed)
+    world.fill(30)
+    assert len(world.chain._statuses) == 10
+    ledger.statuses_read = 0
+    assert (world.status(landed), world.status(failed)) == (LANDED, failure)
+    assert ledger.statuses_read == 2
+    assert (world.send(landed), world.send(failed)) == (LANDED, failure)
+    assert world.balance(recipient) == 3
+
+
+def test_already_processed_is_not_taken_for_an_outcome(world: World, ledger: Ledger) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
+    world.land(landed)
+    failure = world.send(failed)
+    pages = len(ledger.pages)
+    world.chain._statuses.clear()
+    assert (world.send(failed), world.send(landed)) == (failure, LANDED)
+    assert len(ledger.pages) == pages
+    assert world.balance(recipient) == 3
+
+
+def test_two_equal_transfers_are_two_by_their_memo_and_one_without(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    first, same = world.transfer(1, recipient, 3, memo="txn_1"), world.transfer(1, recipient, 3, memo="txn_1")
+    other = world.transfer(1, recipient, 3, memo="txn_2")
+    assert first.signature == same.signature
+    for transaction in (first, same, other):
+        world.land(transaction)
+    assert world.balance(recipient) == 6
+    assert world.restarted().balance(recipient) == 6
+
+
+# --- Pages that are not written
+
+
+def test_a_process_that_dies_before_the_page_has_not_executed(world: World, ledger: Ledger) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    ledger.acts.append(died)
+    with suppress(KeyboardInterrupt):
+        run(world.chain.send(transaction.raw))
+    after = world.restarted()
+    assert is_provably_expired(after, transaction)
+    assert (after.balance(source), after.balance(recipient)) == (10, 0)
+
+
+def test_a_process_that_dies_after_the_page_has_executed(world: World, ledger: Ledger) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    ledger.acts.append(died_after)
+    with suppress(KeyboardInterrupt):
+        run(world.chain.send(transaction.raw))
+    after = world.restarted()
+    assert after.status(transaction) == LANDED
+    assert (after.balance(source), after.balance(recipient)) == (7, 3)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("act", [lost, reply_lost])
+def test_a_page_that_fails_throws_the_machine_away(world: World, ledger: Ledger, act: Any) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    ledger.acts.append(act)
+    with pytest.raises(ChainUnavailableError):
+        run(world.chain.send(transaction.raw))
+    if act is lost:
+        assert is_provably_expired(world, transaction)
+        assert (world.balance(source), world.balance(recipient)) == (10, 0)
+        transaction = world.transfer(1, recipient, 3)
+        world.land(transaction)
+    assert world.status(transaction) == LANDED
+    assert (world.balance(source), world.balance(recipient)) == (7, 3)
+    assert world.restarted().balance(recipient) == 3
+
+
+def test_a_ledger_that_is_gone_makes_the_chain_unavailable_until_it_is_back(
+    world: World, ledger: Ledger
+) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    transaction = world.transfer(1, recipient, 3)
+    ledger.is_down = True
+    with pytest.raises(ChainUnavailableError):
+        run(world.chain.send(transaction.raw))
+    for read in (
+        world.chain.latest_blockhash,
+        world.chain.block_height,
+        lambda: world.chain.signature_status(transaction.signature),
+        lambda: world.chain.token_accounts([recipient]),
+        lambda: world.chain.account_size(recipient),
+        lambda: world.chain.send(transaction.raw),
+    ):
+        with pytest.raises(ChainUnavailableError):
+            run(read())
+    ledger.is_down = False
+    assert is_provably_expired(world, transaction)
+    assert world.balance(recipient) == 0
+    world.land(world.transfer(1, recipient, 3))
+
+
+def test_a_signature_that_cannot_be_looked_up_is_not_taken_for_unknown(world: World, ledger: Ledger) -> None:
+    ledger.is_down = True
+    with pytest.raises(ChainUnavailableError):
+        run(world.chain.signature_status("5" * 88))
+
+
+def test_whoever_is_left_behind_by_another_process_writes_nothing(world: World, ledger: Ledger) -> None:
+    source, recipient = world.account(1, 10), world.account(2)
+    stale = world.transfer(1, recipient, 3)
+    second = world.restarted()
+    second.land(second.transfer(1, recipient, 4))
+    with pytest.raises(ChainUnavailableError) as caught:
+        run(world.chain.send(stale.raw))
+    assert isinstance(caught.value.__cause__, LedgerMovedError)
+    # It takes the ledger up again, as it is now.
+    assert is_provably_expired(world, stale)
+    assert (world.balance(source), world.balance(recipient)) == (6, 4)
+
+
+def test_a_ledger_of_other_keys_is_refused(world: World) -> None:
+    with pytest.raises(ForeignLedgerError):
+        world.restarted(seed=bytes(64))
+
+
+def test_a_transaction_with_look_up_tables_is_refused() -> None:
+    """The accounts that it would change are not in its list."""
+    world = World()
+    payer = Keypair.from_seed(bytes(32))
+    message = MessageV0(
+        MessageHeader(1, 0, 0),
+        [payer.pubkey()],
+        Hash.from_string(world.blockhash().value),
+        [],
+        [MessageAddressTableLookup(Pubkey.default(), b"\x00", b"")],
+    )
+    raw = bytes(VersionedTransaction(message, [payer]))
+    with pytest.raises(ValueError, match="look-up"):
+        run(world.chain.send(raw))
+
+
+STEPS = ["send", "lost", "reply lost", "died", "died after", "restart", "expire"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), max_size=10))
+def test_whatever_happens_a_transfer_lands_once_and_no_money_is_made(steps: list[str]) -> None:
+    """The settlement rules over a chain that fails anywhere: sent until landed or expired, then again."""
+    acts = {"lost": lost, "reply lost": reply_lost, "died": died, "died after": died_after}
+    ledger = Ledger()
+    world = World(ledger=ledger)
+    source, recipient = world.account(1, 100), world.account(2)
+    done, transaction = 0, world.transfer(1, recipient, 1)
+    for number, step in enumerate(steps):
+        if step in acts:
+            ledger.acts.append(acts[step])
+        if step == "restart":
+            world = world.restarted()
+        elif step == "expire":
+            world.chain.expire_blockhash()
+        else:
+            try:
+                run(world.chain.send(transaction.raw))
+            except ChainUnavailableError:
+                pass
+            except KeyboardInterrupt:
+                world = world.restarted()
+        ledger.acts.clear()
+        if world.status(transaction) == LANDED:
+            done += 1
+            transaction = world.transfer(1, recipient, 1, memo=f"txn {number}")
+        elif is_provably_expired(world, transaction):
+            transaction = world.transfer(1, recipient, 1, memo=f"again {number}")
+        assert (world.balance(source), world.balance(recipient)) == (100 - done, done)
+
+
+# --- In a file, with others meanwhile
+
+
+class Filed:
+    """A chain whose ledger is a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.custody = Custody(SEED)
+        self.database = FileDatabase(path)
+        self.ledger = DatabaseLedger(self.database)
+        self.chain = EmbeddedChain(
+            treasury=self.custody.address(TREASURY),
+            mint_authority=self.custody.address(TEST_MINT_AUTHORITY),
+            now_us=lambda: START_US,
+            ledger=self.ledger,
+        )
+
+    def signed(self, blockhash: Blockhash, number: int) -> SignedTransaction:
+        """Return a transaction of its own for each number."""
+        treasury = Pubkey.from_string(self.custody.address(TREASURY))
+        step = instructions.transfer_lamports(treasury, treasury, number)
+        return sign_transaction(self.custody, blockhash, [step])
+
+
+@asynccontextmanager
+async def filed(path: Path) -> AsyncIterator[Filed]:
+    made = Filed(path)
+    await made.database.create_missing(metadata)
+    try:
+        yield made
+    finally:
+        await made.database.close()
+
+
+def test_sends_that_come_together_share_pages_and_nobody_reads_what_is_not_written(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with filed(tmp_path / "chain.sqlite3") as it:
+            blockhash = await it.chain.latest_blockhash()
+            turns: set[ChainState | None] = set()
+
+            async def sent(number: int) -> SignatureStatus | None:
+                signed = it.signed(blockhash, number)
+                await it.chain.send(signed.raw)
+                turns.add(it.chain._written)
+                assert await it.ledger.status(signed.signature) == LANDED
+                return await it.chain.signature_status(signed.signature)
+
+            assert await asyncio.gather(*map(sent, range(1, 201))) == [LANDED] * 200
+            assert len(turns) < 20
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_send_leaves_chain_and_ledger_agreeing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with filed(tmp_path / "chain.sqlite3") as it:
+            for number in range(1, 40):
+                signed = it.signed(await it.chain.latest_blockhash(), number)
+                task = asyncio.ensure_future(it.chain.send(signed.raw))
+                for _ in range(number % 5):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                height = await it.chain.block_height()
+                status = await it.chain.signature_status(signed.signature)
+                assert status == await it.ledger.status(signed.signature)
+                if status is None and height > signed.last_valid_block_height:
+                    await it.chain.send(signed.raw)
+                    assert await it.chain.signature_status(signed.signature) is None
+
+    asyncio.run(test())
+
+
+def test_a_chain_with_many_transactions_behind_it_starts_at_once(tmp_path: Path) -> None:
+    async def prepare() -> None:
+        async with filed(tmp_path / "chain.sqlite3") as it:
+            await it.chain.restore()
+            state = it.chain._written
+            assert state is not None
+            account = it.chain._first_accounts()[it.chain.usdc_mint]
+            await it.ledger.write(
+                Page(
+                    before=state,
+                    after=evolve(state, slot=state.slot + 100_000, height=state.height + 100),
+                    accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
+                    statuses={f"{n:088}": LANDED for n in range(100_000)},
+                )
+            )
+
+    async def start() -> float:
+        async with filed(tmp_path / "chain.sqlite3") as it:
+            began = time.perf_counter()
+            await it.chain.restore()
+            seconds = time.perf_counter() - began
+            assert await it.chain.signature_status(f"{77:088}") == LANDED
+            return seconds
+
+    asyncio.run(prepare())
+    assert asyncio.run(start()) < 1.0
