@@ -24,6 +24,7 @@ from agentpay_server.store.connection import Connection
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
+_RETRY_PATIENCE_SECONDS: Final = 1.0
 
 
 class PolicyRecords:
@@ -90,7 +91,9 @@ class PolicyRecords:
             if not await database.run(store.set_signed, account_id, version, signed):
                 # Another server was first: what it has stored is followed to its end.
                 return True
-        patience_seconds = self._context.settings.settlement_wait_seconds
+        # One that was under way before is asked about again soon, by the clock: long enough to send it again.
+        wait_seconds = self._context.settings.settlement_wait_seconds
+        patience_seconds = wait_seconds if is_new else min(wait_seconds, _RETRY_PATIENCE_SECONDS)
         outcome = await self._settlement.outcome(
             signed, operation=Operation.POLICY_RECORD, is_new=is_new, patience_seconds=patience_seconds
         )

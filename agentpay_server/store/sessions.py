@@ -1,19 +1,17 @@
-"""Statements about sessions, the charges that they hold and the idempotency keys of both."""
+"""Statements about sessions and their idempotency keys; `session_charges.py` has those about charges."""
 
 from collections.abc import Iterable
 from typing import Final
 
 from attrs import field, frozen
-from sqlalchemy import and_, bindparam, func, insert, literal_column, null, select, update
+from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
 
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import (
-    accounts,
     expired_transactions,
-    session_charges,
     sessions,
 )
 
@@ -66,23 +64,7 @@ class SessionRecord:
         )
 
 
-@frozen(kw_only=True)
-class Chargeable:
-    """What a charge is judged by.
-
-    Attributes:
-        session: the session.
-        policy: its account's policy, as canonical JSON.
-        charged: what was charged under the key before; None when nothing was.
-    """
-
-    session: SessionRecord
-    policy: str
-    charged: int | None
-
-
 _INSERT: Final = insert(sessions)
-_INSERT_CHARGE: Final = insert(session_charges)
 _INSERT_EXPIRED: Final = insert(expired_transactions)
 _IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
 _IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
@@ -99,26 +81,6 @@ _FREE_KEY: Final = (
     update(sessions).where(_OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
 )
 _BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("escrow"))
-
-_CHARGEABLE: Final = (
-    select(sessions, accounts.c.policy, session_charges.c.amount)
-    .join(accounts, accounts.c.account_id == sessions.c.account_id)
-    .outerjoin(
-        session_charges,
-        and_(
-            session_charges.c.session_id == sessions.c.session_id,
-            session_charges.c.idempotency_key == bindparam("idempotency_key"),
-        ),
-    )
-    .where(sessions.c.session_id == bindparam("session_id"))
-)
-# The whole decision about status and cap, in one statement: it cannot pass the cap, whoever else charges.
-_CHARGE: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_OPEN, sessions.c.running_total + bindparam("amount") <= sessions.c.cap)
-    .values(running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us"))
-    .returning(*sessions.columns)
-)
 
 _SET_OPEN: Final = (
     update(sessions)
@@ -271,57 +233,6 @@ def free_key(connection: Connection, session_id: str) -> bool:
 def is_escrow(connection: Connection, token_account: str) -> bool:
     """Return whether a token account is a session's escrow: what it pays is booked as it is settled."""
     return connection.execute(_BY_ESCROW, {"escrow": token_account}).scalar_one_or_none() is not None
-
-
-# --- Charges
-
-
-def chargeable(connection: Connection, session_id: str, idempotency_key: str) -> Chargeable | None:
-    """Return what a charge of a session under a key is judged by; None when there is no such session."""
-    values = {"session_id": session_id, "idempotency_key": idempotency_key}
-    row = connection.execute(_CHARGEABLE, values).one_or_none()
-    if row is None:
-        return None
-    *columns, policy, charged = row
-    return Chargeable(session=SessionRecord(*columns), policy=policy, charged=charged)
-
-
-def charge(
-    connection: Connection, session_id: str, amount: int, *, closes_us: int | None
-) -> SessionRecord | None:
-    """Add to the running total of an open session, within its cap.
-
-    Args:
-        connection: the connection.
-        session_id: the session.
-        amount: micro-USDC, at least 1.
-        closes_us: when the session is to close by itself from now on.
-
-    Returns:
-        The session after it; None when the session is not open or the cap would be passed.
-    """
-    values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
-    row = connection.execute(_CHARGE, values).one_or_none()
-    return None if row is None else SessionRecord(*row)
-
-
-def insert_charge(
-    connection: Connection, session_id: str, idempotency_key: str, *, amount: int, now_us: int
-) -> None:
-    """Store that a key has charged a session.
-
-    Raises:
-        ConflictError: it has before.
-    """
-    connection.execute(
-        _INSERT_CHARGE,
-        {
-            "session_id": session_id,
-            "idempotency_key": idempotency_key,
-            "amount": amount,
-            "created_us": now_us,
-        },
-    )
 
 
 # --- Changes of status. Each returns whether it was made: somebody else may have been faster.

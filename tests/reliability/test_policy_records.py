@@ -51,6 +51,23 @@ async def assert_newest_is_on_chain(world: World, account: Party) -> None:
     assert shown["tx_signature"] in world.chain.landed()
 
 
+async def test_a_write_that_does_not_land_holds_an_advance_up_for_moments_alone(world: World) -> None:
+    account, loop = await world.account("10"), asyncio.get_running_loop()
+    world.chain.next("send", chains.goes_down)
+    await world.policy(account, paused=True)
+    await world.rest()
+    (row,) = await world.rows(tables.policy_records, account_id=account.account_id)
+    assert row["signed_signature"] is not None
+
+    started = loop.time()
+    await world.advance(3600)
+    assert loop.time() - started < 60
+
+    world.chain.is_down = False
+    await world.advance(300)
+    await assert_newest_is_on_chain(world, account)
+
+
 async def test_an_unreachable_chain_does_not_hold_a_pause_up(world: World) -> None:
     account, to = await world.account("10"), await world.account()
     world.chain.is_down = True

@@ -18,9 +18,10 @@ from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.access import visible
 from agentpay_server.services.sessions.answers import refused
-from agentpay_server.store import sessions as store
+from agentpay_server.store import session_charges as charges
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.sessions import Chargeable, SessionRecord
+from agentpay_server.store.session_charges import Chargeable
+from agentpay_server.store.sessions import SessionRecord
 
 
 class Charge:
@@ -59,7 +60,7 @@ class Charge:
             Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
             ConflictError: the key has charged meanwhile.
         """
-        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
+        found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal, self._session_id)
         assert found is not None  # noqa: S101 - a session that is visible was found
         judged = charge_verdict(found.charged, self._amount)
@@ -80,11 +81,11 @@ class Charge:
         now_us = self._context.clock.now_us()
         assert session.opened_us is not None  # noqa: S101 - an open session was opened
         closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
-        charged = store.charge(connection, self._session_id, self._amount, closes_us=closes)
+        charged = charges.charge(connection, self._session_id, self._amount, closes_us=closes)
         if charged is None:
             return None
         key = self._request.idempotency_key
-        store.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
+        charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
         audit.record(
             connection,
             self._principal,
