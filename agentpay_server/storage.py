@@ -12,8 +12,10 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
+from agentpay_server.services.identity import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
 from agentpay_server.settings import Settings
+from agentpay_server.store import state
 from agentpay_server.store.database import Database, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.memory import MemoryDatabase
@@ -96,7 +98,8 @@ async def _in_directory(settings: Settings, directory: Path) -> Storage:
         opened.push_async_callback(ledger.close)
         await migrations.upgrade(database)
         await migrations.upgrade(ledger)
-        key = settings.encryption_key or _key_in(directory)
+        is_first_start = await database.read(state.get, CUSTODY_SEED) is None
+        key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
 
@@ -128,12 +131,17 @@ def _make_directory(path: Path) -> None:
         raise DatabaseUnavailableError(f"{path} cannot be made: {error.strerror}") from error
 
 
-def _key_in(directory: Path) -> bytes:
-    """Return the key that lies in a directory, made if there is none; the directory is ours by now."""
+def _key_in(directory: Path, *, may_make: bool) -> bytes:
+    """Return the key in a directory that is ours by now, made if nothing is sealed yet."""
     path = directory / _KEY_NAME
     try:
         return _key_of(path.read_text("ascii").strip(), str(path))
     except FileNotFoundError:
+        if not may_make:
+            raise EncryptionKeyError(
+                f"{path} is missing, and what lies beside it is sealed under it: put it back, or set "
+                f"{KEY_VARIABLE} to it"
+            ) from None
         key = os.urandom(KEY_BYTES)
     # Written aside and moved: a start that is cut off leaves no half of a key.
     draft = directory / f"{_KEY_NAME}.new"

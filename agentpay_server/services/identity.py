@@ -14,7 +14,7 @@ from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import Database, StartRefusedError
 
 SEED_BYTES: Final = 64
-_SEED: Final = "custody_seed"
+CUSTODY_SEED: Final = "custody_seed"
 _GENESIS: Final = "genesis"
 """The chain that the database was written for."""
 _CHAIN: Final = "chain"
@@ -44,7 +44,7 @@ async def custody_seed(database: Database, vault: Vault, randomness: Randomness)
     """
     sealed = await database.run(_seed, vault, randomness)
     try:
-        return bytes.fromhex(vault.open(sealed, _SEED))
+        return bytes.fromhex(vault.open(sealed, CUSTODY_SEED))
     except VaultError:
         raise WrongKeyError(
             "the encryption key is not the one that this database was first started with; give that one"
@@ -91,10 +91,10 @@ def _count_start(connection: Connection) -> int:
 
 
 def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> bytes:
-    sealed = state.get(connection, _SEED)
+    sealed = state.get(connection, CUSTODY_SEED)
     if sealed is None:
-        sealed = vault.seal(randomness.randbytes(SEED_BYTES).hex(), _SEED)
-        state.put(connection, _SEED, sealed)
+        sealed = vault.seal(randomness.randbytes(SEED_BYTES).hex(), CUSTODY_SEED)
+        state.put(connection, CUSTODY_SEED, sealed)
     return sealed
 
 

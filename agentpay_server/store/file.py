@@ -21,6 +21,7 @@ A caller that is cancelled gives up its place in line; once its unit has begun, 
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -272,10 +273,12 @@ def _resolve(answers: "list[_Answer]") -> None:
 
 def _opened(path: Path) -> sqlite3.Connection:
     try:
+        # Memos and names are nobody else's business; SQLite gives the files beside it the same permissions.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         driver = sqlite3.connect(
             path, timeout=_LOCK_WAIT_SECONDS, isolation_level=None, check_same_thread=False
         )
-    except sqlite3.OperationalError as error:
+    except (sqlite3.OperationalError, OSError) as error:
         raise DatabaseUnavailableError(f"{path} cannot be opened: {error}") from error
     try:
         # Set before the file is first touched: it is locked from then on until the connection closes.

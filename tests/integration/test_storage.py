@@ -223,9 +223,27 @@ def test_a_directory_gets_a_key_that_its_owner_alone_can_read(
             "store.sqlite3",
             "chain.sqlite3",
         }
+        assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
     kept = key.read_text()
     with AgentPayServer(data_dir=directory):
         assert key.read_text() == kept
+
+
+def test_a_key_that_is_missing_is_asked_for_and_not_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with AgentPayServer(data_dir=tmp_path):
+        key = (tmp_path / "key").read_text()
+    (tmp_path / "key").unlink()
+
+    with pytest.raises(EncryptionKeyError, match="put it back"):
+        AgentPayServer(data_dir=tmp_path).start()
+    assert not (tmp_path / "key").exists()
+
+    (tmp_path / "key").write_text(key)
+    with AgentPayServer(data_dir=tmp_path):
+        pass
 
 
 def test_a_key_that_is_given_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
