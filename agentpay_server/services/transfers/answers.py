@@ -43,8 +43,8 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
     if record.status == TransferStatus.SUBMITTED:
         raise Problem(
             ErrorCode.CHAIN_UNAVAILABLE,
-            "The transfer is under way and its outcome is not known yet; send the same idempotency_key "
-            "again, or read the transfer. Never pay again under another key.",
+            "The transfer is under way and its outcome is not known yet; read it, or send the same "
+            "idempotency_key again. Never pay again under another key.",
             transfer_id=record.transfer_id,
             status=TransferStatus.SUBMITTED,
             retry_after_seconds=RETRY_AFTER_SECONDS,
