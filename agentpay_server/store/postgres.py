@@ -45,6 +45,8 @@ _BEGIN: Final = "BEGIN"
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _ALONE: Final = "SELECT pg_try_advisory_lock($1)"
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
+_HOLD_TRIES: Final = 30
+_HOLD_PAUSE_SECONDS: Final = 0.1
 _ALONE_KEY: Final = 0x6167_656E_7401
 LAYOUT_KEY: Final = 0x6167_656E_7402
 """Advisory lock under which tables are laid out."""
@@ -147,7 +149,12 @@ class PostgresDatabase:
         session = await self._pool.connect()
         is_held = False
         try:
-            is_held = await session.driver.fetchval(_ALONE, _ALONE_KEY)
+            # A server that was killed holds it until PostgreSQL has noticed that it is gone.
+            for _ in range(_HOLD_TRIES):
+                is_held = await session.driver.fetchval(_ALONE, _ALONE_KEY)
+                if is_held:
+                    break
+                await asyncio.sleep(_HOLD_PAUSE_SECONDS)
         finally:
             if not is_held:
                 await session.close()

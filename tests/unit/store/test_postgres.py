@@ -302,6 +302,17 @@ async def test_a_database_is_held_by_one_server_until_that_one_is_closed(databas
     await other.hold_alone()
 
 
+async def test_a_hold_that_is_about_to_end_is_waited_for(database, other):
+    await database.hold_alone()
+    waiting = asyncio.ensure_future(other.hold_alone())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await database.close()
+
+    await waiting
+    await other.run(put, "held")
+
+
 async def test_a_server_that_loses_its_hold_touches_the_database_no_more(database, other):
     lost = []
     await database.run(put, "one")
