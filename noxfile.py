@@ -1,6 +1,7 @@
 """What a change must pass, and what a developer runs by hand.
 
-lint, unasync, types, tests, stores, docs    all that a change must pass; the default
+lint, unasync, types, tests, docs    all that a change must pass; the default
+stores                               the behaviour suite again, on SQLite files and on PostgreSQL
 quickstart                           the example of the README
 bench                                measured ratios against floors taken in the same run
 deep                                 minutes to hours
@@ -9,7 +10,7 @@ deep                                 minutes to hours
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "docs"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 

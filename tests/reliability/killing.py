@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from select import select as readable
@@ -186,7 +186,9 @@ class Child:
     def kill(self) -> None:
         """Kill it, if it lives, and wait for its end."""
         if self._status is None and not readable([self._told], [], [], 0)[0]:
-            os.kill(self._pid, signal.SIGKILL)
+            # It may have died by itself, and the word of it be still on its way.
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
         self._ended()
 
     def close(self) -> None:
