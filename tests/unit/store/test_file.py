@@ -143,8 +143,8 @@ async def held_up(database):
     finally:
         await asyncio.sleep(0)
         go_on.set()
+        # What waits in line may be running by now, and goes on being told of.
         await under_way
-        database._driver.set_trace_callback(None)
 
 
 async def test_units_that_come_meanwhile_are_one_transaction_answered_after_its_commit(database):
