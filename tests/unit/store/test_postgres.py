@@ -170,13 +170,17 @@ async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, h
         asyncio.ensure_future(database.run(crossing, "one", "two")),
         asyncio.ensure_future(other.run(crossing, "two", "one")),
     ]
-    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    waiting = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+        "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+    )
     while await holder.fetchval(waiting) < 2:
         pass
     await holder.execute("SELECT pg_advisory_unlock(88)")
     await asyncio.gather(*racers)
     assert await database.read(values) == {"one": 2, "two": 2}
-    assert len(tries) == 3
+    # Whoever was given up may meet the other once more.
+    assert len(tries) >= 3
 
 
 async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, other, holder):
