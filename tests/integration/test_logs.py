@@ -88,7 +88,7 @@ def test_every_event_is_in_the_documents() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
     ]
     events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
-    documents = (root.parent / "docs" / "operations.md").read_text("utf-8")
+    documents = (root.parent / "docs" / "reference" / "metrics-and-logs.md").read_text("utf-8")
     assert {"deposit.booked", "request.answered"} <= events
     assert {event for event in events if f"`{event}`" not in documents} == set()
 
