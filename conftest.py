@@ -1,15 +1,28 @@
 """Runs every Python block of the README and the documentation as a test."""
 
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.sybil import SybilCollection
 
 # Announced by the installed package too, unless that was installed before it had them.
 pytest_plugins = ["agentpay_server.pytest_plugin", "pytester"]
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()],
-    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+_ON_POSTGRES = "docs/how-to/postgresql.md"
+
+pytest_collect_file = SybilCollection(
+    [
+        Sybil(
+            parsers=[PythonCodeBlockParser()],
+            patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+            excludes=[_ON_POSTGRES],
+        ),
+        Sybil(parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]),
+    ]
 ).pytest()
 
 
@@ -33,3 +46,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the server is written for."""
     return "asyncio"
+
+
+@pytest.fixture
+def documented_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Name an empty PostgreSQL database in the environment, as the reader of that page has one."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "tests")
+    import asyncpg  # noqa: PLC0415 - one page needs them
+    import postgres_server  # noqa: PLC0415
+    from sqlalchemy import make_url  # noqa: PLC0415
+
+    async def make(server: str, name: str) -> None:
+        connection = await asyncpg.connect(server)
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+
+    with postgres_server.directory() as directory:
+        server = postgres_server.url_of(directory)
+        name = f"{postgres_server.prefix_of(directory)}docs"
+        asyncio.run(make(server, name))
+        url = make_url(server).set(database=name).render_as_string(hide_password=False)
+        monkeypatch.setenv("AGENTPAY_SERVER_DATABASE_URL", url)
+        yield
