@@ -8,6 +8,9 @@ validator                            the behaviour suite, and what a network can
 deep                                 minutes to hours
 """
 
+import shutil
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2025.11"
@@ -119,6 +122,9 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; its examples run with the tests."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
     session.run("zensical", "build", "--clean", "--strict")
+    # Beside the pages, what llms.txt names: the same as Markdown.
+    for page in Path("docs").rglob("*.md"):
+        shutil.copyfile(page, "site" / page.relative_to("docs"))
 
 
 @nox.session

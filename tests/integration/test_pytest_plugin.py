@@ -37,8 +37,14 @@ def test_ten_lines_test_an_agent(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("page",
-    ["README.md", "docs/how-to/test-your-agent.md", "docs/tutorial/first-paid-call.md", "docs/how-to/write-a-policy.md"],
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/how-to/test-your-agent.md",
+        "docs/tutorial/first-paid-call.md",
+        "docs/how-to/write-a-policy.md",
+    ],
 )
 def test_the_tests_that_the_documentation_shows_pass(pytester: pytest.Pytester, page: str) -> None:
     text = (ROOT / page).read_text("utf-8")

@@ -1,0 +1,56 @@
+"""Print `docs/llms.txt`: what a language model reads first, made from the navigation of the site.
+
+    python scripts/llms.py > docs/llms.txt
+
+Every page is there under its section, with the sentence that it opens with, which says what a reader will be
+able to do.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ABOUT = """\
+Two Python packages: `agentpay`, the client, and `agentpay_server`, the whole service in process or on a port,
+with real SPL Token transactions on a Solana virtual machine. Amounts are `Decimal`, `int` or `str`, never
+`float`. Every payment has an idempotency key; after `TransferOutcomeUnknownError` call again with the key
+that it carries, never with another. Every Python block of these pages runs in the test suite as it stands.
+"""
+
+
+def llms_text() -> str:
+    """Return the text."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}", "", ABOUT]
+    for entry in project["nav"]:
+        ((title, pages),) = entry.items()
+        if isinstance(pages, str):
+            lines += [_item(title, pages), ""]
+            continue
+        lines += [f"## {title}", ""]
+        lines += [_item(name, path) for page in pages for name, path in page.items()]
+        lines.append("")
+    lines += ["## Documents", ""]
+    lines.append("- [openapi.json](openapi.json): OpenAPI 3.1 of `/v1`, and of the webhooks that it sends.")
+    lines.append(
+        "- [openapi-beside.json](openapi-beside.json): that of `/sessions`, `/console` and `/sandbox`."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def opening_of(page: str) -> str:
+    """Return the first paragraph of a page, which follows its title, on one line."""
+    _, opening, *_ = page.split("\n\n", 2)
+    return " ".join(opening.split())
+
+
+def _item(title: str, path: str) -> str:
+    opening = opening_of((ROOT / "docs" / path).read_text("utf-8"))
+    sentence = re.split(r'(?<=[.:]) (?=[A-Z`"])', opening, maxsplit=1)[0].rstrip(":.")
+    return f"- [{title}]({path}): {sentence}."
+
+
+if __name__ == "__main__":
+    print(llms_text(), end="")

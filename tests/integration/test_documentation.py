@@ -1,0 +1,265 @@
+"""The documentation as a whole: no broken link, no unresolved name, nothing left out, nothing out of date."""
+
+import importlib
+import inspect
+import re
+import tomllib
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import agentpay
+import agentpay_server
+from agentpay import errors, webhooks
+from agentpay._requests import Reply, _api_error
+from agentpay.contract import json_text
+from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
+from agentpay.contract.event_types import EventType
+from agentpay_server import cli
+from agentpay_server.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+
+_FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_REFERENCE = re.compile(r"^::: (\S+)(?:\n    options:\n(?:      .*\n)*)?", re.MULTILINE)
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+every_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+
+
+@cache
+def prose(path: Path) -> str:
+    """The text of a document without its blocks of code."""
+    return _FENCE.sub("", path.read_text("utf-8"))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for _, name, text in _FENCE.findall(path.read_text("utf-8")) if name == language]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that the site and GitHub both give to the headings of a document."""
+    found = set()
+    for heading in _HEADING.findall(prose(path)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        ascii_words = unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode()
+        on_site = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_words).strip().lower())
+        on_github = re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
+        if on_site == on_github:
+            found.add(on_site)
+    return found
+
+
+def navigation(nav: list[Any]) -> list[str]:
+    """The pages of the navigation, in its order."""
+    pages: list[str] = []
+    for entry in nav:
+        for target in entry.values():
+            pages += [target] if isinstance(target, str) else navigation(target)
+    return pages
+
+
+def in_navigation() -> list[str]:
+    return navigation(tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"])
+
+
+def resolved(name: str) -> object:
+    """The object of a dotted name, found as the interpreter finds it."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+# --- Links and pages --------------------------------------------------------------------------------------
+
+
+@every_document
+def test_every_link_leads_somewhere(path: Path) -> None:
+    broken = []
+    for target in _LINK.findall(prose(path)):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        leads_out = path.is_relative_to(DOCS) and not there.is_relative_to(DOCS)
+        if leads_out or not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+@every_document
+def test_links_to_links_are_none(path: Path) -> None:
+    assert not re.findall(r"\]\[[^\]]+\]|^\[[^\]]+\]: ", prose(path), re.MULTILINE)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    assert sorted(in_navigation()) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+@every_page
+def test_a_page_opens_with_its_title_and_what_it_is_for(path: Path) -> None:
+    title, opening, *_ = path.read_text("utf-8").split("\n\n", 2)
+    assert re.fullmatch(r"# [^\n]+", title)
+    assert opening[0].isalpha()
+    assert not opening.startswith("This page")
+
+
+def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    text = importlib.import_module("llms").llms_text()
+    assert (DOCS / "llms.txt").read_text("utf-8") == text, "run: python scripts/llms.py > docs/llms.txt"
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .", text, re.MULTILINE)
+    assert set(in_navigation()) < set(links)
+    assert all((DOCS / link).exists() for link in links)
+
+
+# --- Code -------------------------------------------------------------------------------------------------
+
+
+@every_document
+def test_blocks_are_python_that_runs_or_a_console(path: Path) -> None:
+    # What is named otherwise would not be run.
+    assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= {"python", "console"}
+
+
+@every_document
+def test_the_commands_of_the_server_exist(path: Path) -> None:
+    lines = "\n".join(blocks(path, "console")).replace("\\\n", " ").splitlines()
+    for line in lines:
+        if match := re.match(r"(?:\$ )?agentpay-server (\S+)(.*?)(?:#|>|$)", line):
+            command = cli.main.commands.get(match[1])
+            assert command is not None, line
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert set(re.findall(r"(?<=\s)--[a-z-]+", match[2])) <= known, line
+
+
+@every_document
+def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -> None:
+    words = prose(path)
+    options = {
+        option
+        for command in cli.main.commands.values()
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    }
+    others = {"--check", "--chain", "--strict", "--store"}  # of scripts and of pytest
+    assert set(re.findall(r"`(--[a-z-]+)", words)) <= options | others
+    named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    modules = re.findall(r"benchmarks/run\.py (\w+)`", words)
+    assert [name for name in modules if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
+    sessions = re.findall(r"nox -s (\w+)", words.replace("\n", " "))
+    defined = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
+    assert set(sessions) <= set(defined)
+
+
+# --- The reference ----------------------------------------------------------------------------------------
+
+
+def documented() -> list[str]:
+    return [name for path in PAGES for name in _REFERENCE.findall(path.read_text("utf-8"))]
+
+
+def test_every_name_of_the_reference_is_there_and_says_what_it_is() -> None:
+    for name in documented():
+        found = resolved(name)
+        if inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found):
+            assert inspect.getdoc(found), name
+    assert len(documented()) == len(set(documented()))
+
+
+@pytest.mark.parametrize("package", [agentpay, agentpay_server, webhooks, errors], ids=lambda it: it.__name__)
+def test_every_public_name_is_in_the_reference(package: Any) -> None:
+    shown = {id(resolved(name)) for name in documented()} | {
+        id(getattr(errors, name)) for name in errors.__all__
+    }
+    assert "agentpay.errors" in documented()
+    missing = [name for name in package.__all__ if id(getattr(package, name)) not in shown]
+    assert missing == ["__version__"] if package is agentpay else missing == []
+
+
+def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
+    page = (DOCS / "reference" / "embedded-server.md").read_text("utf-8")
+    assert [name for name in Settings.__annotations__ if f"| `{name}` |" not in page] == []
+
+
+# --- Errors, events, decisions ----------------------------------------------------------------------------
+
+
+def exception_of(code: ErrorCode) -> type[errors.APIError]:
+    body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
+    return type(_api_error(Reply(HTTP_STATUS[code], {}, body), now=0.0))
+
+
+def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| \[`(\w+)`\]\(#\2\) \| `(\w+)` \|$", page, re.MULTILINE)
+    expected = {(str(HTTP_STATUS[code]), code.value, exception_of(code).__name__) for code in ErrorCode}
+    assert set(rows) == expected
+    assert len(rows) == len(expected)
+
+
+def test_every_code_has_a_section_that_says_what_it_means_and_what_to_do() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    assert set(sections) == {
+        *(code.value for code in ErrorCode),
+        *(reason.value for reason in RejectionReason),
+    }
+    for code in ErrorCode:
+        text = sections[code.value]
+        assert text.startswith(f"**{HTTP_STATUS[code]} · `{exception_of(code).__name__}`.** ")
+        assert "\n\n*Do:* " in text
+
+
+def test_every_exception_is_on_the_page_of_errors() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    bases = {"TransferRejectedError", "WebhookError"}  # Those below them are raised.
+    named = [name for name in errors.__all__ if name.endswith("Error") and name not in bases]
+    assert [name for name in named if f"`{name}`" not in page and f"agentpay.{name}" not in page] == []
+
+
+def test_every_type_of_events_is_on_the_page_of_events() -> None:
+    page = (DOCS / "reference" / "events.md").read_text("utf-8")
+    assert sorted(re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE)) == sorted(EventType)
+
+
+def test_every_decision_that_the_code_names_is_told() -> None:
+    page = (DOCS / "explanation" / "reference-behaviour.md").read_text("utf-8")
+    told = {
+        int(number)
+        for number in re.findall(r"^- \*\*D(\d+)\. |^Decision D(\d+)\. ", page, re.MULTILINE)
+        for number in number
+        if number
+    }
+    sources = [
+        path.read_text("utf-8")
+        for name in ("agentpay", "agentpay_server")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    named = {int(number) for text in sources for number in re.findall(r"\bD(\d{1,2})\b(?= to|[,;). ])", text)}
+    assert told == set(range(1, max(told) + 1))
+    assert named <= told
+
+
+def test_every_promise_names_a_command_that_there_is() -> None:
+    page = (DOCS / "explanation" / "guarantees.md").read_text("utf-8")
+    rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
+    assert [int(number) for number in rows] == list(range(1, 16))
