@@ -138,29 +138,39 @@ def test_blocks_are_python_that_runs_or_a_console(path: Path) -> None:
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= {"python", "console"}
 
 
+def commands(group: click.Group) -> dict[str, click.Command]:
+    """The commands of the server, and those below them, by the words that name them."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {rest}": below for rest, below in commands(command).items()}
+    return found
+
+
+def options(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
+
+
 @every_document
 def test_the_commands_of_the_server_exist(path: Path) -> None:
+    known = commands(cli.main)
     lines = "\n".join(blocks(path, "console")).replace("\\\n", " ").splitlines()
     for line in lines:
-        if match := re.match(r"(?:\$ )?agentpay-server (\S+)(.*?)(?:#|>|$)", line):
-            command = cli.main.commands.get(match[1])
+        if match := re.match(r"(?:\$ )?agentpay-server ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
+            words = match[1].split()
+            named = [" ".join(words[:end]) for end in range(len(words), 0, -1)]
+            command = next((known[name] for name in named if name in known), None)
             assert command is not None, line
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert set(re.findall(r"(?<=\s)--[a-z-]+", match[2])) <= known, line
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", match[2])) <= options(command), line
 
 
 @every_document
 def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -> None:
     words = prose(path)
-    options = {
-        option
-        for command in cli.main.commands.values()
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-        for option in parameter.opts
-    }
+    known = set().union(*(options(command) for command in commands(cli.main).values()))
     others = {"--check", "--chain", "--strict", "--store"}  # of scripts and of pytest
-    assert set(re.findall(r"`(--[a-z-]+)", words)) <= options | others
+    assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
     named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)
     assert [name for name in named if not (ROOT / name).exists()] == []
     modules = re.findall(r"benchmarks/run\.py (\w+)`", words)
