@@ -18,7 +18,7 @@ pytest_collect_file = SybilCollection(
     [
         Sybil(
             parsers=[PythonCodeBlockParser()],
-            patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+            patterns=["README.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
             excludes=[_ON_POSTGRES],
         ),
         Sybil(parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]),

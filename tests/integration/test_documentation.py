@@ -152,6 +152,13 @@ def options(command: click.Command) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
+@every_page
+def test_a_page_is_no_deeper_than_its_blocks_are_looked_for(path: Path) -> None:
+    patterns = ["docs/*.md", "docs/*/*.md", "docs/*/*/*.md"]  # those of conftest.py
+    assert all(f'"{pattern}"' in (ROOT / "conftest.py").read_text("utf-8") for pattern in patterns)
+    assert any(path.match(pattern) for pattern in patterns)
+
+
 @every_document
 def test_the_commands_of_the_server_exist(path: Path) -> None:
     known = commands(cli.main)
