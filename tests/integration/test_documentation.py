@@ -16,10 +16,18 @@ import agentpay
 import agentpay_server
 from agentpay import errors, webhooks
 from agentpay._requests import Reply, _api_error
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.policies import Policies
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
-from agentpay_server import cli
+from agentpay.integrations import WebhookRouter
+from agentpay_server import AgentPayServer, WebhookInbox, cli
+from agentpay_server.clients._sync.console import Console
+from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
+from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +92,14 @@ def resolved(name: str) -> object:
             found = getattr(found, part)
         return found
     raise AssertionError(name)
+
+
+def is_there(name: str) -> bool:
+    try:
+        resolved(name)
+    except (AssertionError, AttributeError):
+        return False
+    return True
 
 
 # --- Links and pages --------------------------------------------------------------------------------------
@@ -185,6 +201,43 @@ def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -
     sessions = re.findall(r"nox -s (\w+)", words.replace("\n", " "))
     defined = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
     assert set(sessions) <= set(defined)
+
+
+OBJECTS: dict[str, tuple[object, ...]] = {
+    "accounts": (Accounts,),
+    "inbox": (WebhookInbox,),
+    "policies": (Policies,),
+    "server": (AgentPayServer,),
+    "server.console": (Console,),
+    "server.sandbox": (Sandbox,),
+    "server.sandbox.clock": (SandboxClock,),
+    "server.sessions": (Sessions,),
+    "sessions": (Sessions,),
+    "transfers": (Transfers,),
+    "webhooks": (Webhooks, webhooks, WebhookRouter),
+}
+"""What the words of the pages call their objects."""
+
+
+@every_document
+def test_names_in_the_text_are_those_of_the_code(path: Path) -> None:
+    if path.name == "metrics-and-logs.md":
+        return  # What is logged has names of that form, too.
+    unresolved = []
+    for name in re.findall(r"`((?:client\.|await )?[a-z_]+(?:\.\w+)+)", prose(path)):
+        text = name.removeprefix("await ").removeprefix("client.")
+        owner, _, attribute = text.rpartition(".")
+        if text in OBJECTS:
+            continue
+        if owner in OBJECTS:
+            known = any(hasattr(candidate, attribute) for candidate in OBJECTS[owner])
+        elif text.startswith(("agentpay.", "agentpay_server.")):
+            known = is_there(text)
+        else:
+            continue
+        if not known:
+            unresolved.append(name)
+    assert not unresolved
 
 
 # --- The reference ----------------------------------------------------------------------------------------
