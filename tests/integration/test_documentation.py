@@ -28,6 +28,7 @@ from agentpay_server import AgentPayServer, WebhookInbox, cli
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
 from agentpay_server.clients._sync.sessions import Sessions
+from agentpay_server.embedded.scenarios import Scenario
 from agentpay_server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,6 +264,14 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
     assert "agentpay.errors" in documented()
     missing = [name for name in package.__all__ if id(getattr(package, name)) not in shown]
     assert missing == ["__version__"] if package is agentpay else missing == []
+
+
+def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
+    guide = (DOCS / "how-to" / "test-your-agent.md").read_text("utf-8")
+    for scenario in Scenario.__subclasses__():
+        assert f"agentpay_server.embedded.scenarios.{scenario.__name__}" in documented()
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", scenario.__name__).lower()
+        assert f"| `{name}` |" in guide
 
 
 def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
