@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import postgres_server
+import pytest
 import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
@@ -49,6 +50,16 @@ class Run:
 
 
 run = Run()
+
+
+def memory_only(reason: str) -> None:
+    """Skip a test, or the rest of it, where servers keep what they know on a disk.
+
+    Args:
+        reason: what it needs of the memory.
+    """
+    if run.kind != "memory":
+        pytest.skip(f"needs a server in memory: {reason}")
 
 
 def postgres_url() -> str:

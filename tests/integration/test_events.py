@@ -227,8 +227,7 @@ def test_what_cannot_be_told_does_not_happen(
 def test_state_event_and_delivery_are_one_commit(
     server: AgentPayServer, http: httpx.Client, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ):
-    if stores.run.kind != "memory":
-        pytest.skip("looks into the database between two units of work, which memory alone allows")
+    stores.memory_only("it looks into the database between two units of work")
     payer, payee = funded("100"), funded("1")
     server.webhook_inbox(low_balance_threshold_usdc=100)
     seen = []

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import httpx
 import pytest
+import stores
 from server_world import START, Funded
 
 from agentpay import AgentPay, AgentPayError
@@ -246,6 +247,7 @@ def test_looking_is_safe_while_others_write(server: AgentPayServer, client: Agen
 def test_the_timeline_puts_each_thing_where_it_belongs(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
+    stores.memory_only("what is written beside an answer comes when the disk is done")
     server.webhook_inbox(low_balance_threshold_usdc=6).fail_next(503)
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     client.policies.update(payer, escalation_threshold=4)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import stores
 
 from agentpay_server import pytest_plugin
 
@@ -287,6 +288,7 @@ IDENTITIES = """
 def test_identities_do_not_depend_on_order_nor_on_the_process(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
+    stores.memory_only("what is written beside an answer comes when the disk is done")
     pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
     for arguments in (["-p", "no:randomly"], ["-p", "randomly", "-p", "xdist", "-n", "2"]):
         pytester.runpytest_inprocess(*PLUGIN, *arguments).assert_outcomes(passed=6)

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import money
 import pytest
+import stores
+import validators
 from server_world import START, raw_client, refused, state_of
 
 from agentpay import AuthenticationError, ConflictError, NotFoundError
@@ -19,6 +21,12 @@ from agentpay_server.chain.machine import accounts_of
 from agentpay_server.services import snapshots as snapshot_service
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.store import tables
+
+
+@pytest.fixture(autouse=True)
+def _in_memory() -> None:
+    stores.memory_only("nothing else can be brought back")
+    validators.embedded_only("no other chain can be brought back")
 
 
 @pytest.fixture
