@@ -101,6 +101,8 @@ class Opening:
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._request.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
+        if not self._finds_key_as_it_was(connection):
+            return None
         sight = self._sight
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
@@ -115,6 +117,18 @@ class Opening:
             raise refused(refusal, None)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
         return self._reserved(connection, source, sight, now_us)
+
+    def _finds_key_as_it_was(self, connection: Connection) -> bool:
+        """Whether nobody has taken the idempotency key meanwhile.
+
+        It is read, rather than left to the constraint: an insertion would wait for whoever is changing the
+        session that has the key, and that one for the account, which is locked here.
+        """
+        holder = store.key_holder(connection, self._principal.operator_id, self._request.idempotency_key)
+        known = self._superseded
+        if holder is None or known is None:
+            return holder is known
+        return holder.session_id == known.session_id
 
     def _refusal(
         self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
