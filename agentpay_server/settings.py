@@ -4,8 +4,12 @@ A setting is given to `AgentPayServer(...)` by keyword, or to `agentpay-server` 
 """
 
 from enum import StrEnum
+from typing import Final
 
 from attrs import field, frozen, validators
+
+KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
+"""The environment variable that holds the encryption key, in hexadecimal digits."""
 
 
 class PolicyUpdate(StrEnum):

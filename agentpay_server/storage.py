@@ -14,13 +14,13 @@ from attrs import evolve, field, frozen
 
 from agentpay_server.services.identity import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
+from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
 from agentpay_server.store import state
 from agentpay_server.store.database import Database, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.memory import MemoryDatabase
 
-KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 _STORE_NAME: Final = "store.sqlite3"
 _LEDGER_NAME: Final = "chain.sqlite3"
 _KEY_NAME: Final = "key"

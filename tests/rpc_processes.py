@@ -14,8 +14,8 @@ from attrs import frozen
 from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.domain.api_keys import KeyKind, new_key
-from agentpay_server.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.storage import KEY_VARIABLE
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))

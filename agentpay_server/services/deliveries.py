@@ -8,12 +8,9 @@ least once and always under the same identifier.
 import logging
 from typing import Final
 
-from agentpay import webhooks as signatures
-from agentpay._version import __version__
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
-from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.contract.webhooks import (
     Delivery,
@@ -31,7 +28,7 @@ from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import Answer, HttpPoster
+from agentpay_server.services.posting import Answer, HttpPoster, signed_headers
 from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import sealed_secrets
 from agentpay_server.store import deliveries as store
@@ -167,17 +164,11 @@ class Deliveries:
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
         secrets = sealed_secrets(delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us)
         open_secret = self._context.vault.open
-        headers = {
-            "Content-Type": "application/json",
-            "User-Agent": f"agentpay-server/{__version__}",
-            "X-Service-Event-Id": delivery.event_id,
-            "X-Service-Delivery-Attempt": str(attempt),
-            SIGNATURE_HEADER: signatures.sign(body, open_secret(secrets.current, delivery.webhook_id)),
-        }
-        if secrets.next is not None:
-            next_secret = open_secret(secrets.next, delivery.webhook_id)
-            headers[NEXT_SIGNATURE_HEADER] = signatures.sign(body, next_secret)
-        return headers
+        secret = open_secret(secrets.current, delivery.webhook_id)
+        following = None if secrets.next is None else open_secret(secrets.next, delivery.webhook_id)
+        return signed_headers(
+            body, event_id=delivery.event_id, attempt=attempt, secret=secret, next_secret=following
+        )
 
     def _replay(
         self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent

@@ -1,4 +1,4 @@
-"""Posting an event to an endpoint: one request, one answer or none, and where it may go (D44, D46).
+"""Posting an event to an endpoint: headers, one request, an answer or none, where it may go (D44, D46).
 
 One httpx client is shared by all deliveries. Redirects are not followed. Where money is real the address that
 a name resolves to is checked, and then that very address is connected to, so that resolving it a second time
@@ -16,6 +16,9 @@ from typing import Final
 import httpx
 from attrs import frozen
 
+from agentpay import webhooks as signatures
+from agentpay._version import __version__
+from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay_server.domain.addresses import is_public
 from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
 
@@ -37,6 +40,30 @@ class Answer:
     status_code: int | None
     error: str | None
     duration_ms: int
+
+
+def signed_headers(
+    body: bytes, *, event_id: str, attempt: int, secret: str, next_secret: str | None = None
+) -> dict[str, str]:
+    """Return the headers that an event is posted with (contract, "Authentication", 5; D44, D45).
+
+    Args:
+        body: what is posted.
+        event_id: the event.
+        attempt: number of the attempt, from 1.
+        secret: signs the contract's header.
+        next_secret: signs a second header while a rotation overlaps.
+    """
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"agentpay-server/{__version__}",
+        "X-Service-Event-Id": event_id,
+        "X-Service-Delivery-Attempt": str(attempt),
+        SIGNATURE_HEADER: signatures.sign(body, secret),
+    }
+    if next_secret is not None:
+        headers[NEXT_SIGNATURE_HEADER] = signatures.sign(body, next_secret)
+    return headers
 
 
 class HttpPoster:

@@ -18,10 +18,10 @@ from agentpay_server.contract.webhooks import (
     RotateSecret,
 )
 from agentpay_server.domain.addresses import is_https
-from agentpay_server.domain.api_keys import base62
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, invalid, not_found
+from agentpay_server.domain.webhook_secrets import new_secret
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.store import accounts as account_store
@@ -29,8 +29,6 @@ from agentpay_server.store import deliveries as delivery_store
 from agentpay_server.store import webhooks as store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.webhooks import WebhookRecord
-
-SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
 
 @frozen(kw_only=True)
@@ -191,7 +189,7 @@ class Webhooks:
         return NewSecret(secret=secret)
 
     def _new_secret(self) -> str:
-        return SECRET_PREFIX + base62(int.from_bytes(self._context.randomness.randbytes(32), "big"), 43)
+        return new_secret(self._context.randomness.randbytes(32))
 
 
 def own_webhook(

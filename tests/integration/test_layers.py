@@ -11,12 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the top down. A module may import its own layer and those below it.
 LAYERS: list[list[str]] = [
-    [
-        "agentpay_server",
-        "agentpay_server.pytest_plugin",
-        "agentpay_server.cli",
-        "agentpay_server.rpc_options",
-    ],
+    ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.clients"],
     ["agentpay_server.console", "agentpay_server.sandbox"],
@@ -141,7 +136,7 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
 SHARED = {"agentpay._version", "agentpay.webhooks"}
 
 
-def test_only_the_embedded_server_and_its_clients_use_the_sdk():
+def test_only_the_embedded_server_and_what_is_a_client_use_the_sdk():
     users = {
         layer_of(module_name(path))
         for path in MODULES
@@ -150,7 +145,12 @@ def test_only_the_embedded_server_and_its_clients_use_the_sdk():
         if layer_of(imported) == "agentpay" and imported not in SHARED
     }
 
-    assert users <= {"agentpay_server.clients", "agentpay_server.embedded", "agentpay_server.pytest_plugin"}
+    assert users <= {
+        "agentpay_server.cli",
+        "agentpay_server.clients",
+        "agentpay_server.embedded",
+        "agentpay_server.pytest_plugin",
+    }
 
 
 def test_the_sdk_does_not_import_the_server():
@@ -211,4 +211,11 @@ def test_importing_the_sdk_loads_no_server_no_chain_and_no_events():
 
 
 def test_the_metrics_library_is_loaded_at_the_first_look_alone():
-    assert "prometheus_client" not in loaded_by("import agentpay_server.cli")
+    assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
+
+
+def test_the_command_line_says_what_there_is_without_loading_any_of_it():
+    loaded = loaded_by("from agentpay_server.cli import main; main(['--help'], standalone_mode=False)")
+
+    for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", "agentpay_server.cli.serve"):
+        assert name not in loaded

@@ -17,6 +17,7 @@ import asyncpg  # type: ignore[import-untyped]  # noqa: F401 - loaded for the ch
 import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
 
 from agentpay_server import AgentPayServer, cli, faults
+from agentpay_server.cli import process, serve  # noqa: F401 - loaded for the children
 from agentpay_server.store import postgres  # noqa: F401
 
 
@@ -38,7 +39,7 @@ def warm_up() -> None:
     assert threading.active_count() == 1
 
 
-def serve(order: dict[str, Any]) -> None:
+def serve_order(order: dict[str, Any]) -> None:
     """Be the server that an order asks for."""
     os.environ.update(order["environment"])
     if order["crash_at"] is not None:
@@ -53,7 +54,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                serve(json.loads(line))
+                serve_order(json.loads(line))
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)

@@ -23,8 +23,8 @@ from agentpay import ConflictError
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.contract import sandbox
-from agentpay_server.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 from agentpay_server.store import confirmed

@@ -1,12 +1,11 @@
-"""`agentpay-server`: the server as a process (decisions, "What stands beside /v1", last paragraphs).
+"""The server as a process of its own: how it starts, says where it is, and stops in good order.
 
-One JSON line on standard output says where it is reached and with which key; everything else is logged to
-standard error.
+What it is told, and how it is told to people, is the business of the command `serve`; what it serves, that of
+the runtime.
 """
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import math
@@ -22,160 +21,68 @@ import click
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from agentpay._version import __version__
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, server_config, url_of
-from agentpay_server.http.app import Application, document_text
+from agentpay_server.embedded.listener import bound_socket, server_config, url_of, why_not_bound
+from agentpay_server.http.app import Application
 from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.rpc_options import takes_cluster
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
-from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
-from agentpay_server.storage import KEY_VARIABLE, open_storage
+from agentpay_server.settings import Settings
+from agentpay_server.storage import open_storage
 from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
 
 logger = logging.getLogger("agentpay_server")
 
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CUT_OFF_SECONDS: Final = 0.5
 """How long an answer may take to leave once nobody is let wait any more."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="agentpay-server")
-def main() -> None:
-    """The reference server of the agent payment account service."""
+class OptionError(Exception):
+    """The value of an option is none that it can have.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
 
 
-@main.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8402, show_default=True, help="Port to listen on; 0 takes a free one.")
-@click.option("--in-memory", is_flag=True, help="Keep everything in memory. The default.")
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to keep everything in; made if it is not there.",
-)
-@click.option(
-    "--database-url",
-    envvar="AGENTPAY_SERVER_DATABASE_URL",
-    show_envvar=True,
-    metavar="URL",
-    help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
-)
-@click.option(
-    "--operator-key",
-    envvar="AGENTPAY_SERVER_OPERATOR_KEY",
-    show_envvar=True,
-    help="Operator key to use instead of a new one; at a later start, one to use beside those there are.",
-)
-@click.option(
-    "--clock",
-    type=click.Choice(["system", "manual"]),
-    default="system",
-    show_default=True,
-    help="manual stands still until it is advanced over /sandbox/clock/advance.",
-)
-@click.option(
-    "--policy-update",
-    type=click.Choice([choice.value for choice in PolicyUpdate]),
-    default=PolicyUpdate.MERGE.value,
-    show_default=True,
-    help="What becomes of the fields that a policy update leaves out.",
-)
-@click.option(
-    "--onchain-memo",
-    type=click.Choice([choice.value for choice in OnchainMemo]),
-    default=OnchainMemo.ID.value,
-    show_default=True,
-    help="What a transaction publishes of a transfer's memo.",
-)
-@click.option(
-    "--settlement-wait",
-    type=click.FloatRange(min=0),
-    default=20.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long POST /v1/transfers waits for finality.",
-)
-@click.option(
-    "--approval-ttl",
-    type=click.FloatRange(min=0, min_open=True, max=366 * 24 * 3600),
-    default=24 * 3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a transfer that needs approval waits for an operator.",
-)
-@click.option(
-    "--rate-limit",
-    type=click.IntRange(min=1),
-    metavar="PER_MINUTE",
-    help="Requests that one key may make in a minute; without it there is no limit.",
-)
-@click.option(
-    "--shutdown-wait",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long requests and transfers under way may go on after SIGTERM or SIGINT.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice([choice.value for choice in LogFormat]),
-    default=LogFormat.JSON.value,
-    show_default=True,
-    help="How events are printed on standard error.",
-)
-@click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
-@takes_cluster
-def serve(
-    *,
+class CannotServeError(Exception):
+    """The server cannot start, or cannot go on; the message says why, and what to do."""
+
+
+def run(
     host: str,
     port: int,
-    in_memory: bool,
+    settings: Settings,
+    *,
     data_dir: Path | None,
     database_url: str | None,
-    operator_key: str | None,
-    clock: str,
-    policy_update: str,
-    onchain_memo: str,
-    settlement_wait: float,
-    approval_ttl: float,
-    rate_limit: int | None,
-    shutdown_wait: float,
-    log_format: str,
-    allow_remote: bool,
     rpc: RpcSettings | None,
+    is_clock_manual: bool,
+    operator_key: str | None,
+    log_format: LogFormat,
 ) -> None:
-    """Serve until it is stopped.
+    """Serve until a signal says otherwise.
 
-    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key
-    when that was made now or given. SIGTERM and SIGINT stop it in good order; a second one ends it at once.
+    Prints one JSON line on standard output once requests are accepted: `base_url`, and `operator_key` where
+    it is known. Events are logged to standard error.
+
+    Raises:
+        OptionError: `database_url` is no address of a database; or `operator_key` is not an operator key, is
+            revoked, or is another operator's.
+        CannotServeError: the port, the data or the cluster is not to be had, or was lost.
     """
-    if not _is_loopback(host) and not (allow_remote and operator_key):
-        raise click.UsageError(
-            f"{host} can be reached by other machines: give --allow-remote and --operator-key, or keep the "
-            "default --host."
-        )
-    if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
-        raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
-    settings = Settings(
-        policy_update=policy_update,
-        onchain_memo=onchain_memo,
-        settlement_wait_seconds=settlement_wait,
-        approval_ttl_seconds=approval_ttl,
-        rate_limit_per_minute=rate_limit,
-        shutdown_seconds=shutdown_wait,
-    )
     try:
         sock = bound_socket(host, port)
     except OSError as error:
-        raise click.ClickException(
-            f"cannot listen on {host} port {port}: {error.strerror or error}"
-        ) from None
-    chosen: Clock = manual_clock() if clock == "manual" else SystemClock()
-    try:
-        with sock, logging_to(sys.stderr, LogFormat(log_format)):
+        raise CannotServeError(why_not_bound(host, port, error)) from None
+    clock: Clock = manual_clock() if is_clock_manual else SystemClock()
+    with sock, logging_to(sys.stderr, log_format):
+        try:
             asyncio.run(
                 _serve(
                     sock,
@@ -183,28 +90,12 @@ def serve(
                     data_dir=data_dir,
                     database_url=database_url,
                     rpc=rpc,
-                    clock=chosen,
+                    clock=clock,
                     operator_key=operator_key,
                 )
             )
-    except _BadKeyError as error:
-        raise click.BadParameter(str(error), param_hint="--operator-key") from None
-    except _BadUrlError as error:
-        raise click.BadParameter(str(error), param_hint="--database-url") from None
-    except (StartRefusedError, DatabaseUnavailableError, _LostDatabaseError) as error:
-        raise click.ClickException(str(error)) from None
-
-
-class _BadKeyError(Exception):
-    """The operator key that was given is none."""
-
-
-class _BadUrlError(Exception):
-    """The database URL that was given is none."""
-
-
-class _LostDatabaseError(Exception):
-    """The database is no longer the server's own."""
+        except (StartRefusedError, DatabaseUnavailableError) as error:
+            raise CannotServeError(str(error)) from None
 
 
 async def _serve(
@@ -222,13 +113,13 @@ async def _serve(
             settings, data_dir=data_dir, database_url=database_url, keeps_chain=rpc is None
         )
     except ValueError as error:
-        raise _BadUrlError(str(error)) from None
+        raise OptionError("--database-url", str(error)) from None
     try:
         runtime = await start_runtime(
             storage=storage, rpc=rpc, clock=clock, operator_key=operator_key, may_crash=True
         )
     except ValueError as error:
-        raise _BadKeyError(str(error)) from None
+        raise OptionError("--operator-key", str(error)) from None
     try:
         await _serve_until_told(sock, runtime)
     finally:
@@ -248,7 +139,7 @@ async def _serve_until_told(sock: socket.socket, runtime: Runtime) -> None:
         watch.cancel()
         await runtime.stop(within_seconds=server.remaining_seconds())
     if lost.is_set():
-        raise _LostDatabaseError(
+        raise CannotServeError(
             "the connection that kept other servers away from the database was lost; start again, and what "
             "is under way is taken up"
         )
@@ -329,24 +220,3 @@ class _Server(uvicorn.Server):
             # Cut off at the end of a stop: there is nobody left to answer.
             if self._ends_at is None:
                 raise
-
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-@main.command("openapi")
-@click.option("--beside", is_flag=True, help="Print that of what stands beside /v1: console and sandbox.")
-def print_openapi(*, beside: bool) -> None:
-    """Print the OpenAPI document of /v1."""
-    click.echo(document_text(beside=beside), nl=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,57 @@
+"""`agentpay-server approvals`: transfers that reached their account's `escalation_threshold` (D27)."""
+
+import click
+
+from agentpay_server.cli.connection import takes_server
+from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.clients import ServerClient
+
+
+@click.group()
+def approvals() -> None:
+    """Transfers that wait for an operator.
+
+    Nothing is signed and nothing is reserved while a transfer waits; nobody's decision is a rejection.
+    """
+
+
+@approvals.command("list")
+@takes_limit
+@takes_server
+def list_approvals(*, server: ServerClient, output: Output, limit: int) -> None:
+    """List the transfers that wait, newest first."""
+    output.table(
+        up_to(server.console.approvals(limit=min(limit, 100)), limit, output),
+        {
+            "transfer_id": lambda transfer: transfer.transfer_id,
+            "amount_usdc": lambda transfer: transfer.amount_usdc,
+            "from": lambda transfer: transfer.from_,
+            "to": lambda transfer: transfer.to,
+            "memo": lambda transfer: transfer.memo,
+            "category": lambda transfer: transfer.category,
+            "expires_at": lambda transfer: transfer.expires_at,
+        },
+        empty="No transfer waits for approval.",
+    )
+
+
+@approvals.command("approve")
+@click.argument("transfer_id")
+@takes_server
+def approve(*, server: ServerClient, output: Output, transfer_id: str) -> None:
+    """Approve a transfer: the policy in force is checked again, and the money moves.
+
+    Approving again never pays twice.
+    """
+    with output.progress(f"Paying {transfer_id}"):
+        transfer = server.console.approve(transfer_id)
+    output.record(transfer, "Approved")
+
+
+@approvals.command("reject")
+@click.argument("transfer_id")
+@click.option("--reason", help="Why, 1 to 200 characters; whoever asked for the transfer reads it.")
+@takes_server
+def reject(*, server: ServerClient, output: Output, transfer_id: str, reason: str | None) -> None:
+    """Reject a transfer, for good."""
+    output.record(server.console.reject(transfer_id, reason=reason), "Rejected")

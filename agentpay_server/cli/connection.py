@@ -1,0 +1,161 @@
+"""How a command reaches a running server, and what it says when that refuses, fails or is not there."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, Final, NoReturn, TypeVar
+
+import click
+from attrs import field, frozen
+
+from agentpay import errors
+from agentpay_server.cli.output import Output, takes_json
+from agentpay_server.clients import ServerClient
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+URL_VARIABLE: Final = "AGENTPAY_BASE_URL"
+OPERATOR_KEY_VARIABLE: Final = "AGENTPAY_SERVER_OPERATOR_KEY"
+
+_ADVICE: Final[Mapping[type[errors.APIError], str]] = {
+    errors.AuthenticationError: f"Give --key, or set {OPERATOR_KEY_VARIABLE}, as the server printed it",
+    errors.PermissionDeniedError: "",
+    errors.TransferRejectedError: "No money moved",
+    errors.InsufficientBalanceError: "No money moved; fund the account, and do it again",
+    errors.ConflictError: "",
+    errors.InvalidRecipientError: "",
+}
+"""What to do next, where the sentence of the exception is for programs, or the server's says all."""
+
+
+@frozen(kw_only=True)
+class Address:
+    """Where a server is, and as whom it is asked.
+
+    Attributes:
+        url: its base URL.
+        key: an operator key.
+    """
+
+    url: str
+    key: str = field(repr=False)
+
+
+class RefusedError(click.ClickException):
+    """The server refused, failed, or is not there: exit code 1."""
+
+    def __init__(self, message: str, output: Output, **fields: object) -> None:
+        super().__init__(message)
+        self._output = output
+        self._fields = fields
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say so on standard error: a sentence, or one line of JSON."""
+        if self._output.is_json:
+            told = {name: value for name, value in self._fields.items() if value is not None}
+            self._output.document({**told, "message": self.message}, is_error=True)
+        else:
+            super().show(file)
+
+
+def takes_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that lead to a server; it is called with `server` and `output`."""
+
+    @functools.wraps(command)
+    def with_server(
+        *,
+        url: str,
+        key: str | None,
+        is_json: bool,
+        **others: Any,  # noqa: ANN401 - the values of other options
+    ) -> None:
+        output, address = Output(is_json=is_json), address_of(url, key)
+        with told_to_people(address, output), _client(address) as server:
+            command(server=server, output=output, **others)
+
+    return takes_address(takes_json(with_server))
+
+
+def takes_address(command: _Command) -> _Command:
+    """Give a command the options `--url` and `--key`."""
+    command = click.option(
+        "--key",
+        envvar=OPERATOR_KEY_VARIABLE,
+        show_envvar=True,
+        help="Operator key. Other users of the machine may see what is typed; the variable they do not.",
+    )(command)
+    return click.option(
+        "--url",
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        default="http://127.0.0.1:8402",
+        show_default=True,
+        help="Address of the server.",
+    )(command)
+
+
+def address_of(url: str, key: str | None) -> Address:
+    """Return where to go.
+
+    Raises:
+        UsageError: there is no key.
+    """
+    if not key:
+        raise click.UsageError(
+            f"no operator key: give --key, or set {OPERATOR_KEY_VARIABLE} to the operator_key that the "
+            "server printed when it started."
+        )
+    return Address(url=url, key=key)
+
+
+@contextlib.contextmanager
+def told_to_people(address: Address, output: Output) -> Iterator[None]:
+    """Turn what the SDK raises into messages that a person can act on, with their exit codes.
+
+    Raises:
+        UsageError: the URL or the key can be none.
+        RefusedError: anything else.
+    """
+    try:
+        yield
+    except errors.ConfigurationError as error:
+        raise click.UsageError(str(error).replace("base_url", "--url").replace("api_key", "--key")) from None
+    except errors.APIConnectionError as error:
+        _not_answered(error, address, output)
+    except errors.APIError as error:
+        raise RefusedError(
+            _sentences(error),
+            output,
+            error=error.code or "error",
+            transfer_id=error.transfer_id,
+            session_id=error.session_id,
+            request_id=error.request_id,
+        ) from None
+    except errors.AgentPayError as error:
+        raise RefusedError(str(error), output, error=type(error).__name__) from None
+
+
+def _client(address: Address) -> ServerClient:
+    return ServerClient(api_key=address.key, base_url=address.url)
+
+
+def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
+    if error.may_have_been_processed:
+        message = f"{error}. Look at what became of it before you do it again."
+    else:
+        message = (
+            f"no server answers at {address.url}: start one with agentpay-server serve, or give --url or "
+            f"{URL_VARIABLE}."
+        )
+    raise RefusedError(message, output, error="no_answer")
+
+
+def _sentences(error: errors.APIError) -> str:
+    said = error.message.rstrip(".")
+    said += "".join(f"; {fault.field} {fault.message}" for fault in error.details)
+    kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
+    advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
+    parts = [f"{said}."] + ([f"{advice}."] if advice else [])
+    if error.request_id is not None and error.status >= 500:
+        parts.append(f"Request {error.request_id}.")
+    return f"{error.code or error.status}: " + " ".join(parts)

@@ -1,0 +1,111 @@
+"""`agentpay-server demo`: a server with a world in it that lives, to look at and to try commands on."""
+
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import click
+from rich.text import Text
+
+from agentpay_server.cli.demo_world import DemoWorld, Step
+from agentpay_server.cli.output import Output, styled, takes_json
+from agentpay_server.embedded.listener import why_not_bound
+from agentpay_server.embedded.server import AgentPayServer
+
+_HOST: Final = "127.0.0.1"
+_SEEDS: Final = 1_000_000
+
+
+@click.command()
+@click.option("--port", default=8402, show_default=True, help=f"Port on {_HOST}; 0 takes a free one.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="The same seed is the same story, and the same operator key."
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait after each step.",
+)
+@click.option("--steps", type=click.IntRange(min=0), metavar="N", help="End after so many steps.")
+@click.option("--for", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="End after so long.")
+@takes_json
+def demo(
+    *,
+    port: int,
+    seed: int | None,
+    interval: float,
+    steps: int | None,
+    seconds: float | None,
+    is_json: bool,
+) -> None:
+    """Serve a living world: agents that pay, are refused, and wait for you.
+
+    It is a whole server in memory, with several agents under policies, shops, a metered session, a webhook,
+    and transfers that wait for approval. Try the other commands on it. Ctrl-C ends it, with exit code 0.
+    """
+    output = Output(is_json=is_json)
+    seed = secrets.randbelow(_SEEDS) if seed is None else seed
+    ends_at = None if seconds is None else time.monotonic() + seconds
+    with _until_told(), AgentPayServer(clock="system", seed=seed) as server:
+        story: list[Step] = []
+        world = DemoWorld(server, seed, story.append)
+        # Before anybody can reach it: the world that is found is always whole.
+        with output.progress("Making the world") as say:
+            world.begin(say)
+        try:
+            server.listen(port=port)
+        except OSError as error:
+            raise click.ClickException(f"{why_not_bound(_HOST, port, error)}.") from None
+        _introduce(output, server, seed)
+        while True:
+            for step in story:
+                _tell(output, step)
+            story.clear()
+            if steps == 0 or (ends_at is not None and time.monotonic() >= ends_at):
+                break
+            steps = None if steps is None else steps - 1
+            world.step()
+            time.sleep(interval)
+
+
+@contextlib.contextmanager
+def _until_told() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the block, as its end would."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _introduce(output: Output, server: AgentPayServer, seed: int) -> None:
+    if output.is_json:
+        told = {"base_url": server.base_url, "operator_key": server.operator_key, "seed": seed}
+        output.document({"demo": told})
+        return
+    output.line(
+        Text("A world with test money, in memory. To look around, in another terminal:", style="bold")
+    )
+    output.line(f"  export AGENTPAY_BASE_URL={server.base_url}")
+    output.line(f"  export AGENTPAY_SERVER_OPERATOR_KEY={server.operator_key}")
+    output.line("and then: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
+    output.line(f"--seed {seed} tells the same story again; Ctrl-C ends it.")
+    output.line()
+
+
+def _tell(output: Output, step: Step) -> None:
+    if output.is_json:
+        output.document({"step": step})
+        return
+    message = () if step.message is None else (Text(step.message, style="dim"),)
+    output.line(f"{step.actor:<16}", f"{step.action:<48}", styled(step.status), *message)

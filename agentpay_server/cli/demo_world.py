@@ -1,0 +1,228 @@
+"""The world of `agentpay-server demo`: agents with policies, shops that they pay, and an operator.
+
+Everything goes through the clients that anybody has, the agents' under keys of their own. What is done next
+follows from the seed alone, so that two worlds with one seed live the same life; identifiers differ where
+the clock is in them. Whoever looks on may interfere: what that makes fail is told like anything else.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay import AgentPay, errors
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.contract.sessions import Session
+from agentpay_server.embedded.server import AgentPayServer
+
+RESEARCH: Final = "Research bot"
+TRAVEL: Final = "Travel desk"
+BUYER: Final = "Data buyer"
+INTERN: Final = "Intern bot"
+DATASETS: Final = "Dataset shop"
+INFERENCE: Final = "Inference house"
+AIRLINE: Final = "Airline"
+
+_POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    RESEARCH: {"max_single_transfer": 5, "categories": ["data", "inference"]},
+    TRAVEL: {"escalation_threshold": 20, "require_memo": True},
+    BUYER: {"max_daily_spend": 150},
+    INTERN: {"max_single_transfer": 1, "paused": True},
+}
+"""The agents, and what limits each of them; the data buyer may pay two shops alone."""
+
+_CAP_USDC: Final = Decimal(3)
+_PRICE_USDC: Final = Decimal("0.35")
+_LOW_USDC: Final = 20
+_WAITING_MAX: Final = 4
+
+
+@frozen(kw_only=True)
+class Step:
+    """Something that was done in the world.
+
+    Attributes:
+        number: counts from 1.
+        actor: who did it.
+        action: what it was.
+        status: what became of it: a status of a transfer or a session, or `refused`, `funded`, `failed`.
+        message: why not, if not.
+        transfer_id: the transfer that it was about, or None.
+        session_id: the session that it was about, or None.
+    """
+
+    number: int
+    actor: str
+    action: str
+    status: str
+    message: str | None = None
+    transfer_id: str | None = None
+    session_id: str | None = None
+
+
+class DemoWorld:
+    """A world on a server that has just started.
+
+    Args:
+        server: the server.
+        seed: what is done follows from it.
+        tell: is told of every step.
+    """
+
+    def __init__(self, server: AgentPayServer, seed: int, tell: Callable[[Step], None]) -> None:
+        self._server = server
+        self._operator = server.client()
+        self._random = random.Random(seed)  # noqa: S311 - chance for a story, not for a secret
+        self._tell = tell
+        self._steps = 0
+        self._agents: dict[str, AgentPay] = {}
+        self._session: Session | None = None
+        self._waiting: list[str] = []
+        self.accounts: dict[str, str] = {}
+
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Make the agents and the shops, and let the first things happen: one of each kind."""
+        for name in (DATASETS, INFERENCE, AIRLINE, *_POLICIES):
+            say(f"Opening the account of {name}")
+            self.accounts[name] = self._operator.accounts.create(name=name).account_id
+        for name, policy in _POLICIES.items():
+            self._fund(name, 100)
+            self._operator.policies.update(self.accounts[name], **policy)
+            self._agents[name] = self._server.agent_client(self.accounts[name])
+        self._operator.policies.update(
+            self.accounts[BUYER], allowed_counterparties=[self.accounts[DATASETS], self.accounts[INFERENCE]]
+        )
+        self._sessions = self._server.agent_sessions(self.accounts[RESEARCH])
+        self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
+        for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
+            self._do(act)
+
+    def step(self) -> None:
+        """Let one more thing happen."""
+        acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
+        acts += [self._work_while_paused, self._decide, self._break_receiver]
+        self._do(self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0])
+        self._do(self._top_up)
+
+    def _do(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except errors.AgentPayError as error:
+            self._told("Server", "was asked for something", "failed", message=str(error))
+
+    def _buy(self) -> None:
+        name = self._random.choice([RESEARCH, BUYER])
+        shop, category = self._random.choice([(DATASETS, "data"), (INFERENCE, "inference")])
+        self._pay(name, shop, self._amount(20, 500), category=category)
+
+    def _buy_too_much(self) -> None:
+        self._pay(RESEARCH, DATASETS, self._amount(501, 2000), category="data")
+
+    def _pay_stranger(self) -> None:
+        self._pay(BUYER, AIRLINE, self._amount(100, 900))
+
+    def _work_while_paused(self) -> None:
+        self._pay(INTERN, INFERENCE, self._amount(10, 90))
+
+    def _book(self) -> None:
+        """Ask for what needs approval; with enough of that waiting, decide first."""
+        if len(self._waiting) == _WAITING_MAX:
+            self._decide()
+        number = self._random.randint(100, 999)
+        self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
+
+    def _decide(self) -> None:
+        """Approve or reject what waits the longest; one is left for whoever looks on."""
+        if len(self._waiting) < 2:
+            self._book()
+            return
+        transfer_id = self._waiting.pop(0)
+        try:
+            if self._random.random() < 0.7:
+                status = str(self._server.console.approve(transfer_id).status)
+                self._told("Operator", "approves a transfer", status, transfer_id=transfer_id)
+            else:
+                self._server.console.reject(transfer_id, reason="Take the train")
+                self._told("Operator", "rejects a transfer", "rejected", transfer_id=transfer_id)
+        except errors.ConflictError:
+            self._told("Operator", "was too late to decide", "refused", transfer_id=transfer_id)
+        except errors.TransferRejectedError as refusal:
+            if refusal.transfer_status == TransferStatus.PENDING_APPROVAL:
+                self._waiting.append(transfer_id)
+            self._refused("Operator", "approves a transfer", refusal)
+
+    def _meter(self) -> None:
+        """Go on with a session: open it, charge it, close it when it is used up."""
+        session = self._session
+        if session is None:
+            session = self._sessions.open(
+                account_id=self.accounts[RESEARCH],
+                to=self.accounts[INFERENCE],
+                cap_usdc=_CAP_USDC,
+                category="inference",
+            )
+            action = f"opens a session of {_CAP_USDC} USDC with {INFERENCE}"
+        elif session.cap_usdc - session.running_total_usdc < _PRICE_USDC:
+            session = self._sessions.close(session.session_id)
+            action = f"closes it: {session.settled_usdc} USDC paid, {session.returned_usdc} back"
+        else:
+            try:
+                session = self._sessions.charge(session.session_id, amount=_PRICE_USDC)
+            except (errors.NotFoundError, errors.SessionClosedError):
+                # Closed by somebody else: the next one is opened when its turn comes.
+                self._session = None
+                raise
+            action = f"is charged {_PRICE_USDC} USDC: {session.running_total_usdc} of {session.cap_usdc}"
+        self._session = None if session.is_final else session
+        self._told(RESEARCH, action, str(session.status), session_id=session.session_id)
+
+    def _break_receiver(self) -> None:
+        """Let the webhook's receiver fail once: that delivery is tried again in 30 seconds."""
+        self._inbox.fail_next(503)
+        self._told("Webhook receiver", "answers the next delivery with 503", "retrying")
+
+    def _top_up(self) -> None:
+        for name in (RESEARCH, TRAVEL, BUYER):
+            if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
+                self._fund(name, 100)
+                self._told("Operator", f"funds {name} with 100 USDC", "funded")
+
+    def _fund(self, name: str, amount: int) -> None:
+        self._server.sandbox.fund(self.accounts[name], amount)
+
+    def _pay(
+        self,
+        name: str,
+        shop: str,
+        amount_usdc: Decimal,
+        *,
+        memo: str | None = None,
+        category: str | None = None,
+    ) -> None:
+        action = f"pays {amount_usdc} USDC to {shop}"
+        try:
+            transfer = self._agents[name].transfers.create(
+                from_=self.accounts[name],
+                to=self.accounts[shop],
+                amount=amount_usdc,
+                memo=memo,
+                category=category,
+            )
+        except errors.TransferRejectedError as refusal:
+            self._refused(name, action, refusal)
+            return
+        if transfer.status == TransferStatus.PENDING_APPROVAL:
+            self._waiting.append(transfer.transfer_id)
+        self._told(name, action, str(transfer.status), transfer_id=transfer.transfer_id)
+
+    def _amount(self, least_cents: int, most_cents: int) -> Decimal:
+        return Decimal(self._random.randint(least_cents, most_cents)) / 100
+
+    def _refused(self, actor: str, action: str, refusal: errors.TransferRejectedError) -> None:
+        self._told(actor, action, "refused", message=refusal.message, transfer_id=refusal.transfer_id)
+
+    def _told(self, actor: str, action: str, status: str, **details: str | None) -> None:
+        self._steps += 1
+        self._tell(Step(number=self._steps, actor=actor, action=action, status=status, **details))

@@ -1,0 +1,284 @@
+"""How each type of event is made to happen on a test chain: by the operations that it tells of.
+
+Money, payees and a webhook are made where one is missing. The policy of an account is never changed: what it
+refuses, is refused. What a happening takes beside its event is cleaned up where it can be: a session is
+closed, so that what was not charged comes back, and a webhook is deleted.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.errors import TransferRejectedError
+from agentpay_server.clients import ServerClient
+from agentpay_server.contract.console import AccountDetail
+from agentpay_server.contract.sessions import Session
+
+USUAL_USDC: Final = Decimal(1)
+"""What is moved where nobody says how much, and the policy allows it."""
+
+LEAST_USDC: Final = from_micro(1)
+"""The smallest amount that there is."""
+
+_NOWHERE: Final = "http://127.0.0.1:9/"
+"""Where nobody listens: the address of a webhook that is there for its threshold alone."""
+
+
+class CannotHappenError(Exception):
+    """The event cannot happen to this account as it is; the message says what to do."""
+
+
+@frozen(kw_only=True)
+class Trace:
+    """How the event that happened is known: by a field of its data.
+
+    Attributes:
+        field: name of the field.
+        value: what it holds.
+    """
+
+    field: str
+    value: str
+
+
+class Stage:
+    """A server, and the account that events are to be about.
+
+    Args:
+        server: the server.
+        account_id: the account.
+        amount_usdc: how much is to be moved or asked for; None is what the policy allows, 1 USDC as a rule.
+        say: is told what is done.
+
+    Attributes:
+        account_id: the account.
+        account: the account as it stands at the beginning.
+        amount_usdc: how much, if it was said.
+    """
+
+    def __init__(
+        self,
+        server: ServerClient,
+        account_id: str,
+        amount_usdc: Decimal | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._say = say
+        self.amount_usdc = amount_usdc
+        self.account_id = account_id
+        self.account: AccountDetail = server.console.account(account_id)
+
+    def pay(self, amount_usdc: Decimal) -> Transfer:
+        """Transfer an amount to somebody, whatever the account holds."""
+        to = self._payee()
+        self._say(f"Paying {amount_usdc} USDC")
+        return self._server.transfers.create(
+            from_=self.account_id,
+            to=to,
+            amount=amount_usdc,
+            memo="agentpay-server trigger",
+            category=self._category(),
+        )
+
+    def open_session(self, cap_usdc: Decimal, cleaning: ExitStack) -> Session:
+        """Open a session, which is closed in the end."""
+        to = self._payee()
+        self._say(f"Opening a session with a cap of {cap_usdc} USDC")
+        session = self._server.sessions.open(
+            account_id=self.account_id, to=to, cap_usdc=cap_usdc, category=self._category()
+        )
+        # Closing what is closed returns the same.
+        cleaning.callback(self.close, session)
+        return session
+
+    def charge(self, session: Session, micro: int) -> None:
+        """Charge micro-USDC to a session."""
+        self._say(f"Charging {from_micro(micro)} USDC")
+        self._server.sessions.charge(session.session_id, amount=from_micro(micro))
+
+    def close(self, session: Session) -> None:
+        """Close a session."""
+        self._say("Closing the session")
+        self._server.sessions.close(session.session_id)
+
+    def hold(self, amount_usdc: Decimal) -> Decimal:
+        """See that the account holds so much, and return what it holds."""
+        held = self._server.accounts.balance(self.account_id).balance_usdc
+        if held >= amount_usdc:
+            return held
+        self._say(f"Funding {self.account_id} with {amount_usdc - held} USDC")
+        return self._server.sandbox.fund(self.account_id, amount_usdc - held).balance_usdc
+
+    def allowed_usdc(self) -> Decimal:
+        """Return how much is to be moved: what was said, or what the policy lets through at once."""
+        if self.amount_usdc is not None:
+            return self.amount_usdc
+        policy = self.account.policy
+        limits = [USUAL_USDC, policy.max_single_transfer, self.account.remaining_usdc]
+        if policy.escalation_threshold is not None:
+            limits.append(policy.escalation_threshold - LEAST_USDC)
+        # What is not allowed at all is asked for all the same: the server says best why it refuses.
+        return max(min(limit for limit in limits if limit is not None), LEAST_USDC)
+
+    def thresholds(self) -> list[Decimal]:
+        """Return the thresholds of the webhooks that hear when the account's balance is low, in order."""
+        return sorted(
+            webhook.low_balance_threshold_usdc
+            for webhook in self._server.console.webhooks(limit=100)
+            if webhook.low_balance_threshold_usdc
+            and EventType.BALANCE_LOW_THRESHOLD in webhook.events
+            and (not webhook.account_ids or self.account_id in webhook.account_ids)
+        )
+
+    def add_threshold(self, threshold_usdc: Decimal, cleaning: ExitStack) -> None:
+        """Register a webhook that is there for its threshold, and is deleted in the end."""
+        self._say(f"Registering a webhook with a threshold of {threshold_usdc} USDC")
+        webhook = self._server.webhooks.create(
+            url=_NOWHERE,
+            events=[EventType.BALANCE_LOW_THRESHOLD],
+            account_ids=[self.account_id],
+            low_balance_threshold_usdc=threshold_usdc,
+        )
+        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id or "")
+
+    def _payee(self) -> str:
+        """Return whom the account may pay: an outside recipient, made now, unless the policy names others."""
+        allowed = self.account.policy.allowed_counterparties
+        if allowed is None:
+            self._say("Making a recipient")
+            return self._server.sandbox.create_token_account().usdc_token_account
+        own = (self.account_id, self.account.chain_address, self.account.usdc_token_account)
+        # Of addresses some are those of wallets, which cannot be paid.
+        others = sorted(
+            (payee for payee in allowed if payee not in own),
+            key=lambda payee: not payee.startswith(identifiers.ACCOUNT),
+        )
+        if not others:
+            raise CannotHappenError(f"allowed_counterparties of {self.account_id} names nobody to pay")
+        return others[0]
+
+    def _category(self) -> str | None:
+        categories = self.account.policy.categories
+        return categories[0] if categories else None
+
+
+def new_account(server: ServerClient, event_type: EventType, amount_usdc: Decimal | None) -> str:
+    """Make an account with a policy under which an event of a type can happen, and return its id."""
+    account_id = server.accounts.create(name="Trigger").account_id
+    if event_type is EventType.ESCALATION_REQUIRED:
+        server.policies.update(account_id, escalation_threshold=amount_usdc or USUAL_USDC)
+    return account_id
+
+
+@contextmanager
+def happening(event_type: EventType, stage: Stage) -> Iterator[Trace]:
+    """Make an event of a type happen; what is to be cleaned up is so when the block ends.
+
+    Raises:
+        CannotHappenError: it cannot happen to this account.
+        AgentPayError: the server refuses, or fails.
+    """
+    with ExitStack() as cleaning:
+        yield _HAPPENINGS[event_type](stage, cleaning)
+
+
+def _settled_transfer(stage: Stage, _: ExitStack) -> Trace:
+    amount_usdc = stage.allowed_usdc()
+    stage.hold(amount_usdc)
+    transfer = stage.pay(amount_usdc)
+    if transfer.status != TransferStatus.SETTLED:
+        raise CannotHappenError(
+            f"transfer {transfer.transfer_id} is {transfer.status}: the policy of {stage.account_id} asks "
+            "for approval; give a smaller --amount, or leave it out"
+        )
+    return Trace(field="transfer_id", value=transfer.transfer_id)
+
+
+def _rejected_transfer(stage: Stage, _: ExitStack) -> Trace:
+    # More than it holds: refused by the balance, if not by the policy before.
+    amount_usdc = stage.account.balance_usdc + (stage.amount_usdc or USUAL_USDC)
+    try:
+        transfer = stage.pay(amount_usdc)
+    except TransferRejectedError as refusal:
+        return Trace(field="transfer_id", value=refusal.transfer_id or "")
+    raise CannotHappenError(f"transfer {transfer.transfer_id} is not refused, but {transfer.status}")
+
+
+def _escalation(stage: Stage, _: ExitStack) -> Trace:
+    threshold = stage.account.policy.escalation_threshold
+    if threshold is None:
+        raise CannotHappenError(
+            f"the policy of {stage.account_id} has no escalation_threshold: set one, or leave --account out "
+            "to have an account made for it"
+        )
+    amount_usdc = stage.amount_usdc or max(threshold, LEAST_USDC)
+    if amount_usdc < threshold:
+        raise CannotHappenError(
+            f"escalation_threshold of {stage.account_id} is {threshold} USDC: give --amount as much, or "
+            "leave it out"
+        )
+    stage.hold(amount_usdc)
+    return Trace(field="transfer_id", value=stage.pay(amount_usdc).transfer_id)
+
+
+def _low_balance(stage: Stage, cleaning: ExitStack) -> Trace:
+    thresholds = stage.thresholds()
+    if thresholds:
+        # The nearest that the balance can fall below; where it is below all, it is brought back first.
+        reached = [threshold for threshold in thresholds if threshold <= stage.account.balance_usdc]
+        threshold = reached[-1] if reached else thresholds[0]
+        amount_usdc = stage.hold(threshold) - threshold + LEAST_USDC
+    else:
+        amount_usdc = stage.allowed_usdc()
+        stage.add_threshold(stage.hold(amount_usdc), cleaning)
+    stage.pay(amount_usdc)
+    return Trace(field="account_id", value=stage.account_id)
+
+
+def _opened_session(stage: Stage, cleaning: ExitStack) -> Trace:
+    return _charged_session(stage, cleaning, lambda _: 0)
+
+
+def _warned_session(stage: Stage, cleaning: ExitStack) -> Trace:
+    return _charged_session(stage, cleaning, lambda cap_micro: cap_micro * 9 // 10 + 1)
+
+
+def _exhausted_session(stage: Stage, cleaning: ExitStack) -> Trace:
+    return _charged_session(stage, cleaning, lambda cap_micro: cap_micro)
+
+
+def _settled_session(stage: Stage, _: ExitStack) -> Trace:
+    # Closed before the event is waited for, not after.
+    with ExitStack() as at_once:
+        return _charged_session(stage, at_once, lambda cap_micro: cap_micro // 2)
+
+
+def _charged_session(stage: Stage, cleaning: ExitStack, charge: Callable[[int], int]) -> Trace:
+    cap_usdc = stage.allowed_usdc()
+    stage.hold(cap_usdc)
+    session = stage.open_session(cap_usdc, cleaning)
+    if micro := charge(to_micro(cap_usdc)):
+        stage.charge(session, micro)
+    return Trace(field="session_id", value=session.session_id)
+
+
+_HAPPENINGS: Final[Mapping[EventType, Callable[[Stage, ExitStack], Trace]]] = {
+    # A transfer that settles was initiated.
+    EventType.TRANSFER_INITIATED: _settled_transfer,
+    EventType.TRANSFER_SETTLED: _settled_transfer,
+    EventType.TRANSFER_REJECTED: _rejected_transfer,
+    EventType.SESSION_OPENED: _opened_session,
+    EventType.SESSION_CAP_WARNING: _warned_session,
+    EventType.SESSION_CAP_REACHED: _exhausted_session,
+    EventType.SESSION_SETTLED: _settled_session,
+    EventType.BALANCE_LOW_THRESHOLD: _low_balance,
+    EventType.ESCALATION_REQUIRED: _escalation,
+}

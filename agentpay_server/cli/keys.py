@@ -1,0 +1,68 @@
+"""`agentpay-server keys`: the keys of agents, and of operators on a test chain."""
+
+import click
+
+from agentpay_server.cli.connection import takes_server
+from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.clients import ServerClient
+
+_SHOWN_ONCE = "The key is shown now and never again: keep it."
+
+
+@click.group()
+def keys() -> None:
+    """The keys of agents, and of operators.
+
+    An agent's key is bound to one account: it pays from that account, within its policy, and reads it.
+    """
+
+
+@keys.command("list")
+@takes_limit
+@takes_server
+def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
+    """List the keys of agents that are not revoked, newest first, without the keys themselves."""
+    output.table(
+        up_to(server.console.agent_keys(limit=min(limit, 100)), limit, output),
+        {
+            "key_id": lambda key: key.key_id,
+            "account_id": lambda key: key.account_id,
+            "name": lambda key: key.name,
+            "created_at": lambda key: key.created_at,
+        },
+        empty="There are no agent keys: make one with agentpay-server keys create --account ACCOUNT_ID.",
+    )
+
+
+@keys.command("create")
+@click.option("--account", "account_id", required=True, metavar="ACCOUNT_ID", help="What it is bound to.")
+@click.option("--name", help="A label for people, 1 to 100 characters.")
+@takes_server
+def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
+    """Make a key for an agent. It is shown once."""
+    output.record(server.console.create_agent_key(account_id, name=name), "New agent key")
+    output.note(_SHOWN_ONCE)
+
+
+@keys.command("create-operator")
+@click.argument("name")
+@takes_server
+def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
+    """Make an operator of its own, with accounts of its own, and its key. On a test chain alone.
+
+    The first operator's key is the one that serve prints, or is given with --operator-key.
+    """
+    output.record(server.sandbox.create_operator(name), "New operator")
+    output.note(_SHOWN_ONCE)
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@takes_server
+def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
+    """Revoke a key of an agent: its next request is refused."""
+    server.console.revoke_agent_key(key_id)
+    if output.is_json:
+        output.document({"key_id": key_id, "status": "revoked"})
+    else:
+        output.line(key_id, "is revoked")

@@ -1,0 +1,168 @@
+"""What commands print: tables for people, JSON for programs.
+
+Standard output holds what a command is for, and with `--json` nothing but JSON in one line a document.
+Notes and progress go to standard error. Whatever comes from a server is printed as text: no escape sequence
+and no markup in a name or a memo reaches the terminal. Colour is for terminals alone.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from io import TextIOWrapper
+from typing import Any, Final, TextIO, TypeVar
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentpay.contract import codec
+from agentpay.contract.fields import format_timestamp
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Item = TypeVar("_Item")
+
+_WIDE: Final = 100_000
+"""Columns of what is no terminal: nothing is wrapped in a file or a pipe."""
+
+_STYLES: Final[Mapping[str, str]] = {
+    "active": "green",
+    "balance.low_threshold": "yellow",
+    "delivered": "green",
+    "escalation.required": "yellow",
+    "settled": "green",
+    "pending": "yellow",
+    "pending_approval": "yellow",
+    "retrying": "yellow",
+    "failed": "red",
+    "paused": "red",
+    "rejected": "red",
+    "session.cap_reached": "yellow",
+    "session.cap_warning": "yellow",
+    "session.settled": "green",
+    "transfer.rejected": "red",
+    "transfer.settled": "green",
+    "undelivered": "red",
+}
+
+
+class Output:
+    """Where a command prints to, and how.
+
+    Attributes:
+        is_json: whether programs read it.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self.is_json = is_json
+        self._out = _console(sys.stdout)
+        self._err = _console(sys.stderr)
+
+    def document(self, value: object, *, is_error: bool = False) -> None:
+        """Print a model, or a value of models, as one line of JSON."""
+        click.echo(codec.print_json(codec.unstructure(value)).decode("ascii"), err=is_error)
+
+    def record(self, model: object, title: str) -> None:
+        """Print one thing: its fields, one below the other."""
+        if self.is_json:
+            self.document(model)
+            return
+        table = Table(box=None, show_header=False, pad_edge=False, title=title, title_justify="left")
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in codec.unstructure(model).items():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            for part, item in inner:
+                table.add_row(Text(f"{name}.{part}" if part else name), styled(item))
+        self._out.print(table)
+
+    def table(
+        self, models: Sequence[object], columns: Mapping[str, Callable[[Any], object]], *, empty: str
+    ) -> None:
+        """Print a list of things.
+
+        Args:
+            models: the things; JSON has all of their fields.
+            columns: what people are shown of each, by heading.
+            empty: what people are told when there is none.
+        """
+        if self.is_json:
+            self.document(list(models))
+            return
+        if not models:
+            self._out.print(Text(empty, style="dim"))
+            return
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for heading in columns:
+            table.add_column(heading, overflow="fold")
+        for model in models:
+            table.add_row(*(styled(look(model)) for look in columns.values()))
+        self._out.print(table)
+
+    def line(self, *words: object) -> None:
+        """Print one line for people; each word is styled by what it says."""
+        self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Tell people something beside what was asked for."""
+        if not self.is_json:
+            self._err.print(printable(text), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show on a terminal that something is under way; what the block is given says what is now."""
+        if not self._err.is_terminal:
+            yield lambda _: None
+            return
+        with self._err.status(Text(text)) as status:
+            yield lambda now: status.update(Text(now))
+
+
+def takes_json(command: _Command) -> _Command:
+    """Give a command the option `--json`; it is called with `is_json`."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON.")(command)
+
+
+def up_to(items: Iterable[_Item], limit: int, output: Output) -> list[_Item]:
+    """Return the first items of a list, and say so if there are more."""
+    found: list[_Item] = []
+    for item in items:
+        if len(found) == limit:
+            output.note(f"There are more than {limit}: give a larger --limit to see them.")
+            break
+        found.append(item)
+    return found
+
+
+def takes_limit(command: _Command) -> _Command:
+    """Give a command the option `--limit`."""
+    return click.option(
+        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+    )(command)
+
+
+def styled(value: object) -> Text:
+    """Return a value as the text that people see."""
+    if isinstance(value, Text):
+        return value
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, datetime):
+        return Text(format_timestamp(value))
+    text = printable(str(value))
+    return Text(text, style=_STYLES.get(text, ""))
+
+
+def printable(text: str) -> str:
+    """Return a text without what would do something to a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _console(stream: TextIO) -> Console:
+    if isinstance(stream, TextIOWrapper):
+        # A name or a memo may hold what the terminal has no character for.
+        stream.reconfigure(errors="backslashreplace")
+    width = None if stream.isatty() else _WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,96 @@
+"""`agentpay-server trigger`: makes an event happen for real, and prints it."""
+
+import time
+from decimal import Decimal
+from typing import Final
+
+import click
+
+from agentpay.contract.event_types import EventType
+from agentpay.contract.usdc import to_decimal
+from agentpay_server.cli.connection import RefusedError, takes_server
+from agentpay_server.cli.happenings import CannotHappenError, Stage, Trace, happening, new_account
+from agentpay_server.cli.output import Output
+from agentpay_server.clients import ServerClient
+from agentpay_server.contract.webhooks import RecordedEvent
+
+_PATIENCE_SECONDS: Final = 10.0
+_LOOK_EVERY_SECONDS: Final = 0.05
+
+
+class _Usdc(click.ParamType[Decimal]):
+    """An amount of USDC."""
+
+    name = "usdc"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        try:
+            amount = to_decimal(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if not amount:
+            self.fail("an amount must be at least 0.000001.", param, ctx)
+        return amount
+
+
+@click.command()
+@click.argument("event", type=click.Choice([event.value for event in EventType]), metavar="EVENT")
+@click.option(
+    "--account", "account_id", metavar="ACCOUNT_ID", help="Whom it happens to; a new account by default."
+)
+@click.option(
+    "--amount",
+    type=_Usdc(),
+    metavar="USDC",
+    help="How much is paid, or is the cap of the session; 1 by default, or what the policy allows.",
+)
+@takes_server
+def trigger(
+    *, server: ServerClient, output: Output, event: str, account_id: str | None, amount: Decimal | None
+) -> None:
+    """Make an event happen, for real, on a test chain.
+
+    EVENT is one of transfer.initiated, transfer.settled, transfer.rejected, session.opened,
+    session.cap_warning, session.cap_reached, session.settled, balance.low_threshold, escalation.required.
+
+    Test USDC, a recipient and a webhook are made where they are missing; the policy of the account is obeyed
+    and not changed. Events that lead to it happen too, and a session is closed in the end.
+    """
+    event_type = EventType(event)
+    # Refused where money is real, before anything is done.
+    server.sandbox.clock.now()
+    try:
+        with output.progress(f"Making {event} happen") as say:
+            stage = Stage(server, account_id or new_account(server, event_type, amount), amount, say)
+            known = {each.id for each in _newest(server, event_type, stage.account_id)}
+            with happening(event_type, stage) as trace:
+                say(f"Waiting for {event}")
+                happened = _awaited(server, event_type, stage.account_id, trace, known)
+    except CannotHappenError as error:
+        raise RefusedError(f"{error}.", output, error="cannot_happen") from None
+    if happened is None:
+        raise RefusedError(
+            f"{event} has not happened within {_PATIENCE_SECONDS:g} s, and may yet: agentpay-server listen "
+            "shows it when it does.",
+            output,
+            error="not_seen",
+        )
+    output.record(happened, "Happened")
+
+
+def _awaited(
+    server: ServerClient, event_type: EventType, account_id: str, trace: Trace, known: set[str]
+) -> RecordedEvent | None:
+    """Return the event that was made to happen; some stores write it a moment after the answer."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        for event in _newest(server, event_type, account_id):
+            if event.id not in known and event.data.get(trace.field) == trace.value:
+                return event
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_EVERY_SECONDS)
+
+
+def _newest(server: ServerClient, event_type: EventType, account_id: str) -> tuple[RecordedEvent, ...]:
+    return server.console.events(type=event_type, account_id=account_id, limit=100).data
