@@ -44,7 +44,7 @@ class Forward:
     error: str | None
     duration_ms: int
     status: str
-    retry_seconds: float | None
+    retry_seconds: int | None
 
 
 class Forwarder:
@@ -86,7 +86,7 @@ class Forwarder:
             headers = signed_headers(body, event_id=event.id, attempt=attempt, secret=self._secret)
             answer = await self._poster.post(self._url, headers, body)
             step = after_attempt(attempt, answer.status_code, 0)
-            retry_seconds = None if step.due_us is None else step.due_us / SECOND_US
+            retry_seconds = None if step.due_us is None else step.due_us // SECOND_US
             self._report(
                 Forward(
                     event_id=event.id,

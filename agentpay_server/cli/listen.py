@@ -62,23 +62,23 @@ def listen(
     secret: str | None,
     interval: float,
 ) -> None:
-    """Print events as they happen, and forward them, signed, with --forward-to.
+    """Print events as they happen, and forward them, signed.
 
-    Forwarded are the bytes that a webhook would receive, with the same headers, and the same retries for as
-    long as the command runs. Ctrl-C ends it, with exit code 0.
+    With --forward-to, an address receives the bytes that a webhook would receive, with the same headers, and
+    the same retries for as long as the command runs. Ctrl-C ends it, with exit code 0.
     """
     wanted = _types(types)
     if forward_to is not None and (faults := url_faults(forward_to)):
         said = " and ".join(fault.message for fault in faults)
         raise click.BadParameter(f"{said}, such as http://127.0.0.1:3000/hooks.", param_hint="--forward-to")
     output, address = Output(is_json=is_json), address_of(url, key)
-    listener = _Listener(address, output, types=wanted, account_id=account_id, interval_seconds=interval)
+    listener = Listener(address, output, types=wanted, account_id=account_id, interval_seconds=interval)
     # Ctrl-C and SIGTERM are how it ends.
     with told_to_people(address, output), contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(listener.run(forward_to, secret))
 
 
-class _Listener:
+class Listener:
     """Looks for new events, prints them, has them forwarded."""
 
     def __init__(
@@ -191,8 +191,7 @@ class _Feed:
             page = await page.next_page()
             seen += page.data
         known = self._known
-        # The window alone: what lies below is never looked at again, and after a restore of the sandbox
-        # events come anew under the same identifiers.
+        # The window alone: what lies below is never looked at again.
         self._known = {event.id for event in seen}
         return [] if known is None else [event for event in reversed(seen) if event.id not in known]
 

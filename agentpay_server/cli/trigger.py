@@ -48,7 +48,7 @@ class _Usdc(click.ParamType[Decimal]):
 def trigger(
     *, server: ServerClient, output: Output, event: str, account_id: str | None, amount: Decimal | None
 ) -> None:
-    """Make an event happen, for real, on a test chain.
+    """Make an event happen for real, on a test chain.
 
     EVENT is one of transfer.initiated, transfer.settled, transfer.rejected, session.opened,
     session.cap_warning, session.cap_reached, session.settled, balance.low_threshold, escalation.required.

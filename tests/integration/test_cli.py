@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from agentpay import AgentPay
 from agentpay_server.cli import main
+from agentpay_server.clients import ServerClient
 
 SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
 
@@ -61,6 +62,8 @@ def test_a_given_operator_key_is_the_key_of_the_server() -> None:
         (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
         (["--clock", "broken"], "manual"),
         (["--rate-limit", "0"], "--rate-limit"),
+        (["--session-idle", "0"], "--session-idle"),
+        (["--session-lifetime", "-1"], "--session-lifetime"),
         (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
         (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
     ],
@@ -70,6 +73,20 @@ def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[
     assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("option", ["--session-idle", "--session-lifetime"])
+def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> None:
+    with serving("--clock", "manual", option, "60", "--json") as (announcement, _):
+        where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
+        with ServerClient(**where) as server:
+            payer, payee = (server.accounts.create(name=name).account_id for name in "ab")
+            server.sandbox.fund(payer, 1)
+            session = server.sessions.open(account_id=payer, to=payee, cap_usdc=1)
+            server.sandbox.clock.advance(59)
+            assert server.sessions.get(session.session_id).status == "open"
+            server.sandbox.clock.advance(1)
+            assert server.sessions.get(session.session_id).status == "settled"
 
 
 def test_a_port_that_is_taken_is_named() -> None:

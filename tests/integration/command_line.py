@@ -1,0 +1,85 @@
+"""The command line against a running server, as its users have it: arguments, two streams, an exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
+
+WAIT_SECONDS = 30
+
+
+class CommandLine:
+    """Runs commands that ask one server."""
+
+    def __init__(self, server: AgentPayServer) -> None:
+        self.environment = {
+            "AGENTPAY_BASE_URL": server.listen(),
+            "AGENTPAY_SERVER_OPERATOR_KEY": server.operator_key,
+        }
+
+    def run(self, *arguments: str) -> Result:
+        result = CliRunner(env=self.environment).invoke(main, list(arguments))
+        assert "Traceback" not in result.output
+        return result
+
+    def shown(self, *arguments: str) -> str:
+        """Run a command that is done, and return what people see of it."""
+        result = self.run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """Run a command with `--json`, which prints one line and nothing else, and return what that holds."""
+        result = self.run(*arguments, "--json")
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        (line,) = result.stdout.splitlines()
+        return json.loads(line, parse_float=Decimal)
+
+    def refused(self, *arguments: str) -> str:
+        """Run a command that the server refuses, and return what people are told."""
+        result = self.run(*arguments)
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert result.stderr.startswith("Error: ")
+        return result.stderr
+
+    @contextmanager
+    def process(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+        """Run a command as a process of its own."""
+        with processing(*arguments, environment=self.environment) as process:
+            yield process
+
+
+@contextmanager
+def processing(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a command as a process of its own, which is killed if it still runs in the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentpay_server.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **(environment or {})},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_json(process: "subprocess.Popen[str]") -> Any:
+    """Return what the next line of a process holds."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    return json.loads(line)

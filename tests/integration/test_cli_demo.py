@@ -1,0 +1,149 @@
+"""`agentpay-server demo`: a world that lives, the same for the same seed, and ends when it is told to."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from command_line import WAIT_SECONDS, next_json, processing
+from receivers import eventually
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
+from agentpay_server.cli.demo_world import DemoWorld, Step
+from agentpay_server.clients import ServerClient
+
+
+def demo(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["demo", "--port", "0", "--interval", "0", *arguments])
+    assert "Traceback" not in result.output
+    return result
+
+
+def story(*arguments: str) -> list[dict[str, Any]]:
+    """Return what is printed as JSON, line by line."""
+    result = demo("--json", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_seed_tells_one_story_and_another_seed_another() -> None:
+    def told(seed: str) -> list[tuple[str, ...]]:
+        _, *steps = story("--seed", seed, "--steps", "40")
+        return [tuple(line["step"][name] for name in ("actor", "action", "status")) for line in steps]
+
+    first = told("1")
+    assert told("1") == first
+    assert told("2") != first
+    assert {"settled", "refused", "pending_approval", "open"} <= {status for _, _, status in first}
+
+
+def test_people_are_told_where_it_is_and_what_happens() -> None:
+    result = demo("--seed", "5", "--steps", "1")
+    assert result.exit_code == 0
+    assert "export AGENTPAY_BASE_URL=http://127.0.0.1:" in result.stdout
+    assert "export AGENTPAY_SERVER_OPERATOR_KEY=ap_operator_" in result.stdout
+    assert "--seed 5 tells the same story again" in result.stdout
+    assert "Travel desk" in result.stdout
+    assert "max_single_transfer is 5.000000" in result.stdout
+
+
+def test_a_seed_is_made_up_where_none_is_given_and_time_ends_it() -> None:
+    (announced, *_) = story("--for", "0")
+    assert announced["demo"]["seed"] >= 0
+
+
+def test_the_world_is_whole_once_it_can_be_reached_and_ctrl_c_ends_it() -> None:
+    with processing("demo", "--port", "0", "--json") as process:
+        announced = next_json(process)["demo"]
+        with ServerClient(base_url=announced["base_url"], api_key=announced["operator_key"]) as server:
+            names = {account.name for account in server.accounts.list()}
+            assert {"Research bot", "Travel desk", "Data buyer", "Intern bot"} <= names
+            assert [session.status for session in server.sessions.list()] == ["open"]
+            assert server.console.approvals().data
+            assert server.console.events(type="transfer.rejected").data
+            assert len(server.console.agent_keys().data) >= 4
+            eventually(lambda: bool(server.console.deliveries(status="delivered").data), WAIT_SECONDS)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, err) == (0, "")
+
+
+def test_sigterm_ends_it_too() -> None:
+    with processing("demo", "--port", "0", "--json") as process:
+        next_json(process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, err) == (0, "")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with AgentPayServer() as server:
+        port = server.listen().rpartition(":")[2]
+        result = CliRunner().invoke(main, ["demo", "--port", port])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+    assert "give another --port" in result.stderr
+
+
+# --- The world
+
+
+class World:
+    """A world, and what it has told."""
+
+    def __init__(self, server: AgentPayServer) -> None:
+        self.steps: list[Step] = []
+        self.server = server
+        self.client: AgentPay = server.client()
+        self.world = DemoWorld(server, 1, self.steps.append)
+        self.world.begin(lambda _: None)
+
+    def lives(self, steps: int) -> list[Step]:
+        before = len(self.steps)
+        for _ in range(steps):
+            self.world.step()
+        return self.steps[before:]
+
+
+@pytest.fixture
+def world(server: AgentPayServer) -> World:
+    return World(server)
+
+
+def test_it_lives_on_and_on(world: World) -> None:
+    steps = world.lives(400)
+    assert [step.number for step in world.steps] == list(range(1, len(world.steps) + 1))
+    assert not [step for step in steps if step.status == "failed"]
+    told = " ".join(f"{step.actor} {step.action} {step.status}" for step in steps)
+    for words in (
+        "Operator approves a transfer settled",
+        "Operator rejects a transfer rejected",
+        "Operator funds",
+        "closes it",
+        "opens a session",
+        "Webhook receiver answers the next delivery with 503",
+    ):
+        assert words in told, words
+    # There is always something for whoever looks on to decide.
+    assert 1 <= len(list(world.server.console.approvals())) <= 5
+
+
+def test_it_takes_what_whoever_looks_on_does(world: World) -> None:
+    for transfer in list(world.server.console.approvals()):
+        world.server.console.reject(transfer.transfer_id)
+    for session in list(world.server.sessions.list()):
+        world.server.sessions.close(session.session_id)
+    travel = next(a.account_id for a in world.client.accounts.list() if a.name == "Travel desk")
+    steps = world.lives(60)
+    assert "was too late to decide" in {step.action for step in steps}
+    assert any("session_closed" in (step.message or "") for step in steps)
+    world.client.policies.pause(travel)
+    assert any("paused is true" in (step.message or "") for step in world.lives(60))
+    world.server.sandbox.set_fault("chain_down")
+    failed = [step for step in world.lives(1) if step.status == "failed"]
+    assert any("chain_unavailable" in (step.message or "") for step in failed)
+    world.server.sandbox.clear_faults()
+    assert any(step.status == "settled" for step in world.lives(40))

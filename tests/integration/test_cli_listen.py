@@ -1,0 +1,355 @@
+"""`agentpay-server listen`: what is printed, what is forwarded, and how it ends."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from command_line import WAIT_SECONDS, CommandLine, next_json, processing
+from receivers import Receiver, closed_port, drop, hang
+from server_world import START, Funded
+
+from agentpay import ConflictError, webhooks
+from agentpay.contract.event_types import EventType
+from agentpay_server import AgentPayServer
+from agentpay_server.cli.connection import Address
+from agentpay_server.cli.forwarding import Forward, Forwarder
+from agentpay_server.cli.listen import Listener
+from agentpay_server.cli.output import Output
+from agentpay_server.contract.webhooks import RecordedEvent
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "whsec_of_a_test"
+
+
+@pytest.fixture
+def commands(server: AgentPayServer) -> CommandLine:
+    return CommandLine(server)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+class Account:
+    """An account of the test's, by which events happen."""
+
+    def __init__(self, server: AgentPayServer, funded: Funded) -> None:
+        self._server = server
+        self.account_id = funded().account_id
+        self._payee = server.client().accounts.create(name="Payee").account_id
+
+    def pay(self, amount: str = "1") -> str:
+        transfer = self._server.client().transfers.create(
+            from_=self.account_id, to=self._payee, amount=amount, memo="to be heard"
+        )
+        return transfer.transfer_id
+
+
+@pytest.fixture
+def account(server: AgentPayServer, funded: Funded) -> Account:
+    return Account(server, funded)
+
+
+class Heard:
+    """What a listener within the test prints, line by line, as it is printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._lines: list[str] = []
+        self.stderr = ""
+
+    async def line(self) -> str:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not self._lines:
+                captured = self._capsys.readouterr()
+                self._lines += captured.out.splitlines()
+                self.stderr += captured.err
+                await asyncio.sleep(0)
+        return self._lines.pop(0)
+
+    async def told(self, text: str) -> None:
+        """Return once a note has been printed on standard error."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while text not in self.stderr:
+                captured = self._capsys.readouterr()
+                self._lines += captured.out.splitlines()
+                self.stderr += captured.err
+                await asyncio.sleep(0)
+
+    async def json(self, kind: str) -> Any:
+        """Return the next line, which must be of that kind."""
+        (item,) = json.loads(await self.line()).items()
+        assert item[0] == kind, item
+        return item[1]
+
+
+@asynccontextmanager
+async def listening(
+    commands: CommandLine,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    forward_to: str | None = None,
+    secret: str | None = None,
+    types: frozenset[str] = frozenset(EventType),
+    account_id: str | None = None,
+    is_json: bool = True,
+) -> AsyncIterator[Heard]:
+    """A listener within the test, which looks as often as it can."""
+    address = Address(
+        url=commands.environment["AGENTPAY_BASE_URL"],
+        key=commands.environment["AGENTPAY_SERVER_OPERATOR_KEY"],
+    )
+    output = Output(is_json=is_json)
+    listener = Listener(address, output, types=types, account_id=account_id, interval_seconds=0.01)
+    task = asyncio.create_task(listener.run(forward_to, secret))
+    try:
+        yield Heard(capsys)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_what_happens_is_printed_and_what_happened_before_is_not(
+    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.pay()
+    async with listening(commands, capsys) as heard:
+        assert await heard.json("listening") == {
+            "base_url": commands.environment["AGENTPAY_BASE_URL"],
+            "forward_to": None,
+            "secret": None,
+        }
+        transfer_id = account.pay()
+        initiated, settled = await heard.json("event"), await heard.json("event")
+        assert [event["type"] for event in (initiated, settled)] == ["transfer.initiated", "transfer.settled"]
+        assert {event["data"]["transfer_id"] for event in (initiated, settled)} == {transfer_id}
+
+
+async def test_more_than_a_page_at_once_is_printed_in_order_and_once(
+    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+        await heard.json("listening")
+        # Nothing runs between these: the listener shares the loop that they hold up.
+        expected = [account.pay("0.01") for _ in range(120)]
+        assert [(await heard.json("event"))["data"]["transfer_id"] for _ in expected] == expected
+
+
+async def test_events_are_chosen_by_type_and_account(
+    server: AgentPayServer,
+    commands: CommandLine,
+    account: Account,
+    funded: Funded,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = Account(server, funded)
+    wanted = frozenset({"transfer.settled"})
+    async with listening(commands, capsys, types=wanted, account_id=account.account_id) as heard:
+        await heard.json("listening")
+        other.pay()
+        transfer_id = account.pay()
+        event = await heard.json("event")
+        assert (event["type"], event["data"]["transfer_id"]) == ("transfer.settled", transfer_id)
+
+
+async def test_it_goes_on_after_the_world_has_gone_back(
+    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        snapshot = server.sandbox.snapshot()
+    except ConflictError:
+        pytest.skip("snapshots are of servers in memory")
+    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+        await heard.json("listening")
+        for _ in range(3):
+            transfer_id = account.pay()
+            assert (await heard.json("event"))["data"]["transfer_id"] == transfer_id
+            server.sandbox.restore(snapshot)
+
+
+# --- Forwarding
+
+
+async def test_what_is_forwarded_is_what_a_webhook_receives(
+    server: AgentPayServer,
+    commands: CommandLine,
+    account: Account,
+    receiver: Receiver,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Receiver() as registered:
+        webhook = server.client().webhooks.create(url=registered.url, events=["escalation.required"])
+        server.client().policies.update(account.account_id, escalation_threshold="0.5")
+        async with listening(commands, capsys, forward_to=receiver.url) as heard:
+            secret = (await heard.json("listening"))["secret"]
+            transfer_id = account.pay()
+            assert (await heard.json("event"))["data"]["transfer_id"] == transfer_id
+            forward = await heard.json("forward")
+            assert (forward["status_code"], forward["attempt"], forward["status"]) == (200, 1, "delivered")
+        server.sandbox.clock.advance(0)
+        (ours,), (theirs,) = receiver.wait_for(1), registered.wait_for(1)
+    assert ours.body == theirs.body
+    own = {"host", "x-service-signature"}  # the receiver's, and the secret's
+    assert ours.headers.keys() == theirs.headers.keys()
+    assert {ours.headers[name] == theirs.headers[name] for name in ours.headers.keys() - own} == {True}
+    event = webhooks.unwrap(ours.body, ours.headers, secret)
+    assert isinstance(event, webhooks.EscalationRequired)
+    assert event == webhooks.unwrap(theirs.body, theirs.headers, webhook.secret)
+
+
+async def test_people_see_events_forwards_and_the_secret(
+    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    types = frozenset({"transfer.settled"})
+    receiver.next(503)
+    async with listening(commands, capsys, forward_to=receiver.url, types=types, is_json=False) as heard:
+        await heard.told(f"Forwarding to {receiver.url}, signed with whsec_")
+        transfer_id = account.pay()
+        printed = await heard.line()
+        assert "transfer.settled evt_" in printed
+        assert f"transfer_id={transfer_id}" in printed
+        forwarded = await heard.line()
+        assert "→ 503 in " in forwarded
+        assert "retrying again in 30 s attempt 1 of transfer.settled evt_" in forwarded
+
+
+async def test_a_secret_that_is_given_signs_and_is_not_told(
+    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with listening(commands, capsys, forward_to=receiver.url, secret=SECRET) as heard:
+        assert (await heard.json("listening"))["secret"] is None
+        account.pay()
+        while "event" in json.loads(await heard.line()):
+            pass
+    webhooks.verify(receiver.posts[0].body, receiver.posts[0].headers, SECRET)
+
+
+async def test_a_receiver_that_fails_is_tried_again_as_by_the_service(receiver: Receiver) -> None:
+    told: list[Forward] = []
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={"a": "1.000000"})
+    receiver.next(500, drop, 302, 204)
+    forwarder = Forwarder(receiver.url, SECRET, told.append, sleep=sleep)
+    await forwarder.forward(event)
+    await forwarder.close()
+    assert [(each.attempt, each.status_code, each.status) for each in told] == [
+        (1, 500, "retrying"),
+        (2, None, "retrying"),
+        (3, 302, "retrying"),
+        (4, 204, "delivered"),
+    ]
+    assert waited == [30, 300, 1800]
+    assert len({post.body for post in receiver.posts}) == 1
+    assert [post.headers["x-service-delivery-attempt"] for post in receiver.posts] == ["1", "2", "3", "4"]
+
+
+async def test_a_receiver_that_never_answers_is_given_up(receiver: Receiver) -> None:
+    told: list[Forward] = []
+    receiver.default = 500
+
+    async def sleep(_: float) -> None: ...
+
+    event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={})
+    forwarder = Forwarder(receiver.url, SECRET, told.append, sleep=sleep)
+    await forwarder.forward(event)
+    await forwarder.close()
+    assert (len(told), told[-1].status, told[-1].retry_seconds) == (5, "undelivered", None)
+
+
+# --- Troubles
+
+
+async def test_a_server_that_fails_for_a_while_is_told_of_once_and_missed_by_nothing(
+    server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    types = frozenset({"transfer.settled"})
+    async with listening(commands, capsys, types=types, is_json=False) as heard:
+        await heard.told("Listening to ")
+        server.sandbox.set_fault("http:GET /console/events", effect="internal_error")
+        transfer_id = account.pay()
+        await heard.told("gives no events now, trying on")
+        server.sandbox.clear_faults()
+        assert transfer_id in await heard.line()
+        assert heard.stderr.count("trying on") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--events", "transfer.settled,transfer.lost"], "'transfer.lost'; there are transfer.initiated"),
+        (["--forward-to", "localhost:3000"], "--forward-to"),
+        (["--forward-to", "http://user:secret@localhost/"], "--forward-to"),
+        (["--forward-to", "http://localhost/", "--secret", " x"], "white space"),
+        (["--interval", "0"], "--interval"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(commands: CommandLine, arguments: list[str], says: str) -> None:
+    result = commands.run("listen", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
+def test_it_does_not_wait_for_a_server_that_is_not_there(commands: CommandLine) -> None:
+    said = commands.refused("listen", "--url", f"http://127.0.0.1:{closed_port()}")
+    assert "no server answers" in said
+    assert "unauthorized" in commands.refused("listen", "--key", "ap_operator_wrong")
+
+
+# --- The process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_0(
+    commands: CommandLine, account: Account, receiver: Receiver, number: signal.Signals
+) -> None:
+    with commands.process(
+        "listen", "--json", "--interval", "0.05", "--events", "transfer.settled", "--forward-to", receiver.url
+    ) as process:
+        assert next_json(process)["listening"]["forward_to"] == receiver.url
+        receiver.default = 500
+        transfer_id = account.pay()
+        assert next_json(process)["event"]["data"]["transfer_id"] == transfer_id
+        assert next_json(process)["forward"]["status"] == "retrying"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_reader_that_leaves_ends_it_quietly(
+    commands: CommandLine, account: Account, *, is_json: bool
+) -> None:
+    arguments = ["listen", "--interval", "0.05", *(["--json"] if is_json else [])]
+    with commands.process(*arguments) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if is_json:
+            next_json(process)
+        else:
+            assert "Listening" in process.stderr.readline()
+        process.stdout.close()
+        account.pay()
+        assert process.wait(WAIT_SECONDS) == 1
+        assert process.stderr.read() == ""
+
+
+def test_an_interrupted_command_says_nothing_and_ends_with_130(receiver: Receiver) -> None:
+    receiver.default = hang
+    address = f"http://{receiver.host}:{receiver.port}"
+    with processing("keys", "list", "--url", address, "--key", "ap_operator_any") as process:
+        receiver.wait_for(1, WAIT_SECONDS)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, out, err) == (130, "", "")

@@ -1,0 +1,165 @@
+"""`agentpay-server trigger`: every event happens for real, or it is said why it cannot."""
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+from server_world import UNKNOWN_ACCOUNT, Funded
+
+from agentpay import AgentPay
+from agentpay.contract.event_types import EventType
+from agentpay_server import AgentPayServer
+from agentpay_server.chain.faulty import FaultyChain
+from agentpay_server.cli.trigger import trigger
+
+
+@pytest.fixture
+def commands(server: AgentPayServer) -> CommandLine:
+    return CommandLine(server)
+
+
+def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
+    """Tell whether the server has recorded an event as it was printed."""
+    (recorded,) = (each for each in server.console.events() if each.id == event["id"])
+    return (recorded.type, recorded.data) == (event["type"], event["data"])
+
+
+def test_the_help_names_every_type() -> None:
+    assert trigger.help is not None
+    for event_type in EventType:
+        assert event_type in trigger.help
+
+
+@pytest.mark.parametrize("event_type", EventType)
+def test_every_event_happens_to_a_new_account(
+    server: AgentPayServer, commands: CommandLine, event_type: EventType
+) -> None:
+    event = commands.json("trigger", event_type.value)
+    assert event["type"] == event_type
+    assert happened(server, event)
+
+
+@pytest.mark.parametrize("event_type", EventType)
+def test_every_event_happens_to_a_given_account_whose_policy_stays(
+    server: AgentPayServer,
+    client: AgentPay,
+    commands: CommandLine,
+    funded: Funded,
+    event_type: EventType,
+) -> None:
+    account_id = funded("7").account_id
+    shop = client.accounts.create(name="Shop")
+    # Everything that a policy can ask for, and still let something through.
+    client.policies.update(
+        account_id,
+        max_single_transfer="0.9",
+        max_daily_spend=3,
+        allowed_counterparties=[account_id, shop.chain_address, shop.account_id],
+        categories=["data"],
+        require_memo=True,
+        escalation_threshold="0.8",
+    )
+    policy = client.policies.get(account_id)
+    event = commands.json("trigger", event_type.value, "--account", account_id)
+    assert happened(server, event)
+    assert event["data"].get("account_id", account_id) == account_id
+    assert client.policies.get(account_id) == policy
+    # Nothing of it stays behind: no money in an escrow, no webhook.
+    assert all(session.is_final for session in server.sessions.list())
+    assert list(server.console.webhooks()) == []
+
+
+def test_the_event_is_shown_to_people(commands: CommandLine, funded: Funded) -> None:
+    account_id = funded("0.25").account_id
+    shown = commands.shown("trigger", "transfer.settled", "--account", account_id, "--amount", "2.5")
+    assert "transfer.settled" in shown
+    assert f"data.account_id    {account_id}" in shown
+    assert "2.500000" in shown
+
+
+def test_a_balance_falls_below_the_threshold_of_a_webhook_that_there_is(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded("100").account_id
+    inbox = server.webhook_inbox(events=["balance.low_threshold"], low_balance_threshold_usdc=40)
+    first = commands.json("trigger", "balance.low_threshold", "--account", account_id)
+    assert first["data"]["balance_usdc"] == "39.999999"
+    # Below it already: brought back first, and dropped again.
+    second = commands.json("trigger", "balance.low_threshold", "--account", account_id)
+    assert second["id"] != first["id"]
+    inbox.wait_for("balance.low_threshold", where=lambda event: event.id == second["id"])
+    assert [webhook.webhook_id for webhook in server.console.webhooks()] == [inbox.webhook_id]
+
+
+def test_an_escalation_takes_a_policy_with_a_threshold(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded().account_id
+    arguments = ("trigger", "escalation.required", "--account", account_id)
+    assert "has no escalation_threshold: set one, or leave --account out" in commands.refused(*arguments)
+    client.policies.update(account_id, escalation_threshold=2)
+    assert "escalation_threshold" in commands.refused(*arguments, "--amount", "1.5")
+    assert commands.json(*arguments, "--amount", "2.5")["data"]["amount_usdc"] == "2.500000"
+
+
+def test_a_policy_that_allows_nobody_is_named(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded().account_id
+    client.policies.update(account_id, allowed_counterparties=[])
+    said = commands.refused("trigger", "session.opened", "--account", account_id)
+    assert "allowed_counterparties" in said
+
+
+def test_what_would_wait_for_approval_is_not_taken_for_settled(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded().account_id
+    client.policies.update(account_id, escalation_threshold=5)
+    said = commands.refused("trigger", "transfer.settled", "--account", account_id, "--amount", "6")
+    assert "give a smaller --amount" in said
+
+
+def test_what_the_policy_refuses_is_refused_and_a_session_does_not_stay_open(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded("10").account_id
+    client.policies.update(account_id, max_single_transfer=1)
+    said = commands.refused("trigger", "session.cap_reached", "--account", account_id, "--amount", "3")
+    assert "policy_violation: max_single_transfer" in said
+    assert all(session.is_final for session in server.sessions.list())
+    assert client.accounts.balance(account_id).balance_usdc == Decimal(10)
+    client.policies.pause(account_id)
+    assert "account_paused" in commands.refused("trigger", "transfer.settled", "--account", account_id)
+
+
+def test_an_account_that_there_is_not_is_named(commands: CommandLine) -> None:
+    said = commands.refused("trigger", "transfer.settled", "--account", UNKNOWN_ACCOUNT)
+    assert said.startswith("Error: not_found: ")
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "1.0000001", "much"])
+def test_an_amount_is_an_amount(commands: CommandLine, amount: str) -> None:
+    result = commands.run("trigger", "transfer.settled", "--amount", amount)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--amount" in result.stderr
+
+
+def test_without_a_sandbox_nothing_is_done(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FaultyChain, "is_test_chain", property(lambda _: False))
+    said = commands.refused("trigger", "transfer.settled")
+    assert "public cluster: start one without --rpc-url" in said
+    assert list(client.accounts.list()) == []
+
+
+def test_an_event_that_does_not_come_is_waited_for_and_then_said_to_be_missing(
+    server: AgentPayServer, commands: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentpay_server.cli.trigger._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("agentpay_server.cli.trigger._newest", lambda *_: ())
+    said = commands.refused("trigger", "transfer.settled")
+    assert "has not happened within" in said
+    assert "agentpay-server listen" in said
