@@ -1,13 +1,18 @@
 """Commands that ask a running server: keys, approvals, deliveries; what they print, and how they fail."""
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from command_line import CommandLine
+from command_line import WAIT_SECONDS, CommandLine
 from receivers import closed_port
 from server_world import UNKNOWN, Funded
 
@@ -28,6 +33,26 @@ def pending(client: AgentPay, account_id: str, *, memo: str | None = None) -> st
     transfer = client.transfers.create(from_=account_id, to=payee, amount=5, memo=memo)
     assert transfer.status == "pending_approval"
     return transfer.transfer_id
+
+
+def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) -> str:
+    """Run a command on a terminal, and return all that it has written there."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentpay_server.cli", *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", **commands.environment, **environment},
+    ) as process:
+        os.close(theirs)
+        written = b""
+        # Linux answers with an error where other systems say that it is the end.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                written += part
+        os.close(ours)
+        assert process.wait(WAIT_SECONDS) == 0
+    return written.decode()
 
 
 # --- What there is
@@ -284,6 +309,19 @@ def test_a_memo_that_the_encoding_has_no_letters_for_is_shown_all_the_same(
     result = CliRunner(env=commands.environment, charset="ascii").invoke(main, ["approvals", "list"])
     assert result.exit_code == 0
     assert "Stra\\xdfe" in result.stdout
+
+
+def test_a_terminal_sees_colour_and_what_is_under_way(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account_id = funded().account_id
+    assert "Waiting for transfer.settled" in on_a_terminal(commands, "trigger", "transfer.settled")
+    transfer_id = pending(client, account_id)
+    shown = on_a_terminal(commands, "approvals", "approve", transfer_id)
+    assert f"Paying {transfer_id}" in shown
+    assert "\x1b[32msettled\x1b[0m" in shown
+    assert "\x1b[3" not in on_a_terminal(commands, "keys", "list", NO_COLOR="1")
+    assert json.loads(on_a_terminal(commands, "approvals", "list", "--json")) == []
 
 
 def test_identifiers_are_whole_however_narrow_it_is(

@@ -158,7 +158,10 @@ def test_blocks_are_python_that_runs_or_a_console(path: Path) -> None:
 def commands(group: click.Group) -> dict[str, click.Command]:
     """The commands of the server, and those below them, by the words that name them."""
     found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         found[name] = command
         if isinstance(command, click.Group):
             found |= {f"{name} {rest}": below for rest, below in commands(command).items()}

@@ -1,0 +1,90 @@
+"""The page about the command line says what there is: all that it shows can be meant, nothing is missing."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from agentpay_server.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "how-to" / "command-line.md").read_text("utf-8")
+EVERYTHING = "\n".join(page.read_text("utf-8") for page in DOCS.rglob("*.md"))
+
+
+def console_lines(text: str) -> list[list[str]]:
+    """Return the command lines of ours in the console blocks of a page."""
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    lines = re.findall(r"^(?:\$ )?agentpay-server .*$", "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line.removeprefix("$ "), comments=True)[1:] for line in lines]
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield " ".join([*path, name]), command
+
+
+COMMANDS = dict(commands(main))
+
+
+def parsed(arguments: list[str]) -> click.Context:
+    """Parse a command line without running it; what cannot be meant raises."""
+    for shell in ("|", ">"):
+        if shell in arguments:
+            arguments = arguments[: arguments.index(shell)]
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        name, *arguments = arguments
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, name
+        command = found
+    return command.make_context(command.name, arguments)
+
+
+@pytest.mark.parametrize("arguments", console_lines(EVERYTHING), ids=" ".join)
+def test_every_command_line_of_the_docs_can_be_meant(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (argument for argument in arguments if argument.endswith(".json")):
+        Path(file).touch()
+    with parsed(arguments) as context:
+        assert context.command.callback is not None
+
+
+def test_every_command_is_on_the_page() -> None:
+    shown = [" ".join(arguments) for arguments in console_lines(PAGE)]
+    assert len(shown) > len(COMMANDS)
+    for name in COMMANDS:
+        assert any(line.startswith(name) for line in shown) or f"`{name}" in PAGE, name
+
+
+def test_every_option_is_in_the_docs() -> None:
+    missing = [
+        f"{name} {option}"
+        for name, command in COMMANDS.items()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and not re.search(rf"{option}\b", EVERYTHING)
+    ]
+    assert missing == []
+
+
+def test_every_option_of_the_page_is_one() -> None:
+    known = {option for command in COMMANDS.values() for param in command.params for option in param.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) - {"--help"} <= known
+
+
+def test_the_exit_codes_of_the_page_are_those_of_the_help() -> None:
+    said = " ".join((main.help or "").split())
+    for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE):
+        assert re.search(rf"\b{code} [a-z]", said), code
