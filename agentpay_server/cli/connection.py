@@ -9,7 +9,7 @@ import click
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay_server.cli.output import Output, takes_json
+from agentpay_server.cli.output import Output, printable, takes_json
 from agentpay_server.clients import ServerClient
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -24,6 +24,8 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.InsufficientBalanceError: "No money moved; fund the account, and do it again",
     errors.ConflictError: "",
     errors.InvalidRecipientError: "",
+    errors.RateLimitedError: "Wait a moment, and do it again",
+    errors.ServerError: "Try again in a moment",
 }
 """What to do next, where the sentence of the exception is for programs, or the server's says all."""
 
@@ -48,6 +50,10 @@ class RefusedError(click.ClickException):
         super().__init__(message)
         self._output = output
         self._fields = fields
+
+    def format_message(self) -> str:
+        """Return the sentence, in which nothing that a server said does anything to a terminal."""
+        return printable(self.message)
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Say so on standard error: a sentence, or one line of JSON."""
@@ -156,6 +162,9 @@ def _sentences(error: errors.APIError) -> str:
     kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
     advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
-    if error.request_id is not None and error.status >= 500:
-        parts.append(f"Request {error.request_id}.")
+    if error.status >= 500:
+        if error.transfer_id is not None:
+            parts[-1] = f"It may be under way: look at transfer {error.transfer_id} before you do it again."
+        if error.request_id is not None:
+            parts.append(f"Request {error.request_id}.")
     return f"{error.code or error.status}: " + " ".join(parts)

@@ -41,7 +41,11 @@ def deliveries() -> None:
 
 
 @deliveries.command("list")
-@click.option("--status", type=click.Choice([status.value for status in DeliveryStatusFilter]))
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in DeliveryStatusFilter]),
+    help="Those that have come so far.",
+)
 @click.option("--event", "event_id", metavar="EVENT_ID", help="Those of one event.")
 @click.option("--webhook", "webhook_id", metavar="WEBHOOK_ID", help="Those to one webhook.")
 @takes_limit
@@ -93,6 +97,11 @@ def replay(
                 # Of one event, or of a webhook that was deleted since: no reason to hold back the others.
                 details = "".join(f"; {fault.field} {fault.message}" for fault in error.details)
                 refused.append(f"{post.event_id}: {error.message.rstrip('.')}{details}")
+            except errors.AgentPayError:
+                # What was sent is told of, whatever becomes of the rest.
+                if made:
+                    output.table(made, _COLUMNS, empty="")
+                raise
     output.table(made, _COLUMNS, empty="There was nothing to send.")
     if refused:
         raise RefusedError(f"{len(refused)} not sent: {'; '.join(refused)}.", output, error="not_replayed")

@@ -6,22 +6,28 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.text import Text
 
-from agentpay_server.cli.demo_world import DemoWorld, Step
-from agentpay_server.cli.output import Output, styled, takes_json
-from agentpay_server.embedded.listener import why_not_bound
-from agentpay_server.embedded.server import AgentPayServer
+from agentpay_server.cli.output import Output, printable, styled, takes_json
+
+if TYPE_CHECKING:
+    from agentpay_server.cli.demo_world import Step
 
 _HOST: Final = "127.0.0.1"
 _SEEDS: Final = 1_000_000
 
 
 @click.command()
-@click.option("--port", default=8402, show_default=True, help=f"Port on {_HOST}; 0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8402,
+    show_default=True,
+    help=f"Port on {_HOST}; 0 takes a free one.",
+)
 @click.option(
     "--seed", type=click.IntRange(min=0), help="The same seed is the same story, and the same operator key."
 )
@@ -53,6 +59,11 @@ def demo(
     output = Output(is_json=is_json)
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     ends_at = None if seconds is None else time.monotonic() + seconds
+    # All of a server takes longer to load than it takes to say what is wrong with the options.
+    from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
+    from agentpay_server.embedded.listener import why_not_bound  # noqa: PLC0415
+    from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
+
     with _until_told(), AgentPayServer(clock="system", seed=seed) as server:
         story: list[Step] = []
         world = DemoWorld(server, seed, story.append)
@@ -63,7 +74,7 @@ def demo(
             server.listen(port=port)
         except OSError as error:
             raise click.ClickException(f"{why_not_bound(_HOST, port, error)}.") from None
-        _introduce(output, server, seed)
+        _introduce(output, server.base_url, server.operator_key, seed)
         while True:
             for step in story:
                 _tell(output, step)
@@ -88,24 +99,24 @@ def _until_told() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _introduce(output: Output, server: AgentPayServer, seed: int) -> None:
+def _introduce(output: Output, base_url: str, operator_key: str, seed: int) -> None:
     if output.is_json:
-        told = {"base_url": server.base_url, "operator_key": server.operator_key, "seed": seed}
+        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
         output.document({"demo": told})
         return
     output.line(
         Text("A world with test money, in memory. To look around, in another terminal:", style="bold")
     )
-    output.line(f"  export AGENTPAY_BASE_URL={server.base_url}")
-    output.line(f"  export AGENTPAY_SERVER_OPERATOR_KEY={server.operator_key}")
+    output.line(f"  export AGENTPAY_BASE_URL={base_url}")
+    output.line(f"  export AGENTPAY_SERVER_OPERATOR_KEY={operator_key}")
     output.line("and then: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line(f"--seed {seed} tells the same story again; Ctrl-C ends it.")
     output.line()
 
 
-def _tell(output: Output, step: Step) -> None:
+def _tell(output: Output, step: "Step") -> None:
     if output.is_json:
         output.document({"step": step})
         return
-    message = () if step.message is None else (Text(step.message, style="dim"),)
+    message = () if step.message is None else (Text(printable(step.message), style="dim"),)
     output.line(f"{step.actor:<16}", f"{step.action:<48}", styled(step.status), *message)

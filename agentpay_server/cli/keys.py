@@ -6,8 +6,6 @@ from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.clients import ServerClient
 
-_SHOWN_ONCE = "The key is shown now and never again: keep it."
-
 
 @click.group()
 def keys() -> None:
@@ -40,8 +38,7 @@ def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
 @takes_server
 def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
     """Make a key for an agent. It is shown once."""
-    output.record(server.console.create_agent_key(account_id, name=name), "New agent key")
-    output.note(_SHOWN_ONCE)
+    _show_once(output, server.console.create_agent_key(account_id, name=name), "New agent key")
 
 
 @keys.command("create-operator")
@@ -52,8 +49,7 @@ def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
 
     The first operator's key is the one that serve prints, or is given with --operator-key.
     """
-    output.record(server.sandbox.create_operator(name), "New operator")
-    output.note(_SHOWN_ONCE)
+    _show_once(output, server.sandbox.create_operator(name), "New operator")
 
 
 @keys.command("revoke")
@@ -66,3 +62,9 @@ def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
         output.document({"key_id": key_id, "status": "revoked"})
     else:
         output.line(key_id, "is revoked")
+
+
+def _show_once(output: Output, made: object, title: str) -> None:
+    output.record(made, title)
+    if not output.is_json:
+        output.note("The key is shown now and never again: keep it.")

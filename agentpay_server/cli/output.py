@@ -106,8 +106,10 @@ class Output:
         self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Tell people something beside what was asked for."""
-        if not self.is_json:
+        """Tell something beside what was asked for, on standard error."""
+        if self.is_json:
+            self.document({"note": text}, is_error=True)
+        else:
             self._err.print(printable(text), soft_wrap=True)
 
     @contextlib.contextmanager
@@ -116,8 +118,8 @@ class Output:
         if not self._err.is_terminal:
             yield lambda _: None
             return
-        with self._err.status(Text(text)) as status:
-            yield lambda now: status.update(Text(now))
+        with self._err.status(Text(printable(text))) as status:
+            yield lambda now: status.update(Text(printable(now)))
 
 
 def takes_json(command: _Command) -> _Command:

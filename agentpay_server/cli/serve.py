@@ -17,7 +17,13 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8402, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8402,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
 @click.option("--in-memory", is_flag=True, help="Keep everything in memory. The default.")
 @click.option(
     "--data-dir",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from typing import Any, Final
 
@@ -124,6 +125,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the address is not to be had.
     """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise OSError(errno.EINVAL, "this is no name that a host can have") from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Only where the protocol is named does asyncio switch Nagle's algorithm off, which else holds each answer
     # on a kept connection back until the caller's delayed acknowledgement, some 40 ms.

@@ -62,6 +62,7 @@ def test_a_given_operator_key_is_the_key_of_the_server() -> None:
         (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
         (["--clock", "broken"], "manual"),
         (["--rate-limit", "0"], "--rate-limit"),
+        (["--port", "65536"], "--port"),
         (["--session-idle", "0"], "--session-idle"),
         (["--session-lifetime", "-1"], "--session-lifetime"),
         (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
@@ -87,6 +88,14 @@ def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> Non
             assert server.sessions.get(session.session_id).status == "open"
             server.sandbox.clock.advance(1)
             assert server.sessions.get(session.session_id).status == "settled"
+
+
+@pytest.mark.parametrize("host", ["é" * 64, "256.256.256.256"])
+def test_an_address_that_is_none_is_named(host: str) -> None:
+    result = CliRunner().invoke(main, ["serve", "--host", host, "--allow-remote", "--operator-key", "k"])
+    assert result.exit_code == 1
+    assert f"cannot listen on {host} port 8402" in result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_port_that_is_taken_is_named() -> None:

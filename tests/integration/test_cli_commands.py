@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 import httpx
@@ -17,8 +18,11 @@ from receivers import closed_port
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 from agentpay_server.cli import _COMMANDS, main
+from agentpay_server.cli.connection import RefusedError
+from agentpay_server.cli.output import Output
+from agentpay_server.clients._sync.console import Console
 
 
 @pytest.fixture
@@ -151,7 +155,9 @@ def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Fun
     result = commands.run("keys", "list", "--limit", "2")
     assert "more than 2" in result.stderr
     assert result.stdout.count("key_") == 3  # the heading, and two keys
-    assert [key["name"] for key in commands.json("keys", "list", "--limit", "2")] == ["c", "b"]
+    result = commands.run("keys", "list", "--limit", "2", "--json")
+    assert [key["name"] for key in json.loads(result.stdout)] == ["c", "b"]
+    assert "more than 2" in json.loads(result.stderr)["note"]
     assert [key["name"] for key in commands.json("keys", "list", "--limit", "3")] == ["c", "b", "a"]
 
 
@@ -270,6 +276,23 @@ def test_one_that_cannot_be_sent_does_not_hold_back_the_others(
     assert result.exit_code == 1
     assert event_id in result.stdout
     assert f"1 not sent: {UNKNOWN['event_id']}" in result.stderr
+
+
+def test_what_was_sent_before_the_server_failed_is_told(
+    server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = Console.replay_event
+
+    def replay_once(console: Console, event_id: str, **where: str | None) -> Any:
+        made = replay(console, event_id, **where)
+        server.sandbox.set_fault("http:POST /console/events/{event_id}/replay", effect="internal_error")
+        return made
+
+    monkeypatch.setattr(Console, "replay_event", replay_once)
+    result = commands.run("deliveries", "replay", *given_up)
+    assert result.exit_code == 1
+    assert given_up[0] in result.stdout
+    assert "Request req_" in result.stderr
 
 
 def test_a_delivery_that_there_is_not_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:
@@ -402,6 +425,23 @@ def test_a_fault_of_the_server_is_told_with_the_request(
 ) -> None:
     server.sandbox.set_fault("http:GET /console/agent-keys", effect="internal_error")
     assert "Request req_" in commands.refused("keys", "list")
+
+
+def test_money_that_may_be_under_way_is_looked_at_first(funded: Funded) -> None:
+    with AgentPayServer(settings=Settings(settlement_wait_seconds=0)) as server:
+        client, commands = server.client(), CommandLine(server)
+        account_id = client.accounts.create(name="Payer").account_id
+        server.sandbox.fund(account_id, 10)
+        transfer_id = pending(client, account_id)
+        server.sandbox.set_fault("chain_never_lands")
+        said = commands.refused("approvals", "approve", transfer_id)
+        assert f"look at transfer {transfer_id} before you do it again" in said
+        server.sandbox.clear_faults()
+
+
+def test_a_message_does_nothing_to_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+    RefusedError("\x1b[31mred", Output(is_json=False)).show()
+    assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
 
 
 def test_what_is_no_server_of_ours_is_said_to_be_none(commands: CommandLine) -> None:
