@@ -11,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 
@@ -83,3 +84,12 @@ def next_json(process: "subprocess.Popen[str]") -> Any:
     line = process.stdout.readline()
     assert line, process.stderr and process.stderr.read()
     return json.loads(line)
+
+
+def pending(client: AgentPay, account_id: str, *, memo: str | None = None) -> str:
+    """Ask for a transfer that waits for approval, and return its identifier."""
+    payee = client.accounts.create(name="Payee").account_id
+    client.policies.update(account_id, escalation_threshold=5)
+    transfer = client.transfers.create(from_=account_id, to=payee, amount=5, memo=memo)
+    assert transfer.status == "pending_approval"
+    return transfer.transfer_id

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from command_line import CommandLine
 from server_world import START, Funded, raw_client
 
 from agentpay import AgentPay
@@ -49,6 +50,12 @@ def funded(server: AgentPayServer, client: AgentPay) -> Funded:
         return client.accounts.get(account.account_id)
 
     return make
+
+
+@pytest.fixture
+def commands(server: AgentPayServer) -> CommandLine:
+    """The command line, with the operator's key, over a port of the server."""
+    return CommandLine(server)
 
 
 # --- Shared by a whole module: for tests of what is refused, which change nothing --------------------------

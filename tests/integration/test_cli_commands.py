@@ -1,11 +1,6 @@
-"""Commands that ask a running server: keys, approvals, deliveries; what they print, and how they fail."""
+"""Commands that ask a running server: keys, approvals, deliveries, and what there is."""
 
-import contextlib
 import json
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,51 +8,13 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from command_line import WAIT_SECONDS, CommandLine
-from receivers import closed_port
+from command_line import CommandLine, pending
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
-from agentpay_server import AgentPayServer, Settings
+from agentpay_server import AgentPayServer
 from agentpay_server.cli import _COMMANDS, main
-from agentpay_server.cli.connection import RefusedError
-from agentpay_server.cli.output import Output
 from agentpay_server.clients._sync.console import Console
-
-
-@pytest.fixture
-def commands(server: AgentPayServer) -> CommandLine:
-    return CommandLine(server)
-
-
-def pending(client: AgentPay, account_id: str, *, memo: str | None = None) -> str:
-    """Ask for a transfer that waits for approval, and return its identifier."""
-    payee = client.accounts.create(name="Payee").account_id
-    client.policies.update(account_id, escalation_threshold=5)
-    transfer = client.transfers.create(from_=account_id, to=payee, amount=5, memo=memo)
-    assert transfer.status == "pending_approval"
-    return transfer.transfer_id
-
-
-def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) -> str:
-    """Run a command on a terminal, and return all that it has written there."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "agentpay_server.cli", *arguments],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **commands.environment, **environment},
-    ) as process:
-        os.close(theirs)
-        written = b""
-        # Linux answers with an error where other systems say that it is the end.
-        with contextlib.suppress(OSError):
-            while part := os.read(ours, 65536):
-                written += part
-        os.close(ours)
-        assert process.wait(WAIT_SECONDS) == 0
-    return written.decode()
-
 
 # --- What there is
 
@@ -308,142 +265,3 @@ def test_a_replay_says_what_it_takes(commands: CommandLine, arguments: list[str]
     result = commands.run("deliveries", "replay", *arguments)
     assert result.exit_code == 2
     assert "evt_" in result.stderr or "--undelivered" in result.stderr
-
-
-# --- What people see
-
-
-def test_nothing_that_a_server_tells_does_anything_to_a_terminal(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    memo = "\x1b]0;owned\x07 [bold]not markup[/bold] :smile: \u202e\n"
-    pending(client, funded().account_id, memo=memo)
-    shown = commands.shown("approvals", "list")
-    assert "\\x1b]0;owned\\x07 [bold]not markup[/bold] :smile: \\u202e\\n" in shown
-    assert "\x1b" not in shown  # nor colour, where there is no terminal
-    (waiting,) = commands.json("approvals", "list")
-    assert waiting["memo"] == memo
-
-
-def test_a_memo_that_the_encoding_has_no_letters_for_is_shown_all_the_same(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    pending(client, funded().account_id, memo="Straße")
-    result = CliRunner(env=commands.environment, charset="ascii").invoke(main, ["approvals", "list"])
-    assert result.exit_code == 0
-    assert "Stra\\xdfe" in result.stdout
-
-
-def test_a_terminal_sees_colour_and_what_is_under_way(
-    client: AgentPay, commands: CommandLine, funded: Funded
-) -> None:
-    account_id = funded().account_id
-    assert "Waiting for transfer.settled" in on_a_terminal(commands, "trigger", "transfer.settled")
-    transfer_id = pending(client, account_id)
-    shown = on_a_terminal(commands, "approvals", "approve", transfer_id)
-    assert f"Paying {transfer_id}" in shown
-    assert "\x1b[32msettled" in shown
-    assert "\x1b[3" not in on_a_terminal(commands, "keys", "list", NO_COLOR="1")
-    assert json.loads(on_a_terminal(commands, "approvals", "list", "--json")) == []
-
-
-def test_identifiers_are_whole_however_narrow_it_is(
-    commands: CommandLine, funded: Funded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    made = commands.json("keys", "create", "--account", funded().account_id)
-    assert made["key_id"] in commands.shown("keys", "list")
-
-
-# --- How they fail
-
-
-def test_without_a_server_it_says_how_to_start_one() -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
-    arguments = ["keys", "list", "--url", url, "--key", "ap_operator_x"]
-    result = CliRunner().invoke(main, arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"Error: no server answers at {url}: start one with agentpay-server serve, or give --url or "
-        "AGENTPAY_BASE_URL.\n"
-    )
-    failure = CliRunner().invoke(main, [*arguments, "--json"])
-    assert (failure.exit_code, failure.stdout) == (1, "")
-    assert json.loads(failure.stderr)["error"] == "no_answer"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["keys", "list"], "AGENTPAY_SERVER_OPERATOR_KEY"),
-        (["keys", "list", "--key", "a b"], "the API key holds blanks"),
-        (["keys", "list", "--key", "k", "--url", "localhost"], "--url must be an address"),
-        (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
-        (["keys", "create", "--key", "k"], "--account"),
-    ],
-)
-def test_what_cannot_be_meant_is_said_with_exit_code_2(arguments: list[str], says: str) -> None:
-    result = CliRunner(env={"AGENTPAY_SERVER_OPERATOR_KEY": None, "AGENTPAY_BASE_URL": None}).invoke(
-        main, arguments
-    )
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in result.stderr
-
-
-def test_a_key_that_is_none_is_answered_with_where_there_is_one(commands: CommandLine) -> None:
-    said = commands.refused("keys", "list", "--key", "ap_operator_wrong")
-    assert said.startswith("Error: unauthorized: ")
-    assert "--key" in said
-
-
-def test_a_key_of_an_agent_is_told_what_is_missing(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    key = server.console.create_agent_key(funded().account_id).key
-    assert "forbidden: " in commands.refused("keys", "list", "--key", key)
-
-
-def test_faults_of_what_was_asked_are_named(commands: CommandLine, funded: Funded) -> None:
-    account_id = funded().account_id
-    said = commands.refused("keys", "create", "--account", account_id, "--name", "x" * 101)
-    assert "name must have at most 100 characters" in said
-    assert "not_found" in commands.refused("keys", "revoke", UNKNOWN["key_id"])
-
-
-def test_an_answer_that_is_lost_is_not_taken_for_none(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
-    said = commands.refused("keys", "create", "--account", funded().account_id)
-    assert "may have been processed" in said
-    assert "Look at what became of it" in said
-    assert len(commands.json("keys", "list")) == 1
-
-
-def test_a_fault_of_the_server_is_told_with_the_request(
-    server: AgentPayServer, commands: CommandLine
-) -> None:
-    server.sandbox.set_fault("http:GET /console/agent-keys", effect="internal_error")
-    assert "Request req_" in commands.refused("keys", "list")
-
-
-def test_money_that_may_be_under_way_is_looked_at_first(funded: Funded) -> None:
-    with AgentPayServer(settings=Settings(settlement_wait_seconds=0)) as server:
-        client, commands = server.client(), CommandLine(server)
-        account_id = client.accounts.create(name="Payer").account_id
-        server.sandbox.fund(account_id, 10)
-        transfer_id = pending(client, account_id)
-        server.sandbox.set_fault("chain_never_lands")
-        said = commands.refused("approvals", "approve", transfer_id)
-        assert f"look at transfer {transfer_id} before you do it again" in said
-        server.sandbox.clear_faults()
-
-
-def test_a_message_does_nothing_to_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
-    RefusedError("\x1b[31mred", Output(is_json=False)).show()
-    assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
-
-
-def test_what_is_no_server_of_ours_is_said_to_be_none(commands: CommandLine) -> None:
-    url = commands.environment["AGENTPAY_BASE_URL"] + "/v2"
-    assert "not_found" in commands.refused("keys", "list", "--url", url)

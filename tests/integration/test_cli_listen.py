@@ -27,11 +27,6 @@ SECRET = "whsec_of_a_test"
 
 
 @pytest.fixture
-def commands(server: AgentPayServer) -> CommandLine:
-    return CommandLine(server)
-
-
-@pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with Receiver() as running:
         yield running

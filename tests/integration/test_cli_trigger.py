@@ -14,11 +14,6 @@ from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.cli.trigger import trigger
 
 
-@pytest.fixture
-def commands(server: AgentPayServer) -> CommandLine:
-    return CommandLine(server)
-
-
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
     """Tell whether the server has recorded an event as it was printed."""
     (recorded,) = (each for each in server.console.events() if each.id == event["id"])
