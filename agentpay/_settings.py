@@ -129,9 +129,11 @@ def _checked_base_url(base_url: str | None) -> str:
         _ = parts.port  # raises for what is not a port
     except ValueError:
         raise invalid from None
+    # A label that DNS cannot hold would be found out by the first call, with an error of Python's own.
+    labels = (parts.hostname or "").removesuffix(".").split(".")
     if (
         parts.scheme not in ("http", "https")
-        or not parts.hostname
+        or not all(0 < len(label) < 64 for label in labels)
         or not base_url.isprintable()
         or " " in base_url
     ):

@@ -2,8 +2,10 @@
 
 import click
 
+from agentpay.contract.identifiers import TRANSFER
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.cli.values import Identifier
 from agentpay_server.clients import ServerClient
 
 
@@ -36,7 +38,7 @@ def list_approvals(*, server: ServerClient, output: Output, limit: int) -> None:
 
 
 @approvals.command("approve")
-@click.argument("transfer_id")
+@click.argument("transfer_id", type=Identifier(TRANSFER))
 @takes_server
 def approve(*, server: ServerClient, output: Output, transfer_id: str) -> None:
     """Approve a transfer: the policy in force is checked again, and the money moves.
@@ -49,7 +51,7 @@ def approve(*, server: ServerClient, output: Output, transfer_id: str) -> None:
 
 
 @approvals.command("reject")
-@click.argument("transfer_id")
+@click.argument("transfer_id", type=Identifier(TRANSFER))
 @click.option("--reason", help="Why, 1 to 200 characters; whoever asked for the transfer reads it.")
 @takes_server
 def reject(*, server: ServerClient, output: Output, transfer_id: str, reason: str | None) -> None:

@@ -25,6 +25,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.ConflictError: "",
     errors.InvalidRecipientError: "",
     errors.RateLimitedError: "Wait a moment, and do it again",
+    errors.ServiceUnavailableError: "Look at what became of it, then try again",
     errors.ServerError: "Try again in a moment",
 }
 """What to do next, where the sentence of the exception is for programs, or the server's says all."""

@@ -6,9 +6,10 @@ import click
 from attrs import frozen
 
 from agentpay import errors
-from agentpay.contract import identifiers
+from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.cli.values import Identifier
 from agentpay_server.clients import ServerClient
 from agentpay_server.contract.webhooks import Delivery, DeliveryStatusFilter
 
@@ -46,8 +47,10 @@ def deliveries() -> None:
     type=click.Choice([status.value for status in DeliveryStatusFilter]),
     help="Those that have come so far.",
 )
-@click.option("--event", "event_id", metavar="EVENT_ID", help="Those of one event.")
-@click.option("--webhook", "webhook_id", metavar="WEBHOOK_ID", help="Those to one webhook.")
+@click.option("--event", "event_id", type=Identifier(EVENT), metavar="EVENT_ID", help="Those of one event.")
+@click.option(
+    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Those to one webhook."
+)
 @takes_limit
 @takes_server
 def list_deliveries(
@@ -67,9 +70,11 @@ def list_deliveries(
 
 
 @deliveries.command("replay")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.argument("ids", type=Identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
 @click.option("--undelivered", is_flag=True, help="All that were given up and have not been sent since.")
-@click.option("--webhook", "webhook_id", metavar="WEBHOOK_ID", help="To this webhook alone.")
+@click.option(
+    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="To this webhook alone."
+)
 @takes_server
 def replay(
     *, server: ServerClient, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
@@ -81,9 +86,6 @@ def replay(
     """
     if bool(ids) == undelivered:
         raise click.UsageError("give the IDs of deliveries or events, or --undelivered.")
-    for given in ids:
-        if not given.startswith((identifiers.DELIVERY, identifiers.EVENT)):
-            raise click.UsageError(f"{given!r} is neither a delivery (dlv_…) nor an event (evt_…).")
     made: list[Delivery] = []
     refused: list[str] = []
     with output.progress("Looking for what is to be sent") as say:
@@ -122,7 +124,7 @@ def _named(
 
     The service finds an event by its identifier, and a delivery in the list alone.
     """
-    missing = {given for given in ids if given.startswith(identifiers.DELIVERY)}
+    missing = {given for given in ids if given.startswith(DELIVERY)}
     found: dict[str, Delivery] = {}
     if missing:
         for delivery in server.console.deliveries(webhook_id=webhook_id, limit=100):

@@ -12,6 +12,7 @@ import click
 from rich.text import Text
 
 from agentpay_server.cli.output import Output, printable, styled, takes_json
+from agentpay_server.cli.values import Seconds
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
@@ -33,14 +34,14 @@ _SEEDS: Final = 1_000_000
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait after each step.",
 )
 @click.option("--steps", type=click.IntRange(min=0), metavar="N", help="End after so many steps.")
-@click.option("--for", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="End after so long.")
+@click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
 @takes_json
 def demo(
     *,
@@ -83,7 +84,8 @@ def demo(
                 break
             steps = None if steps is None else steps - 1
             world.step()
-            time.sleep(interval)
+            left = interval if ends_at is None else min(interval, ends_at - time.monotonic())
+            time.sleep(max(left, 0))
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 import click
 
+from agentpay.contract.identifiers import ACCOUNT, KEY
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.cli.values import Identifier
 from agentpay_server.clients import ServerClient
 
 
@@ -33,7 +35,14 @@ def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
 
 
 @keys.command("create")
-@click.option("--account", "account_id", required=True, metavar="ACCOUNT_ID", help="What it is bound to.")
+@click.option(
+    "--account",
+    "account_id",
+    type=Identifier(ACCOUNT),
+    required=True,
+    metavar="ACCOUNT_ID",
+    help="What it is bound to.",
+)
 @click.option("--name", help="A label for people, 1 to 100 characters.")
 @takes_server
 def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
@@ -53,7 +62,7 @@ def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
 
 
 @keys.command("revoke")
-@click.argument("key_id")
+@click.argument("key_id", type=Identifier(KEY))
 @takes_server
 def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
     """Revoke a key of an agent: its next request is refused."""

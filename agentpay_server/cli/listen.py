@@ -17,9 +17,11 @@ import click
 
 from agentpay import errors, webhooks
 from agentpay.contract.event_types import EventType
+from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.cli.connection import Address, address_of, takes_address, told_to_people
 from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
+from agentpay_server.cli.values import Identifier, Seconds
 from agentpay_server.clients import AsyncServerClient
 from agentpay_server.contract.webhooks import RecordedEvent
 from agentpay_server.domain.webhook_secrets import new_secret
@@ -34,7 +36,13 @@ _PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLim
 @click.command()
 @click.option("--forward-to", metavar="URL", help="Post every event there, signed, with retries.")
 @click.option("--events", "types", metavar="TYPE,…", help="Those types alone, such as transfer.settled.")
-@click.option("--account", "account_id", metavar="ACCOUNT_ID", help="Events about one account.")
+@click.option(
+    "--account",
+    "account_id",
+    type=Identifier(ACCOUNT),
+    metavar="ACCOUNT_ID",
+    help="Events about one account.",
+)
 @click.option(
     "--secret",
     envvar=SECRET_VARIABLE,
@@ -43,7 +51,7 @@ _PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLim
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.05, max=60),
+    type=Seconds(0.05, 60),
     default=0.5,
     show_default=True,
     metavar="SECONDS",

@@ -10,6 +10,7 @@ import click
 
 from agentpay_server.chain.custody import read_key
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
+from agentpay_server.cli.values import Seconds
 
 FEE_PAYER_VARIABLE: Final = "AGENTPAY_SERVER_FEE_PAYER_KEY"
 MINT_AUTHORITY_VARIABLE: Final = "AGENTPAY_SERVER_MINT_AUTHORITY_KEY"
@@ -32,7 +33,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--rpc-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min_open=True),
         default=10.0,
         show_default=True,
         metavar="SECONDS",

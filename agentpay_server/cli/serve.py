@@ -11,6 +11,7 @@ import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
+from agentpay_server.cli.values import Seconds
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
 
@@ -66,7 +67,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 )
 @click.option(
     "--settlement-wait",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=20.0,
     show_default=True,
     metavar="SECONDS",
@@ -74,7 +75,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 )
 @click.option(
     "--approval-ttl",
-    type=click.FloatRange(min=0, min_open=True, max=366 * 24 * 3600),
+    type=Seconds(min_open=True),
     default=24 * 3600.0,
     show_default=True,
     metavar="SECONDS",
@@ -82,13 +83,13 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 )
 @click.option(
     "--session-idle",
-    type=click.FloatRange(min=0.000001),
+    type=Seconds(0.000001),
     metavar="SECONDS",
     help="How long a session may go without a charge before it closes by itself; without it there is no end.",
 )
 @click.option(
     "--session-lifetime",
-    type=click.FloatRange(min=0.000001),
+    type=Seconds(0.000001),
     metavar="SECONDS",
     help="How long a session may last before it closes by itself; without it there is no end.",
 )
@@ -100,7 +101,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 )
 @click.option(
     "--shutdown-wait",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -7,10 +7,11 @@ from typing import Final
 import click
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.happenings import CannotHappenError, Stage, Trace, happening, new_account
 from agentpay_server.cli.output import Output
+from agentpay_server.cli.values import Identifier, Usdc
 from agentpay_server.clients import ServerClient
 from agentpay_server.contract.webhooks import RecordedEvent
 
@@ -18,29 +19,18 @@ _PATIENCE_SECONDS: Final = 10.0
 _LOOK_EVERY_SECONDS: Final = 0.05
 
 
-class _Usdc(click.ParamType[Decimal]):
-    """An amount of USDC."""
-
-    name = "usdc"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
-        try:
-            amount = to_decimal(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        if not amount:
-            self.fail("an amount must be at least 0.000001.", param, ctx)
-        return amount
-
-
 @click.command()
 @click.argument("event", type=click.Choice([event.value for event in EventType]), metavar="EVENT")
 @click.option(
-    "--account", "account_id", metavar="ACCOUNT_ID", help="Whom it happens to; a new account by default."
+    "--account",
+    "account_id",
+    type=Identifier(ACCOUNT),
+    metavar="ACCOUNT_ID",
+    help="Whom it happens to; a new account by default.",
 )
 @click.option(
     "--amount",
-    type=_Usdc(),
+    type=Usdc(),
     metavar="USDC",
     help="How much is paid, or is the cap of the session; 1 by default, or what the policy allows.",
 )

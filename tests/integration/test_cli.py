@@ -64,6 +64,8 @@ def test_a_given_operator_key_is_the_key_of_the_server() -> None:
         (["--rate-limit", "0"], "--rate-limit"),
         (["--port", "65536"], "--port"),
         (["--session-idle", "0"], "--session-idle"),
+        (["--settlement-wait", "nan"], "--settlement-wait"),
+        (["--shutdown-wait", "inf"], "--shutdown-wait"),
         (["--session-lifetime", "-1"], "--session-lifetime"),
         (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
         (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),

@@ -110,6 +110,13 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
         (["keys", "list", "--key", "k", "--url", "localhost"], "--url must be an address"),
         (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
         (["keys", "create", "--key", "k"], "--account"),
+        (["keys", "create", "--key", "k", "--account", "bot"], "acct_…"),
+        (["keys", "revoke", "--key", "k", "key_../x"], "no identifier such as key_…"),
+        (["approvals", "approve", "--key", "k", ""], "txn_…"),
+        (["approvals", "reject", "--key", "k", "txn_\udc80"], "txn_…"),
+        (["deliveries", "list", "--key", "k", "--event", "evt_\x00"], "evt_…"),
+        (["deliveries", "replay", "--key", "k", "evt_1", "txn_1"], "dlv_… or evt_…"),
+        (["trigger", "transfer.settled", "--key", "k", "--account", "evt_1"], "acct_…"),
     ],
 )
 def test_what_cannot_be_meant_is_said_with_exit_code_2(arguments: list[str], says: str) -> None:
@@ -158,7 +165,7 @@ def test_a_fault_of_the_server_is_told_with_the_request(
 
 
 def test_money_that_may_be_under_way_is_looked_at_first(funded: Funded) -> None:
-    with AgentPayServer(settings=Settings(settlement_wait_seconds=0)) as server:
+    with AgentPayServer(settings=Settings(settlement_wait_seconds=1)) as server:
         client, commands = server.client(), CommandLine(server)
         account_id = client.accounts.create(name="Payer").account_id
         server.sandbox.fund(account_id, 10)

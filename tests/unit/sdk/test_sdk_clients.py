@@ -55,6 +55,8 @@ def test_arguments_come_before_the_environment(caller, monkeypatch):
         ({"base_url": "https://api.example.com:99999"}, "must be an address such as"),
         ({"base_url": "https://[::1"}, "must be an address such as"),
         ({"base_url": "https://api example.com"}, "must be an address such as"),
+        ({"base_url": "https://api..example.com"}, "must be an address such as"),
+        ({"base_url": f"https://{64 * 'a'}.example.com"}, "must be an address such as"),
         (
             {"base_url": "https://xn--\N{SNOWMAN}\N{SNOWMAN}.example\N{FULLWIDTH COMMA}com"},
             "must be an address",

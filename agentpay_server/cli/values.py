@@ -1,0 +1,79 @@
+"""What options and arguments take: seconds, amounts, identifiers. What can be none is refused before use."""
+
+import math
+import re
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+
+from agentpay.contract.usdc import to_decimal
+
+_YEAR_SECONDS: Final = 366 * 24 * 3600
+_OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
+
+
+class Seconds(click.FloatRange):
+    """How long something may take or last: at most a year, and a number in every sense."""
+
+    def __init__(self, minimum: float = 0, maximum: float = _YEAR_SECONDS, *, min_open: bool = False) -> None:
+        super().__init__(min=minimum, max=maximum, min_open=min_open)
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return the number of seconds."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
+class Usdc(click.ParamType[Decimal]):
+    """An amount of USDC to move."""
+
+    name = "usdc"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Decimal:
+        """Return the amount."""
+        try:
+            amount = to_decimal(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if not amount:
+            self.fail("an amount must be at least 0.000001.", param, ctx)
+        return amount
+
+
+class Identifier(click.ParamType[str]):
+    """An identifier as the service returned it, of one of some kinds.
+
+    Args:
+        prefixes: what it begins with, such as `acct_`.
+    """
+
+    name = "identifier"
+
+    def __init__(self, *prefixes: str) -> None:
+        self._prefixes = prefixes
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the identifier."""
+        text = str(value)
+        if not any(text.startswith(p) and _OPAQUE.fullmatch(text, len(p)) for p in self._prefixes):
+            forms = " or ".join(f"{prefix}…" for prefix in self._prefixes)
+            self.fail(f"{text!r} is no identifier such as {forms}.", param, ctx)
+        return text
