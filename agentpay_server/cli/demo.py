@@ -62,7 +62,7 @@ def demo(
     ends_at = None if seconds is None else time.monotonic() + seconds
     # All of a server takes longer to load than it takes to say what is wrong with the options.
     from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
-    from agentpay_server.embedded.listener import why_not_bound  # noqa: PLC0415
+    from agentpay_server.cli.process import why_not_bound  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
 
     with _until_told(), AgentPayServer(clock="system", seed=seed) as server:

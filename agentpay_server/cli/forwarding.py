@@ -14,6 +14,7 @@ from attrs import frozen
 from agentpay.contract import codec
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.webhooks import CreateWebhook
+from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
 from agentpay_server.contract.webhooks import RecordedEvent
 from agentpay_server.domain.deliveries import after_attempt
@@ -60,7 +61,7 @@ class Forwarder:
     def __init__(
         self,
         url: str,
-        secret: str,
+        secret: WebhookSecrets,
         report: Callable[[Forward], None],
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import click
 
-from agentpay import errors, webhooks
+from agentpay import errors
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
+from agentpay.webhooks import WebhookSecrets
 from agentpay_server.cli.connection import Address, address_of, takes_address, told_to_people
 from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
@@ -117,8 +118,9 @@ class Listener:
             forwarder = None
             signed_with = secret or new_secret(os.urandom(32))
             if forward_to is not None:
-                webhooks.WebhookSecrets(signed_with).check()
-                forwarder = Forwarder(forward_to, signed_with, self._reports.put_nowait)
+                hidden = WebhookSecrets(signed_with)
+                hidden.check()
+                forwarder = Forwarder(forward_to, hidden, self._reports.put_nowait)
                 opened.push_async_callback(forwarder.close)
             self._tell_ready(forward_to, None if secret or forwarder is None else signed_with)
             while True:

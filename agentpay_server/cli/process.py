@@ -6,6 +6,7 @@ the runtime.
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, server_config, url_of, why_not_bound
+from agentpay_server.embedded.listener import bound_socket, server_config, url_of
 from agentpay_server.http.app import Application
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
@@ -96,6 +97,13 @@ def run(
             )
         except (StartRefusedError, DatabaseUnavailableError) as error:
             raise CannotServeError(str(error)) from None
+
+
+def why_not_bound(host: str, port: int, error: OSError) -> str:
+    """Return what to say when a port is not to be had, and what to do."""
+    is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    advice = "give another --port, or 0 for any that is free" if is_port else "give another --host"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}; {advice}"
 
 
 async def _serve(

@@ -143,14 +143,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def why_not_bound(host: str, port: int, error: OSError) -> str:
-    """Return what to say when `bound_socket` raises."""
-    return (
-        f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port, or 0 for any "
-        "that is free"
-    )
-
-
 def url_of(sock: socket.socket) -> str:
     """Return the address of a listening socket as a URL."""
     host, port = sock.getsockname()[:2]

@@ -11,6 +11,7 @@ from typing import Final
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
+from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.contract.webhooks import (
     Delivery,
@@ -163,11 +164,16 @@ class Deliveries:
 
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
         secrets = sealed_secrets(delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us)
-        open_secret = self._context.vault.open
-        secret = open_secret(secrets.current, delivery.webhook_id)
-        following = None if secrets.next is None else open_secret(secrets.next, delivery.webhook_id)
+
+        def opened(sealed: bytes) -> WebhookSecrets:
+            return WebhookSecrets(self._context.vault.open(sealed, delivery.webhook_id))
+
         return signed_headers(
-            body, event_id=delivery.event_id, attempt=attempt, secret=secret, next_secret=following
+            body,
+            event_id=delivery.event_id,
+            attempt=attempt,
+            secret=opened(secrets.current),
+            next_secret=None if secrets.next is None else opened(secrets.next),
         )
 
     def _replay(

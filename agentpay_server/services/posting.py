@@ -16,9 +16,9 @@ from typing import Final
 import httpx
 from attrs import frozen
 
-from agentpay import webhooks as signatures
 from agentpay._version import __version__
 from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
+from agentpay.webhooks import WebhookSecrets, sign
 from agentpay_server.domain.addresses import is_public
 from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
 
@@ -43,7 +43,12 @@ class Answer:
 
 
 def signed_headers(
-    body: bytes, *, event_id: str, attempt: int, secret: str, next_secret: str | None = None
+    body: bytes,
+    *,
+    event_id: str,
+    attempt: int,
+    secret: WebhookSecrets,
+    next_secret: WebhookSecrets | None = None,
 ) -> dict[str, str]:
     """Return the headers that an event is posted with (contract, "Authentication", 5; D44, D45).
 
@@ -59,10 +64,10 @@ def signed_headers(
         "User-Agent": f"agentpay-server/{__version__}",
         "X-Service-Event-Id": event_id,
         "X-Service-Delivery-Attempt": str(attempt),
-        SIGNATURE_HEADER: signatures.sign(body, secret),
+        SIGNATURE_HEADER: sign(body, secret),
     }
     if next_secret is not None:
-        headers[NEXT_SIGNATURE_HEADER] = signatures.sign(body, next_secret)
+        headers[NEXT_SIGNATURE_HEADER] = sign(body, next_secret)
     return headers
 
 

@@ -97,6 +97,7 @@ def test_an_address_that_is_none_is_named(host: str) -> None:
     result = CliRunner().invoke(main, ["serve", "--host", host, "--allow-remote", "--operator-key", "k"])
     assert result.exit_code == 1
     assert f"cannot listen on {host} port 8402" in result.output
+    assert "give another --host" in result.output
     assert "Traceback" not in result.output
 
 

@@ -236,7 +236,7 @@ async def test_a_receiver_that_fails_is_tried_again_as_by_the_service(receiver: 
 
     event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={"a": "1.000000"})
     receiver.next(500, drop, 302, 204)
-    forwarder = Forwarder(receiver.url, SECRET, told.append, sleep=sleep)
+    forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
     await forwarder.forward(event)
     await forwarder.close()
     assert [(each.attempt, each.status_code, each.status) for each in told] == [
@@ -257,7 +257,7 @@ async def test_a_receiver_that_never_answers_is_given_up(receiver: Receiver) -> 
     async def sleep(_: float) -> None: ...
 
     event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={})
-    forwarder = Forwarder(receiver.url, SECRET, told.append, sleep=sleep)
+    forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
     await forwarder.forward(event)
     await forwarder.close()
     assert (len(told), told[-1].status, told[-1].retry_seconds) == (5, "undelivered", None)
