@@ -90,7 +90,8 @@ class DemoWorld:
         for name, policy in _POLICIES.items():
             self._fund(name, 100)
             self._operator.policies.update(self.accounts[name], **policy)
-            self._agents[name] = self._server.agent_client(self.accounts[name])
+            key = self._server.console.create_agent_key(self.accounts[name], name=name).key
+            self._agents[name] = self._server.client(api_key=key)
         self._operator.policies.update(
             self.accounts[BUYER], allowed_counterparties=[self.accounts[DATASETS], self.accounts[INFERENCE]]
         )

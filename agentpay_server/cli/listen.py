@@ -197,10 +197,10 @@ class _Feed:
         """Return the events that are new; none the first time, when all there are are merely remembered."""
         page = await self._server.console.events(account_id=self._account_id, limit=_PAGE)
         seen = list(page.data)
-        while self._known is not None and page.has_more and page.data[-1].id not in self._known:
+        known = self._known
+        while known is not None and page.has_more and page.data and page.data[-1].id not in known:
             page = await page.next_page()
             seen += page.data
-        known = self._known
         # The window alone: what lies below is never looked at again.
         self._known = {event.id for event in seen}
         return [] if known is None else [event for event in reversed(seen) if event.id not in known]

@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO, TypeVar
 
 import click
@@ -162,7 +162,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _console(stream: TextIO) -> Console:
+def _console(stream: TextIO | None) -> Console:
+    if stream is None:
+        # A process may be started without one.
+        stream = StringIO()
     if isinstance(stream, TextIOWrapper):
         # A name or a memo may hold what the terminal has no character for.
         stream.reconfigure(errors="backslashreplace")

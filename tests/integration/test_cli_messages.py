@@ -77,6 +77,28 @@ def test_a_terminal_sees_colour_and_what_is_under_way(
     assert json.loads(on_a_terminal(commands, "approvals", "list", "--json")) == []
 
 
+def test_a_command_may_be_started_without_a_place_to_print_to(
+    server: AgentPayServer, commands: CommandLine, funded: Funded
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "agentpay_server.cli",
+        "keys",
+        "create",
+        "--account",
+        funded().account_id,
+    ]
+    ended = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command],
+        env={**os.environ, **commands.environment},
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert len(list(server.console.agent_keys())) == 1
+
+
 def test_identifiers_are_whole_however_narrow_it_is(
     commands: CommandLine, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
