@@ -165,8 +165,14 @@ class Chain(Protocol):
         """Return once it may be worth asking for the status again, after `seconds` at the latest."""
         ...
 
-    async def send(self, raw: bytes) -> None:
-        """Hand a signed transaction over. Returning tells only that it was handed over."""
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
+        """Hand a signed transaction over. Returning tells only that it was handed over.
+
+        Args:
+            raw: the transaction.
+            even_if_failing: whether to hand over what a node expects to fail, so that the chain says so for
+                good. What has succeeded once and was undone must not fail then: it could never land again.
+        """
         ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:

@@ -192,8 +192,10 @@ class EmbeddedChain:
     async def close(self) -> None:
         """Do nothing: what is remembered is written, and the rest ends with the process."""
 
-    async def send(self, raw: bytes) -> None:
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
         """Execute a transaction, unless it was executed before or its blockhash has expired.
+
+        What fails has failed for good, whatever `even_if_failing` says: nothing is ever undone here.
 
         Raises:
             TransactionTooLargeError: `raw` is more than a packet.

@@ -152,11 +152,11 @@ class FaultyChain:
         """Return once it may be worth asking for the status again, after `seconds` at the latest."""
         await self.inner.wait_for_notice(signature, seconds)
 
-    async def send(self, raw: bytes) -> None:
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Hand a signed transaction over: to be executed, to be lost, or with its answer lost."""
         self._take_call()
         if not self._is_troubled:
-            await self.inner.send(raw)
+            await self.inner.send(raw, even_if_failing=even_if_failing)
             return
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
         if signature in self._swallowed:
@@ -172,7 +172,7 @@ class FaultyChain:
             height = await self.inner.block_height()
             self._hidden[signature] = _Hidden(LOOKS_UNTIL_KNOWN, height)
             self._count(ChainFault.SLOW)
-        await self.inner.send(raw)
+        await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
             self._count(ChainFault.REPLY_LOST)
             raise ChainUnavailableError("the sandbox has lost the chain's answer")

@@ -1,8 +1,10 @@
 """Watching what is settled until it cannot be undone, on chains where settled is not yet irreversible (D35).
 
 Should a settled transaction vanish with its block, the same bytes are sent again, for as long as they may
-land. What was booked stays booked: whoever was told that it is settled is not told otherwise. That it can
-never land again would take a cluster that undoes confirmed blocks for a minute: then people have to look.
+land, but never to a chain that expects them to fail: what they depend on may have vanished too and be on its
+way again, and a failure on chain would be for good. What was booked stays booked: whoever was told that it is
+settled is not told otherwise. That it can never land again would take a cluster that undoes confirmed blocks
+for a minute: then people have to look.
 
 Several servers over one database may watch the same transaction; the same bytes twice are one transaction.
 """
@@ -47,7 +49,7 @@ class Confirmations:
             end, must_send = await self._settlement.look(watched.signed)
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", watched)
-                await self._chain.send(watched.signed.raw)
+                await self._chain.send(watched.signed.raw, even_if_failing=False)
         except ChainUnavailableError:
             return False
         if end is None:

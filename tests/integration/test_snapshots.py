@@ -127,9 +127,9 @@ def sent_by(server: AgentPayServer, work: Callable[[], object]) -> list[bytes]:
     async def watch(context: Any) -> Any:
         original = context.chain.inner.send
 
-        async def send(raw: bytes) -> None:
+        async def send(raw: bytes, **options: Any) -> None:
             sent.append(raw)
-            await original(raw)
+            await original(raw, **options)
 
         context.chain.inner.send = send
         return original

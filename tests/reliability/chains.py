@@ -127,6 +127,8 @@ class FaultyChain:
         """The names of all calls so far."""
         self.sent: list[tuple[str, bytes]] = []
         """Signature and bytes of what was handed over, each time that it was."""
+        self.sent_to_succeed: list[str] = []
+        """Signatures of what was not to be handed over if a node expects it to fail."""
         self.black_holes: set[str] = set()
         """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
         self.landed_before: set[str] = set()
@@ -218,13 +220,15 @@ class FaultyChain:
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         await self.inner.wait_for_notice(signature, seconds)
 
-    async def send(self, raw: bytes) -> None:
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
         self.sent.append((signature, raw))
+        if not even_if_failing:
+            self.sent_to_succeed.append(signature)
 
         async def proceed() -> None:
             if not self.black_holes & {signature, transfer_of(raw), "*"}:
-                await self.inner.send(raw)
+                await self.inner.send(raw, even_if_failing=even_if_failing)
 
         await self._call("send", proceed)
 

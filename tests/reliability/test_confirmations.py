@@ -66,6 +66,8 @@ async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: Wo
     world.chain.next("signature_status", gone)
     await look(world)
     assert world.chain.sent == [*before, before[-1]]
+    # What it depends on may have vanished too: a failure on chain would keep it from ever landing again.
+    assert world.chain.sent_to_succeed == [before[-1][0]]
     assert (await world.get_transfer(transfer_id))["status"] == "settled"
     assert await watched(world) == [transfer_id]
     await look(world)

@@ -149,11 +149,13 @@ class RpcChain:
         """Wait until it may be worth asking for the status again: until a notice, or for `seconds`."""
         await self._notices.wait(signature, seconds)
 
-    async def send(self, raw: bytes) -> None:
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Hand a signed transaction over. Returning tells only that it was handed over.
 
-        A transaction that the node expects to fail is handed over all the same: only on chain is a failure
-        final, and the same for everyone.
+        Args:
+            raw: the transaction.
+            even_if_failing: whether to hand over what the node expects to fail: only on chain is a failure
+                final, and the same for everyone.
 
         Raises:
             ChainUnavailableError: the node did not take it, or it is unknown whether it did.
@@ -166,9 +168,9 @@ class RpcChain:
         except RpcRefusalError as refusal:
             if _is_duplicate(refusal):
                 return
-            if not isinstance(_transaction_error(refusal), dict):
-                # Nothing that would be recorded: a blockhash that this node does not know (yet), or a
-                # fee payer without SOL.
+            if not (even_if_failing and isinstance(_transaction_error(refusal), dict)):
+                # Nothing that would be recorded, or that should be: a blockhash that this node does not know
+                # (yet), or a fee payer without SOL.
                 raise
             answer = await self._send(raw, skip_preflight=True)
         if answer != signature:

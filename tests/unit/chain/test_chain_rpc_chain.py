@@ -213,6 +213,16 @@ async def test_what_is_expected_to_fail_is_handed_over_for_the_chain_to_say_so()
     assert node.calls["sendTransaction"] == 2
 
 
+async def test_what_must_not_fail_for_good_is_not_handed_over_while_it_would() -> None:
+    node = FakeNode()
+    node.answers["sendTransaction"] = raising(refusal(SHORTFALL))
+    with pytest.raises(ChainUnavailableError):
+        await rpc_chain(node).send(SIGNED.raw, even_if_failing=False)
+    assert node.calls["sendTransaction"] == 1
+    node.answers["sendTransaction"] = raising(refusal("AlreadyProcessed"))
+    await rpc_chain(node).send(SIGNED.raw, even_if_failing=False)
+
+
 @pytest.mark.parametrize(
     "error",
     [
