@@ -51,6 +51,8 @@ _MAX_ACCOUNTS: Final = 100
 _READS_AT_ONCE: Final = 2  # More questions would share less.
 _MAX_HISTORY_LINES: Final = 1_000
 _DEPOSIT_BATCH: Final = 100
+# A stranger's transaction may have any version, and what is read of it, balances by account, is in all alike.
+_ANY_VERSION: Final = 255
 _MAX_DETAIL: Final = 500
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
@@ -140,7 +142,7 @@ class RpcChain:
         options = {
             "transactionDetails": "none",
             "rewards": False,
-            "maxSupportedTransactionVersion": 0,
+            "maxSupportedTransactionVersion": _ANY_VERSION,
             **_FINALIZED,
         }
         return replies.count(await self._call("getBlock", slot, options), "blockHeight")
@@ -305,20 +307,45 @@ class RpcChain:
         lines: list[replies.HistoryLine] = []
         seen: set[str] = set()
         while True:
-            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **_FINALIZED}
+            # A node that does not know where a page is to begin may answer with none, as at the end of all:
+            # every page but the first begins with the last line of the page before.
+            overlap = lines[-1:]
+            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES}
             options |= {"until": after} if after else {}
-            options |= {"before": lines[-1].signature} if lines else {}
-            page = replies.read_history(await self._call("getSignaturesForAddress", token_account, options))
-            if not seen.isdisjoint(line.signature for line in page):
+            options |= {"before": lines[-2].signature} if overlap else {}
+            page = await self._history_page(token_account, options)
+            if overlap and [line.signature for line in page[:1]] != [overlap[0].signature]:
+                raise ChainUnavailableError("a node does not know the history that another has told")
+            new = page[len(overlap) :]
+            if not seen.isdisjoint(line.signature for line in new):
                 raise malformed("a history that repeats itself")
-            lines += page
-            seen |= {line.signature for line in page}
+            lines += new
+            seen |= {line.signature for line in new}
             if len(page) < _MAX_HISTORY_LINES:
-                # Not every node heeds the commitment. What comes after a line that may vanish waits for it.
-                return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
+                break
+        if after and lines:
+            await self._check_joins(token_account, lines[-1].signature, after)
+        # Not every node heeds the commitment. What comes after a line that may vanish waits for it.
+        return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
+
+    async def _history_page(
+        self, token_account: str, options: dict[str, object]
+    ) -> list[replies.HistoryLine]:
+        """Return a page of an account's history, newest first."""
+        reply = await self._call("getSignaturesForAddress", token_account, {**options, **_FINALIZED})
+        return replies.read_history(reply)
+
+    async def _check_joins(self, token_account: str, oldest: str, after: str) -> None:
+        """Raise unless the line before the oldest one is the cursor, so that none is missing in between.
+
+        A node that has forgotten the cursor, or does not know it yet, tells of whatever it has.
+        """
+        page = await self._history_page(token_account, {"limit": 1, "before": oldest})
+        if [line.signature for line in page] != [after]:
+            raise ChainUnavailableError("a node's history does not go back to where it was read last")
 
     async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
-        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0, **_FINALIZED}
+        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
         reply = await self._call("getTransaction", signature, options)
         return read_deposit(reply, signature=signature, token_account=token_account, usdc_mint=self.usdc_mint)
 

@@ -427,6 +427,11 @@ async def test_nothing_is_told_from_the_first_line_on_that_may_vanish() -> None:
 
 
 async def test_a_node_that_pages_in_a_circle_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 1)
+    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 2)
+    signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(2)]
+    node, pages = FakeNode(), [signatures, signatures[::-1]]
+    node.answers["getSignaturesForAddress"] = lambda *params: [
+        {"signature": signature, "err": None, "confirmationStatus": "finalized"} for signature in pages.pop(0)
+    ]
     with pytest.raises(ChainUnavailableError, match="repeats itself"):
-        await deposits(FakeNode())
+        await deposits(node)
