@@ -10,12 +10,13 @@ When to look is up to `workers/deposits.py`.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.logs import log
@@ -88,15 +89,14 @@ class Deposits:
         return restore
 
     async def look_where_due(self) -> None:
-        """Book what has come in wherever something may have.
+        """Book what has come in wherever something may have; what cannot be read keeps nobody else waiting.
 
         Raises:
             ChainUnavailableError: the rest is to be looked at again later.
         """
         if self._is_all_due:
             await self.look_everywhere()
-        for token_account in sorted(self._arrived):
-            await self.look(token_account)
+        await self._look_at(sorted(self._arrived))
 
     async def look_everywhere(self) -> None:
         """Book what has come in at every account whose books differ from what it holds.
@@ -106,23 +106,24 @@ class Deposits:
         """
         self._is_all_due = False
         try:
-            seq = 0
+            seq, differing = 0, []
             while page := await self._database.read(account_store.accounts_after, seq, ACCOUNTS_AT_ONCE):
-                for account in await self._differing(page):
-                    await self.look(account.usdc_token_account)
+                differing += [account.usdc_token_account for account in await self._differing(page)]
                 seq = page[-1].seq
+            await self._look_at(differing)
         except BaseException:
             self._is_all_due = True
             raise
 
     async def look_if_told(self, token_account: str) -> None:
-        """Book what has come in at a token account that the chain has named since the last look.
+        """Book what has come in at a token account that is known to be worth a look, if it can be read.
 
-        Raises:
-            ChainUnavailableError: it cannot be told now.
+        Whoever is about to spend asks. What cannot be read is booked later: a stranger's transaction that no
+        node shows must not keep an account from spending.
         """
         if token_account in self._arrived:
-            await self.look(token_account)
+            with suppress(ChainUnavailableError):
+                await self.look(token_account)
 
     async def look(self, token_account: str, *, beside: Callable[[Connection], None] | None = None) -> None:
         """Book what has come in at a token account; one that is no account's does not matter.
@@ -146,6 +147,17 @@ class Deposits:
             self._arrived.add(token_account)
             self._context.wakeup.set()
             raise
+
+    async def _look_at(self, token_accounts: Iterable[str]) -> None:
+        """Look at every one of them, also where another cannot be read."""
+        unread: ChainUnavailableError | None = None
+        for token_account in token_accounts:
+            try:
+                await self.look(token_account)
+            except ChainUnavailableError as error:
+                unread = error
+        if unread is not None:
+            raise unread
 
     async def _differing(self, page: list[AccountRecord]) -> list[AccountRecord]:
         held = await self._chain.token_accounts([account.usdc_token_account for account in page])

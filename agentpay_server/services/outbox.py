@@ -70,7 +70,8 @@ class Outbox:
                 type=EventType.BALANCE_LOW_THRESHOLD,
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
-                    balance_usdc=from_micro(after_micro),
+                    # What is spent as soon as it came, and is booked later, is not in the books.
+                    balance_usdc=from_micro(max(after_micro, 0)),
                     usdc_token_account=account.usdc_token_account,
                 ),
             )

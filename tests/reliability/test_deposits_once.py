@@ -17,6 +17,8 @@ from outsiders import Wallet
 from test_restart import Lives
 from worlds import Party, World
 
+from agentpay.contract import codec
+from agentpay.contract.events import BalanceLowThresholdData
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
@@ -209,6 +211,56 @@ async def test_a_look_that_failed_is_taken_again(world: World, look: str) -> Non
     await assert_entries(world, account)
     await world.advance(RETRY_US / SECOND_US)
     await assert_booked(world, account, 5)
+    assert not world.runtime.deposits.is_any_due
+
+
+async def test_money_that_is_spent_before_it_is_booked_makes_no_alarm_of_less_than_nothing(
+    world: World,
+) -> None:
+    wallet, account, to = await stranger(world), await world.account("60"), await world.account()
+    hook = {
+        "url": "https://receiver.example/",
+        "events": ["balance.low_threshold"],
+        "low_balance_threshold_usdc": 50,
+    }
+    assert (await world.request("POST", "/v1/webhooks", hook)).status == 201
+    world.chain.inner._listener = None
+    await wallet.pay((account.token_account, 100_000_000))
+    assert (await world.transfer("key", account, to, "120")).status == 200
+    (event,) = await world.rows(tables.events, type="balance.low_threshold")
+    data = codec.parse_json(event["body"].encode())["data"]
+    assert codec.structure(data, BalanceLowThresholdData).balance_usdc == 0
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    wallet, first, second = await stranger(world), await world.account(), await world.account()
+    if not is_named:
+        world.chain.inner._listener = None
+        world.runtime.deposits.arrived(None)
+    await wallet.pay((first.token_account, 5))
+    await wallet.pay((second.token_account, 6))
+    told = world.chain.deposits
+
+    async def unreadable(token_account: str, *, after: str | None) -> Any:
+        if token_account == first.token_account:
+            raise ChainUnavailableError("scripted: no node has that transaction")
+        async for batch in told(token_account, after=after):
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.chain, "deposits", unreadable)
+        await world.advance()
+        await assert_booked(world, second, 6)
+        await assert_entries(world, first)
+        assert (await world.transfer("key", first, second, "0.000004")).status == 200
+        opened = await world.open_session("key", first, second, "0.000001")
+        assert opened.status == 201, opened
+    await world.advance(RETRY_US / SECOND_US)
+    (row,) = await world.rows(tables.accounts, account_id=first.account_id)
+    assert row["balance"] == world.balance(first) == 0
     assert not world.runtime.deposits.is_any_due
 
 

@@ -186,7 +186,7 @@ class Sessions:
         if not view.source.paused:
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
-                # Nothing is spent that is not booked: the alarm of a low balance goes by the books.
+                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
                 await self._deposits.look_if_told(view.source.usdc_token_account)
                 sight = await look(chain, request.to, source=view.source, recipient=view.recipient)
                 rent = await chain.rent_exemption(ESCROW_BYTES)

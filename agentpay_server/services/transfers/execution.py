@@ -70,7 +70,7 @@ class Execution:
         if not parties.source.paused:
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
-                # Nothing is spent that is not booked: the alarm of a low balance goes by the books.
+                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
                 await self._deposits.look_if_told(parties.source.usdc_token_account)
                 sight = await look(
                     self._chain, acceptance.to, source=parties.source, recipient=parties.recipient
