@@ -35,6 +35,7 @@ from agentpay_server.services.faults import ArmedFault
 from agentpay_server.services.policies import own_account
 from agentpay_server.services.settlement import Landed
 from agentpay_server.store import accounts as account_store
+from agentpay_server.store import confirmed
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -102,11 +103,14 @@ class Sandbox:
                 now_us=context.clock.now_us(),
                 after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
             )
+            if not outcome.is_irreversible:
+                confirmed.watch(connection, signed, account.account_id)
 
         with deposits.expecting(signed.signature):
-            outcome = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
-            if not isinstance(outcome, Landed):
+            end = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            if not isinstance(end, Landed):
                 raise chain_unavailable()
+            outcome = end
             try:
                 await deposits.look(account.usdc_token_account, beside=booked)
                 fault_point(Operation.FUND, Step.BOOKED)

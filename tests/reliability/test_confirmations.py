@@ -104,6 +104,16 @@ async def test_an_account_whose_creation_may_vanish_is_watched(world: World) -> 
     assert await watched(world) == [account.account_id]
 
 
+async def test_a_funding_that_may_vanish_is_watched_and_booked_once(world: World) -> None:
+    account = await world.account()
+    world.chain.next("signature_status", confirmed_only)
+    await world.fund(account.account_id, "5")
+    assert await watched(world) == [account.account_id]
+    await look(world)
+    assert await watched(world) == []
+    assert [entry["amount"] for entry in await world.entries(account)] == [5_000_000]
+
+
 async def test_both_transactions_of_a_session_are_watched_and_sent_again(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("signature_status", confirmed_only)
