@@ -50,7 +50,7 @@ from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
-from agentpay_server.store.database import StartRefusedError
+from agentpay_server.store.database import Database, StartRefusedError
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.approvals import ApprovalWorker
@@ -160,7 +160,8 @@ async def start_runtime(
     Args:
         settings: how it behaves; the defaults if None.
         clock: what tells the time; the machine's clock if None.
-        seed: makes identifiers, keys and signatures repeat; None takes them from the system.
+        seed: makes identifiers, keys and signatures repeat, but for the keys that hold money on a cluster;
+            None takes them from the system. None alone is for a public cluster.
         operator_key: a key of the first operator; None makes a new one at the first start.
         lend_key: whether a key is made for this run where none is given and the first is long known.
         storage: where everything is stored, from `open_storage`; it is closed when the server stops. Its
@@ -211,7 +212,7 @@ async def _started(
     tasks, wakeup = Tasks(), Wakeup()
     source = randomness(seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
-    custody = Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
+    custody = await _custody(database, vault, source, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
     inner = await _chain(storage, custody, clock, source, rpc)
@@ -319,7 +320,7 @@ async def _chain(
 ) -> EmbeddedChain | RpcChain:
     if rpc is None:
         return await _embedded_chain(storage, custody, clock, source)
-    return await _cluster(storage, custody, clock, rpc)
+    return await _cluster(storage, custody, clock, source, rpc)
 
 
 async def _embedded_chain(
@@ -340,7 +341,9 @@ async def _embedded_chain(
     return chain
 
 
-async def _cluster(storage: Storage, custody: Custody, clock: Clock, rpc: RpcSettings) -> RpcChain:
+async def _cluster(
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings
+) -> RpcChain:
     try:
         chain = await connect(
             rpc,
@@ -353,16 +356,17 @@ async def _cluster(storage: Storage, custody: Custody, clock: Clock, rpc: RpcSet
     except ChainUnavailableError as error:
         raise ClusterError(f"the RPC endpoint gave no answer: {error}; start again once it does") from error
     try:
-        _check_use(chain, storage, clock)
+        _check_use(chain, storage, clock, source)
         # Before anything is signed for it.
         await identity.check_genesis(storage.database, chain.genesis_hash)
+        await identity.check_mint(storage.database, chain.usdc_mint)
     except BaseException:
         await chain.close()
         raise
     return chain
 
 
-def _check_use(chain: RpcChain, storage: Storage, clock: Clock) -> None:
+def _check_use(chain: RpcChain, storage: Storage, clock: Clock, source: Randomness) -> None:
     """Refuse what could only do harm on a public cluster."""
     if chain.is_test_chain:
         return
@@ -371,11 +375,22 @@ def _check_use(chain: RpcChain, storage: Storage, clock: Clock) -> None:
             "on a public cluster time goes on by itself, and limits must go with it: start without a manual "
             "clock"
         )
+    if isinstance(source, SeededRandomness):
+        raise ClusterError(
+            "whoever knows the seed knows every key that is made from it, and on a public cluster they are "
+            "worth money: start without a seed"
+        )
     if isinstance(storage.database, MemoryDatabase):
         raise ClusterError(
             "a server in memory forgets the keys of its accounts when it ends, and on a public cluster what "
             "they hold would be lost: give a data directory or a database"
         )
+
+
+async def _custody(database: Database, vault: Vault, source: Randomness, rpc: RpcSettings | None) -> Custody:
+    # The keys are stored before it is known which cluster they are for: on none can they be worked out.
+    chance = source if rpc is None else randomness(None)
+    return Custody(await identity.custody_seed(database, vault, chance), given=_given_keys(rpc))
 
 
 def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:

@@ -17,6 +17,8 @@ SEED_BYTES: Final = 64
 CUSTODY_SEED: Final = "custody_seed"
 _GENESIS: Final = "genesis"
 """The chain that the database was written for."""
+_MINT: Final = "usdc_mint"
+"""The mint of its token accounts, where that is a setting."""
 _CHAIN: Final = "chain"
 """The chain that is kept in the database."""
 _CLOCK: Final = "manual_clock_us"
@@ -80,6 +82,20 @@ async def check_genesis(database: Database, genesis: str) -> None:
         raise ForeignChainError(
             f"this database belongs to the chain {known}, and the chain that it would be used with is "
             f"{genesis}: put back the one that it was written for, or start with neither"
+        )
+
+
+async def check_mint(database: Database, usdc_mint: str) -> None:
+    """Note the USDC mint at the first start on a cluster, and hold every later one against it.
+
+    Raises:
+        ForeignChainError: it is another mint, of which no account of the database has a token account.
+    """
+    known = await run_again_if_late(database, _known_or, _MINT, usdc_mint)
+    if known != usdc_mint:
+        raise ForeignChainError(
+            f"the accounts of this database hold the mint {known}, not {usdc_mint}: name that one, or use a "
+            "new database"
         )
 
 

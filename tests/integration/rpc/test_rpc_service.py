@@ -21,10 +21,12 @@ from surfpool import Surfpool
 
 from agentpay import ConflictError
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.contract import sandbox
+from agentpay_server.runtime import ClusterError, start_runtime
+from agentpay_server.services.identity import ForeignChainError
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 from agentpay_server.store import confirmed
@@ -239,6 +241,35 @@ async def test_mainnet_takes_an_explicit_word_and_a_place_for_its_keys(
     code, said = await serve(*where, "--allow-mainnet", "--clock", "manual")
     assert code == 1
     assert "manual clock" in said
+
+
+async def test_a_seed_makes_no_key_that_holds_money_on_a_cluster(
+    surfpool: Surfpool, proxy: RpcProxy, service: Service, tmp_path: Path
+) -> None:
+    addresses: set[str] = set()
+    for _ in range(2):
+        runtime = await start_runtime(seed=7, rpc=validators.rpc_settings(surfpool))
+        addresses.add(runtime.context.signer.address(spending_key(1)))
+        await runtime.stop()
+    assert len(addresses) == 2
+    proxy.always("getGenesisHash", genesis(MAINNET))
+    rpc = validators.rpc_settings(surfpool, url=proxy.url, websocket_url=None, allow_mainnet=True)
+    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    with pytest.raises(ClusterError, match="start without a seed"):
+        await start_runtime(seed=7, rpc=rpc, storage=storage)
+
+
+async def test_the_mint_of_a_database_is_the_only_one(
+    surfpool: Surfpool, service: Service, tmp_path: Path
+) -> None:
+    mint = str(Keypair().pubkey())
+    rpc_world.put_mint(surfpool, mint, address=mint)
+    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    async with rpc_service.serving(surfpool, storage=storage):
+        pass
+    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    with pytest.raises(ForeignChainError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
+        await start_runtime(rpc=validators.rpc_settings(surfpool, usdc_mint=mint), storage=storage)
 
 
 async def test_a_database_of_one_chain_is_not_used_with_another(
