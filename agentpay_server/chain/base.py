@@ -153,11 +153,12 @@ class Chain(Protocol):
         """Return what became of a transaction; None when the chain has not seen it (yet)."""
         ...
 
-    async def first_known_height(self) -> int:
-        """Return the lowest block height from which on the chain still knows all signatures.
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        """Return whether the chain knows all signatures in the blocks from one height to another, both past.
 
-        Nodes forget after some days. An unknown signature is no proof of expiry unless the chain knows every
-        block that could hold it: those from `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
+        Nodes forget after some days, and lack what happened while they were down. An unknown signature is no
+        proof of expiry unless the chain knows every block that could hold it: those from
+        `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
         """
         ...
 

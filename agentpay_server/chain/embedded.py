@@ -181,9 +181,9 @@ class EmbeddedChain:
                 raise ChainUnavailableError("the ledger of the chain cannot be read") from error
         return status
 
-    async def first_known_height(self) -> int:
-        """Return 0: it forgets nothing."""
-        return 0
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
+        """Return True: it forgets nothing."""
+        return True
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
         """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""

@@ -143,10 +143,10 @@ class FaultyChain:
             self._note_trouble()
         return None
 
-    async def first_known_height(self) -> int:
-        """Return the lowest block height from which on the chain still knows all signatures."""
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        """Return whether the chain knows all signatures in the blocks from one height to another."""
         self._take_call()
-        return await self.inner.first_known_height()
+        return await self.inner.knows_blocks(first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         """Return once it may be worth asking for the status again, after `seconds` at the latest."""

@@ -4,8 +4,8 @@ The rules, each for a reason (the chain may lose requests, lose replies, lag or 
 
 1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
 2. A status that is missing counts as proof that a transaction can never land only if it was read after the
-   block height had passed the transaction's last valid one, from a chain that still knows all blocks that
-   could hold it: nodes forget after some days.
+   block height had passed the transaction's last valid one, from a chain that knows all blocks that could
+   hold it: nodes forget after some days, and miss what happens while they are down.
 3. An error of the chain decides nothing. The loop asks again.
 
 Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
@@ -305,7 +305,7 @@ class Settlement:
             status = await chain.signature_status(signed.signature)
         if status is None:
             first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
-            if await chain.first_known_height() <= first_block:
+            if await chain.knows_blocks(first_block, signed.last_valid_block_height):
                 return Expired.EXPIRED, False
             # Nobody but a node with a longer memory can tell.
             log(logger, logging.WARNING, "transaction.forgotten", signature=signed.signature)

@@ -214,8 +214,8 @@ class FaultyChain:
 
         return await self._call("signature_status", proceed)
 
-    async def first_known_height(self) -> int:
-        return await self._call("first_known_height", self.inner.first_known_height)
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        return await self._call("knows_blocks", lambda: self.inner.knows_blocks(first_height, last_height))
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         await self.inner.wait_for_notice(signature, seconds)

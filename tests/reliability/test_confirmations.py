@@ -133,14 +133,14 @@ async def test_both_transactions_of_a_session_are_watched_and_sent_again(world: 
     assert (world.balance(source), world.balance(to)) == (96_000_000, 4_000_000)
 
 
-async def test_a_chain_that_has_forgotten_the_blocks_proves_no_expiry(
+async def test_a_chain_that_does_not_know_the_blocks_proves_no_expiry(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def forgetful() -> int:
-        return 10**6
+    async def forgetful(first_height: int, last_height: int) -> bool:
+        return False
 
     source, to = await world.account("100"), await world.account()
-    monkeypatch.setattr(world.chain.inner, "first_known_height", forgetful)
+    monkeypatch.setattr(world.chain.inner, "knows_blocks", forgetful)
     world.chain.black_holes.add("*")
     answer = await world.transfer("key", source, to, "7")
     assert (answer.status, answer.error) == (503, "chain_unavailable")

@@ -6,6 +6,7 @@ status without `err` is not a success.
 """
 
 import base64
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from attrs import frozen
@@ -178,6 +179,15 @@ def read_lamports(reply: object) -> int:
 def read_slot(reply: object) -> int:
     """Return a slot, as `getFirstAvailableBlock` answers it."""
     return _u64(exactly(reply, int, "slot"), "slot")
+
+
+def read_slots(reply: object) -> list[int]:
+    """Return slots, each above the one before, as `getBlocksWithLimit` answers them."""
+    lines: list[object] = exactly(reply, list, "slots")
+    slots = [read_slot(line) for line in lines]
+    if any(slot >= following for slot, following in pairwise(slots)):
+        raise malformed("slots that do not rise")
+    return slots
 
 
 def read_history(reply: object) -> list[HistoryLine]:

@@ -99,8 +99,8 @@ class FakeNode:
         return {"context": {"slot": self.slot}, "value": value}
 
 
-def rpc_chain(node: FakeNode, **settings: Any) -> RpcChain:
-    cluster = Cluster(genesis_hash=GENESIS_HASH, name=None, usdc_mint=USDC)
+def rpc_chain(node: FakeNode, *, name: str | None = None, **settings: Any) -> RpcChain:
+    cluster = Cluster(genesis_hash=GENESIS_HASH, name=name, usdc_mint=USDC)
     chosen = RpcSettings(url="http://node.example:8899", **{"status_interval_seconds": 0, **settings})
     return RpcChain(node, chosen, cluster)  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ def provably_expired(world: World, transaction: SignedTransaction) -> bool:
 
 
 def test_nothing_is_forgotten_and_nothing_is_noticed_later(world: World) -> None:
-    assert run(world.chain.first_known_height()) == 0
+    assert run(world.chain.knows_blocks(0, 1))
     asyncio.run(world.chain.wait_for_notice("signature", 0))
 
 

@@ -88,17 +88,18 @@ async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> 
     assert await chain.signature_status(SIGNED.signature) is None
 
 
-async def test_how_far_back_a_node_knows_signatures_is_told_in_block_heights() -> None:
+async def test_what_a_node_has_forgotten_it_does_not_know() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
-    assert await chain.first_known_height() == 100
+    assert await chain.knows_blocks(100, 250)
+    assert not await chain.knows_blocks(99, 249)
     node.answers["getGenesisHash"] = lambda: USDC  # Whoever it was that did not know the signature.
     with pytest.raises(ChainUnavailableError, match="serves the cluster"):
-        await chain.first_known_height()
+        await chain.knows_blocks(100, 250)
     node.answers["getGenesisHash"] = lambda: GENESIS_HASH
     node.answers["getBlock"] = raising(RpcRefusalError("getBlock", -32001, "Block 300 cleaned up", None))
     with pytest.raises(ChainUnavailableError, match="cleaned up"):
-        await chain.first_known_height()
+        await chain.knows_blocks(100, 250)
 
 
 @pytest.mark.parametrize("commitment", ["processed", "confirmed"])
