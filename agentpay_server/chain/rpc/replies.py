@@ -18,6 +18,7 @@ from agentpay_server.chain.base import ChainUnavailableError
 T = TypeVar("T")
 
 _MAX_U64: Final = 2**64 - 1
+_MAX_STORED: Final = 2**63 - 1  # What a database takes.
 
 
 @frozen(kw_only=True)
@@ -149,7 +150,10 @@ def read_hash(reply: object) -> str:
 def read_blockhash(reply: object) -> tuple[str, int]:
     """Return blockhash and last valid block height, as `getLatestBlockhash` answers them."""
     value = member(reply, "value", dict)
-    return read_hash(value.get("blockhash")), count(value, "lastValidBlockHeight")
+    height = count(value, "lastValidBlockHeight")
+    if height > _MAX_STORED:
+        raise malformed("a block height that is never reached")
+    return read_hash(value.get("blockhash")), height
 
 
 def read_epoch(reply: object) -> Epoch:

@@ -179,6 +179,15 @@ def test_numbers_are_whole_and_fit_64_bits(wrong: Any) -> None:
         assert asyncio.run(answered(node, operation)) is ChainUnavailableError
 
 
+def test_a_last_valid_height_that_no_database_takes_is_not_believed() -> None:
+    method, operation = OPERATIONS["blockhash"]
+    node = failed_node()
+    node.answers[method] = lambda *params: replaced(
+        HEALTHY["blockhash"], ("value", "lastValidBlockHeight"), 2**63
+    )
+    assert asyncio.run(answered(node, operation)) is ChainUnavailableError
+
+
 @pytest.mark.parametrize("amount", ["-5", "5.0", "\u0665", "", "1" * 30, " 5", "5e3", "+5", 5, None])
 def test_an_amount_that_is_no_whole_number_is_no_deposit(amount: Any) -> None:
     method, operation = OPERATIONS["deposit"]
