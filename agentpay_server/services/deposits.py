@@ -43,6 +43,7 @@ class Deposits:
         self._settlement = settlement
         self._arrived: set[str] = set()
         self._expected: set[str] = set()
+        self._unread: set[str] = set()
         # While no server ran, anything can have come anywhere.
         self._is_all_due = True
 
@@ -156,6 +157,17 @@ class Deposits:
                 await self.look(token_account)
             except ChainUnavailableError as error:
                 unread = error
+                if token_account not in self._unread:
+                    self._unread.add(token_account)
+                    log(
+                        logger,
+                        logging.WARNING,
+                        "deposits.unread",
+                        usdc_token_account=token_account,
+                        detail=str(error),
+                    )
+            else:
+                self._unread.discard(token_account)
         if unread is not None:
             raise unread
 

@@ -234,7 +234,7 @@ async def test_money_that_is_spent_before_it_is_booked_makes_no_alarm_of_less_th
 
 @pytest.mark.parametrize("is_named", [True, False])
 async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
-    world: World, monkeypatch: pytest.MonkeyPatch, is_named: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_named: bool
 ) -> None:
     wallet, first, second = await stranger(world), await world.account(), await world.account()
     if not is_named:
@@ -255,6 +255,9 @@ async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
         await world.advance()
         await assert_booked(world, second, 6)
         await assert_entries(world, first)
+        await world.advance(RETRY_US / SECOND_US)
+        (told_of,) = [record for record in caplog.records if "deposits.unread" in record.getMessage()]
+        assert first.token_account in told_of.getMessage()
         assert (await world.transfer("key", first, second, "0.000004")).status == 200
         opened = await world.open_session("key", first, second, "0.000001")
         assert opened.status == 201, opened
