@@ -50,3 +50,20 @@ def test_the_approval_flow_is_decided_from_another_process() -> None:
     assert "agent: 30 USDC: settled" in shown
     assert "agent: 50 USDC: rejected An operator rejected this transfer, because: “Ask legal first”." in shown
     assert "spent 35.000000, remaining 45.000000 of 80 USDC" in shown
+
+
+def test_payments_are_resumed_and_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "resume_payment.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert shown.count("unknown") == 2
+    for order in ("weather", "traffic", "atlas"):
+        assert shown.count(f"{order}: settled as txn_") == 1
+    assert [shown.count(f"the shop holds {paid}.000000 USDC") for paid in (25, 50, 75)] == [1, 1, 1]
+
+
+def test_the_async_agent_stays_within_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "async_agent.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "6 answered, 6 over the limit" in shown
+    assert shown.count(": 1.500000 USDC in ") == 6
+    assert "spent 9.000000 of 10 USDC" in shown
