@@ -2,9 +2,9 @@
 
     python examples/resume_payment.py
 
-Three rules do it. An order and its idempotency key are on disk before the first byte is sent. An outcome that
-is not known stays open there. What is open is asked about again under the same key, never under a new one; when
-the key may have expired, 24 hours after the transfer ended, the history of the account is asked first.
+Three rules do it. An order, whose name is its idempotency key, is on disk before the first byte is sent. An
+outcome that is not known stays open there. What is open is asked about again under the same key, never under
+a new one; when the key may have expired, 24 hours after the transfer ended, the history is asked first.
 """
 
 import sqlite3
