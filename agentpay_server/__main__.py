@@ -11,7 +11,7 @@ def main() -> None:
         cli = load("agentpay_server.cli")
     except ModuleNotFoundError as missing:
         sys.exit(f"agentpay-server: {missing}")
-    cli.main(prog_name="agentpay-server")
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The examples that people copy run, as they would run them."""
 
+import html
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_metered_session_shows_warning_refusal_and_settlement(
@@ -33,6 +36,18 @@ def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureF
     assert "max_single_transfer is 25.000000" in shown
     assert "max_daily_spend is 40.000000" in shown
     assert "balance on chain: 57.500000 USDC" in shown
+    picture = html.unescape((ROOT / "docs" / "images" / "quickstart.svg").read_text("utf-8"))
+    pictured = picture.replace("\N{NO-BREAK SPACE}", " ")
+    for step in (line for line in shown.splitlines() if not line.startswith(" ")):
+        assert step in pictured, "the picture is of another quickstart: nox -s picture"
+
+
+def test_the_picture_asks_for_nothing_from_the_network() -> None:
+    picture = (ROOT / "docs" / "images" / "quickstart.svg").read_text("utf-8")
+    assert re.findall(r"[a-z]+://[^\s\"]+", picture) == [
+        "http://www.w3.org/2000/svg"
+    ]  # the name of SVG itself
+    assert not re.search(r"url\((?!#)|@import|<image|<script", picture)
 
 
 def test_the_approval_flow_is_decided_from_another_process() -> None:
