@@ -91,7 +91,7 @@ def types(session: nox.Session) -> None:
     session.run("pyright")
     for package in ("agentpay", "agentpay_server"):
         # Neither the types of httpx are complete, nor all of the standard library.
-        session.run("pyright", "--verifytypes", package, "--ignoreexternal")
+        session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
 
 
 @nox.session
