@@ -46,23 +46,26 @@ class Journal:
         """Write an order down, unless one of that name is; return the one that counts."""
         row = (order.name, order.payee, order.amount, order.placed_at.isoformat())
         self._database.execute("INSERT OR IGNORE INTO orders VALUES (?, ?, ?, ?, NULL)", row)
-        return next(placed for placed in self.orders() if placed.name == order.name)
+        (placed,) = self._database.execute("SELECT * FROM orders WHERE name = ?", (order.name,))
+        return _order(placed)
 
     def conclude(self, name: str, outcome: str) -> None:
         """Write down what has become of an order."""
         self._database.execute("UPDATE orders SET outcome = ? WHERE name = ?", (outcome, name))
 
-    def orders(self) -> list[Order]:
-        """Return all orders, in the order in which they were placed."""
-        rows = self._database.execute("SELECT * FROM orders ORDER BY rowid").fetchall()
-        return [
-            Order(name, payee, amount, datetime.fromisoformat(placed_at), outcome)
-            for name, payee, amount, placed_at, outcome in rows
-        ]
+    def open_orders(self) -> list[Order]:
+        """Return the orders of which nobody knows what has become, oldest first."""
+        rows = self._database.execute("SELECT * FROM orders WHERE outcome IS NULL ORDER BY rowid")
+        return [_order(row) for row in rows]
 
     def close(self) -> None:
         """Let go of the file."""
         self._database.close()
+
+
+def _order(row: tuple[str, str, str, str, str | None]) -> Order:
+    name, payee, amount, placed_at, outcome = row
+    return Order(name, payee, amount, datetime.fromisoformat(placed_at), outcome)
 
 
 class Buyer:
@@ -81,9 +84,7 @@ class Buyer:
     def resume(self, now: datetime) -> dict[str, str]:
         """Find out about every open order, and pay what is not paid."""
         return {
-            order.name: self._look_up(order, now) or self._pay(order)
-            for order in self.journal.orders()
-            if order.outcome is None
+            order.name: self._look_up(order, now) or self._pay(order) for order in self.journal.open_orders()
         }
 
     def _pay(self, order: Order) -> str:
@@ -159,7 +160,7 @@ def main() -> None:
             for name, outcome in buyer.resume(now()).items():
                 print(f"  {name}: {outcome}")
             print(f"  {paid()}")
-            assert {placed.outcome is None for placed in journal.orders()} == {False}
+            assert journal.open_orders() == []
         assert operator.accounts.balance(shop).balance_usdc == 75
 
 

@@ -64,9 +64,7 @@ def main(directory: Path) -> None:
         server = environment(Path(scratch) / "server", f"{wheel}[server]")
         run(server, "-I", ROOT / "examples" / "quickstart.py")
         serve = [server.parent / "agentpay-server", "serve", "--port", "0"]
-        with subprocess.Popen(
-            serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=scratch
-        ) as running:
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=scratch) as running:
             try:
                 told = json.loads(running.stdout.readline() if running.stdout else "")
                 run(
