@@ -1,8 +1,13 @@
 """What a change must pass, and what a developer runs by hand.
 
-lint, unasync, types, tests, docs    all that a change must pass; the default
+lint, unasync, types, tests, docs,
+package                              all that a change must pass; the default
 stores                               the behaviour suite again, on SQLite files and on PostgreSQL
+pythons                              the tests on each Python that is supported and installed
+lowest                               the tests with the lowest versions of what is needed directly
+successor                            the tests with httpx2 wherever httpx is imported
 quickstart                           the example of the README
+picture                              the picture of the README, drawn from a run of the quickstart
 bench                                measured ratios against floors taken in the same run
 validator                            the behaviour suite, and what a network can do to it, on a real validator
 deep                                 minutes to hours
@@ -14,9 +19,10 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "docs"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = False
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 CODE = [
@@ -83,6 +89,9 @@ def types(session: nox.Session) -> None:
     install(session, "types", "test")
     session.run("mypy")
     session.run("pyright")
+    for package in ("agentpay", "agentpay_server"):
+        # Neither the types of httpx are complete, nor all of the standard library.
+        session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
 
 
 @nox.session
@@ -115,6 +124,52 @@ def validator(session: nox.Session) -> None:
     together = ("-n", "auto", "--dist", "loadfile")
     session.run("pytest", *together, "--chain", "surfpool", "-m", EVERY_RUN, *ON_EVERY_CHAIN)
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build what is published, look into it, install it as users do, and pay with it."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
+    built = session.cache_dir / "dist"
+    shutil.rmtree(built, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    session.run("twine", "check", "--strict", *map(str, sorted(built.iterdir())))
+    session.run("python", "scripts/try_package.py", str(built))
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def pythons(session: nox.Session) -> None:
+    """Run the tests on each Python that is supported and installed."""
+    install(session, "test")
+    session.run("pytest", "-n", "auto", "-m", EVERY_RUN, *session.posargs)
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the lowest versions of what is needed directly."""
+    session.install("uv")  # pip knows no lowest versions
+    session.run_install(
+        *("uv", "pip", "install", "--python", session.virtualenv.location, "--resolution", "lowest-direct"),
+        *("--group", "test", "--editable", ".[server,postgres,fast]"),
+    )
+    session.run("pytest", "-n", "auto", "-m", EVERY_RUN, *session.posargs)
+
+
+@nox.session
+def successor(session: nox.Session) -> None:
+    """Run the tests with httpx2 wherever httpx is imported, so that a move to it is one import."""
+    install(session, "test")
+    session.run(
+        *("pytest", "-n", "auto", "-m", EVERY_RUN, "-p", "httpx_is_httpx2", *session.posargs),
+        env={"PYTHONPATH": "tests"},
+    )
+
+
+@nox.session
+def picture(session: nox.Session) -> None:
+    """Draw the picture of the README from a run of the quickstart."""
+    session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, "picture"))
+    session.run("python", "scripts/picture.py")
 
 
 @nox.session

@@ -12,6 +12,7 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 import httpx
@@ -69,7 +70,7 @@ class _Edge:
         except httpx.InvalidURL:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
-        self.monotonic = time.monotonic
+        self.monotonic: Callable[[], float] = time.monotonic
         self._base_url = base_url
         # The defaults of a given client stay, where the contract does not decide.
         self._defaults = httpx.Headers(given.headers if given is not None else None)
@@ -186,7 +187,7 @@ class Http(_Edge):
 
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
         super().__init__(base_url, given)
-        self.sleep = time.sleep
+        self.sleep: Callable[[float], None] = time.sleep
         self._client = given
         self._owned = given is None
         self._transport = transport
@@ -261,7 +262,7 @@ class AsyncHttp(_Edge):
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
         super().__init__(base_url, given)
-        self.sleep = _sleep
+        self.sleep: Callable[[float], Awaitable[None]] = _sleep
         self._client = given
         self._owned = given is None
         self._transport = transport

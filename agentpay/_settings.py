@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT: Final = 30.0
 
 DEFAULT_MAX_RETRIES: Final = 2
 
-logger = logging.getLogger("agentpay")
+logger: logging.Logger = logging.getLogger("agentpay")
 
 
 class ApiKey:

@@ -4,8 +4,9 @@ Names are loaded when first used: the fixtures of pytest are announced in every 
 uses them, and must cost next to nothing until then.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from agentpay_server._loading import load
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
@@ -51,7 +52,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
+    value: object = getattr(load(_HOMES[name]), name)
     globals()[name] = value
     return value
 

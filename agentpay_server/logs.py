@@ -39,8 +39,8 @@ class Event:
     __slots__ = ("fields", "name")
 
     def __init__(self, name: str, fields: Mapping[str, Field]) -> None:
-        self.name = name
-        self.fields = fields
+        self.name: str = name
+        self.fields: Mapping[str, Field] = fields
 
     def __str__(self) -> str:
         told = (f"{name}={_shown(value)}" for name, value in self.fields.items() if value is not None)

@@ -23,8 +23,8 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self.total: float = 0.0
 
     def observe(self, value: float) -> None:
         """Count a value."""
@@ -44,4 +44,4 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()
         self.transfers: Counter[tuple[str, str]] = Counter()
-        self.settlement_seconds = Histogram(SETTLEMENT_BOUNDS_SECONDS)
+        self.settlement_seconds: Histogram = Histogram(SETTLEMENT_BOUNDS_SECONDS)

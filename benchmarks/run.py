@@ -15,6 +15,7 @@ MODULES = (
     "start",
     "transfer",
     "rpc",
+    "typing_cold",
     "webhooks",
     "window",
     "stores",

@@ -74,10 +74,10 @@ class AsyncAgentPay:
         self._settings = settings
         self._http = http
         self._headers = http.headers(settings.api_key)
-        self.accounts = AsyncAccounts(self._exchange)
-        self.policies = AsyncPolicies(self._exchange)
-        self.transfers = AsyncTransfers(self._exchange, http, settings.timeout)
-        self.webhooks = AsyncWebhooks(self._exchange)
+        self.accounts: AsyncAccounts = AsyncAccounts(self._exchange)
+        self.policies: AsyncPolicies = AsyncPolicies(self._exchange)
+        self.transfers: AsyncTransfers = AsyncTransfers(self._exchange, http, settings.timeout)
+        self.webhooks: AsyncWebhooks = AsyncWebhooks(self._exchange)
 
     def with_options(
         self,

@@ -75,10 +75,10 @@ class AgentPay:
         self._settings = settings
         self._http = http
         self._headers = http.headers(settings.api_key)
-        self.accounts = Accounts(self._exchange)
-        self.policies = Policies(self._exchange)
-        self.transfers = Transfers(self._exchange, http, settings.timeout)
-        self.webhooks = Webhooks(self._exchange)
+        self.accounts: Accounts = Accounts(self._exchange)
+        self.policies: Policies = Policies(self._exchange)
+        self.transfers: Transfers = Transfers(self._exchange, http, settings.timeout)
+        self.webhooks: Webhooks = Webhooks(self._exchange)
 
     def with_options(
         self,

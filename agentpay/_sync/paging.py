@@ -24,9 +24,9 @@ class Page(Generic[T]):
     ) -> None:
         self._fetch = fetch
         self._own_cursor = cursor
-        self.data = body.data
-        self.cursor = body.cursor
-        self.has_more = body.has_more
+        self.data: tuple[T, ...] = body.data
+        self.cursor: str = body.cursor
+        self.has_more: bool = body.has_more
 
     @classmethod
     def first(

@@ -42,7 +42,7 @@ E = TypeVar("E", bound=Event)
 Handler = Callable[[E], object]
 _Step = tuple[Callable[[Any], object], str | Event]
 
-logger = logging.getLogger("agentpay.webhooks")
+logger: logging.Logger = logging.getLogger("agentpay.webhooks")
 
 
 class WebhookRouter:

@@ -60,7 +60,7 @@ _FIRST_SLOT: Final = 435_888_000  # As LiteSVM has it: some day on the real chai
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class EmbeddedChain:

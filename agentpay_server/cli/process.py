@@ -32,7 +32,7 @@ from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
 
-logger = logging.getLogger("agentpay_server")
+logger: logging.Logger = logging.getLogger("agentpay_server")
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CUT_OFF_SECONDS: Final = 0.5

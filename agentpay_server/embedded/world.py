@@ -29,7 +29,7 @@ class World:
         self.runtime = runtime
         self.inboxes = inboxes
         self.recorder = recorder
-        self.base_url = IN_PROCESS_URL
+        self.base_url: str = IN_PROCESS_URL
         self._owner = owner
         self._app = recorder.around(Application(runtime))
         runtime.snapshots.include(inboxes)
@@ -38,9 +38,10 @@ class World:
         self._transport = EmbeddedTransport(self._app, owner)
         self._async_transport = AsyncEmbeddedTransport(self._app, owner)
         assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
-        self.key = key = runtime.operator.key
-        self.operator = self.server_client(key)
-        self.async_operator = self.async_server_client(key)
+        key = runtime.operator.key
+        self.key: str = key
+        self.operator: ServerClient = self.server_client(key)
+        self.async_operator: AsyncServerClient = self.async_server_client(key)
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Run `work` on the server's thread."""

@@ -63,7 +63,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
 """Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:

@@ -22,7 +22,7 @@ from agentpay_server.store.confirmed import Watched
 
 _AT_ONCE: Final = 256
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Confirmations:

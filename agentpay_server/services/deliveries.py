@@ -41,7 +41,7 @@ from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueD
 UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
 """What is booked for an attempt that could not be signed."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Deliveries:

@@ -30,7 +30,7 @@ from agentpay_server.store.connection import Connection
 ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts a chain tells of in one call."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Deposits:

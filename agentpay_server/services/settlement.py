@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Expired(Enum):

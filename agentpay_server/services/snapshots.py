@@ -70,7 +70,7 @@ class Snapshots:
     """
 
     def __init__(self, context: Context, names: Identifiers, parts: Sequence[Part] | None) -> None:
-        self.restores = 0
+        self.restores: int = 0
         self._context = context
         self._names = names
         self._parts = None if parts is None else list(parts)

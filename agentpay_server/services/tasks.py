@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 _LAST_WORD_SECONDS: Final = 0.5
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Tasks:

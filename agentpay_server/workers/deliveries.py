@@ -17,7 +17,7 @@ from agentpay_server.store.deliveries import DueDelivery
 
 ATTEMPTS_AT_ONCE: Final = 256
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class DeliveryWorker:

@@ -19,7 +19,7 @@ from agentpay_server.services.wakeup import Wakeup
 _LONGEST_WAIT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 1.0
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Worker(Protocol):

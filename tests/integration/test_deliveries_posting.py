@@ -7,6 +7,7 @@ import socket
 import ssl
 from contextlib import asynccontextmanager
 
+import httpcore
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -434,7 +435,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def named(authority, monkeypatch: pytest.MonkeyPatch):
     """A receiver with TLS on an address that passes for public, and the names that it was called by."""
+    # httpx trusts whom certifi trusts, and its successor whom the system trusts.
     monkeypatch.setattr("certifi.where", lambda: str(authority))
+    if hasattr(httpcore, "default_ssl_context"):
+        trusting = ssl.create_default_context(cafile=authority)
+        monkeypatch.setattr(httpcore, "default_ssl_context", lambda **_: trusting)
     monkeypatch.setattr(posting, "is_public", lambda address: address == "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)

@@ -1,6 +1,8 @@
 """The examples that people copy run, as they would run them."""
 
+import html
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_metered_session_shows_warning_refusal_and_settlement(
@@ -33,6 +36,18 @@ def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureF
     assert "max_single_transfer is 25.000000" in shown
     assert "max_daily_spend is 40.000000" in shown
     assert "balance on chain: 57.500000 USDC" in shown
+    picture = html.unescape((ROOT / "docs" / "images" / "quickstart.svg").read_text("utf-8"))
+    pictured = picture.replace("\N{NO-BREAK SPACE}", " ")
+    for step in (line for line in shown.splitlines() if not line.startswith(" ")):
+        assert step in pictured, "the picture is of another quickstart: nox -s picture"
+
+
+def test_the_picture_asks_for_nothing_from_the_network() -> None:
+    picture = (ROOT / "docs" / "images" / "quickstart.svg").read_text("utf-8")
+    assert re.findall(r"[a-z]+://[^\s\"]+", picture) == [
+        "http://www.w3.org/2000/svg"
+    ]  # the name of SVG itself
+    assert not re.search(r"url\((?!#)|@import|<image|<script", picture)
 
 
 def test_the_approval_flow_is_decided_from_another_process() -> None:
@@ -50,3 +65,20 @@ def test_the_approval_flow_is_decided_from_another_process() -> None:
     assert "agent: 30 USDC: settled" in shown
     assert "agent: 50 USDC: rejected An operator rejected this transfer, because: “Ask legal first”." in shown
     assert "spent 35.000000, remaining 45.000000 of 80 USDC" in shown
+
+
+def test_payments_are_resumed_and_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "resume_payment.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert shown.count("unknown") == 2
+    for order in ("weather", "traffic", "atlas"):
+        assert shown.count(f"{order}: settled as txn_") == 1
+    assert [shown.count(f"the shop holds {paid}.000000 USDC") for paid in (25, 50, 75)] == [1, 1, 1]
+
+
+def test_the_async_agent_stays_within_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "async_agent.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "6 answered, 6 over the limit" in shown
+    assert shown.count(": 1.500000 USDC in ") == 6
+    assert "spent 9.000000 of 10 USDC" in shown

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 # From the top down. A module may import its own layer and those below it.
 LAYERS: list[list[str]] = [
-    ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
+    ["agentpay_server.__main__"],
+    ["agentpay_server", "agentpay_server._loading", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.clients"],
     ["agentpay_server.console", "agentpay_server.sandbox"],

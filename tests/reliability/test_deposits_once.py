@@ -36,6 +36,7 @@ async def lives() -> Any:
     made = Lives()
     yield made
     await made.end()
+    await made.disk.destroy()
 
 
 async def stranger(world: World, number: int = 1) -> Wallet:

@@ -44,6 +44,10 @@ class Disk(MemoryDatabase):
     async def close(self) -> None:
         """Stay."""
 
+    async def destroy(self) -> None:
+        """Let go of everything."""
+        await super().close()
+
 
 async def hangs_before(chain: FaultyChain, proceed: Proceed) -> None:
     """The request has not left when the server ends."""
@@ -116,6 +120,7 @@ async def lives() -> Any:
     made = Lives()
     yield made
     await made.end()
+    await made.disk.destroy()
 
 
 async def landed(world: World) -> set[str]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,8 @@ def test_the_environment_arms_a_process() -> None:
         env={"AGENTPAY_SERVER_CRASH_AT": "fund.sent", "PYTHONPATH": ":".join(sys.path)},
     )
     assert (answer.stdout.split(), answer.returncode) == (["alive"], -9)
+
+
+def test_the_readme_counts_them() -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"the server is killed at each of {len(POINTS)} steps" in readme.read_text("utf-8")

@@ -15,7 +15,7 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 
 _OPTIONS: Final = {"encoding": "base64", "commitment": "confirmed"}
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def connect(

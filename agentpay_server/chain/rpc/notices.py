@@ -19,7 +19,7 @@ _OPEN_SECONDS: Final = 10.0
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
 _MAX_SUBSCRIPTIONS: Final = 5_000
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Notices:

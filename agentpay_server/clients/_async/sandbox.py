@@ -92,7 +92,7 @@ class AsyncSandbox(AsyncResource):
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange)
-        self.clock = AsyncSandboxClock(exchange)
+        self.clock: AsyncSandboxClock = AsyncSandboxClock(exchange)
 
     async def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.

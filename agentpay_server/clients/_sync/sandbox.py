@@ -93,7 +93,7 @@ class Sandbox(Resource):
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange)
-        self.clock = SandboxClock(exchange)
+        self.clock: SandboxClock = SandboxClock(exchange)
 
     def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.

@@ -17,7 +17,7 @@ from agentpay_server.store.sessions import SessionRecord
 REJECTED: Final = "rejected"
 """The status of a session that was refused, and that there is not."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def shown(record: SessionRecord) -> Session:

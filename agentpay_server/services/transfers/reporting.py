@@ -8,7 +8,7 @@ from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 from agentpay_server.store.transfers import TransferRecord
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def report(context: Context, transfer: TransferRecord) -> None:

@@ -1,6 +1,6 @@
 """The embedded chain's journal of deposits: what came in, once, in order, for as long as somebody may ask."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from chain_world import World, run
@@ -17,9 +17,16 @@ from agentpay_server.store.memory import MemoryDatabase
 AMOUNTS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**63))
 
 
+@pytest.fixture
+def ledger() -> Iterator[DatabaseLedger]:
+    database = MemoryDatabase()
+    yield DatabaseLedger(database)
+    run(database.close())
+
+
 @pytest.fixture(params=["memory", "ledger"])
 def world(request: pytest.FixtureRequest) -> World:
-    return World(ledger=DatabaseLedger(MemoryDatabase()) if request.param == "ledger" else None)
+    return World(ledger=request.getfixturevalue("ledger") if request.param == "ledger" else None)
 
 
 class Listener:
@@ -146,8 +153,8 @@ def test_who_listens_is_told_and_leaves_out_its_own(world: World) -> None:
     assert world.balance(source) == 3
 
 
-def test_the_journal_outlives_the_process() -> None:
-    world = World(ledger=DatabaseLedger(MemoryDatabase()))
+def test_the_journal_outlives_the_process(ledger: DatabaseLedger) -> None:
+    world = World(ledger=ledger)
     recipient = world.account(1)
     world.mint(recipient, 5)
     ((found, cursor),) = told(world, recipient)

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class Ledger:
     """A ledger in a database in memory that outlives the chains, and fails when told."""
 
     def __init__(self) -> None:
-        self.inner = DatabaseLedger(MemoryDatabase())
+        self.database = MemoryDatabase()
+        self.inner = DatabaseLedger(self.database)
         self.pages: list[Page] = []
         self.acts: list[Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]] = []
         self.is_down = False
@@ -93,9 +94,17 @@ async def died_after(write: Coroutine[Any, Any, None]) -> None:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def new_ledger() -> Iterator[Ledger]:
+    made = Ledger()
+    yield made
+    run(made.database.close())
+
+
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
+def ledger() -> Iterator[Ledger]:
+    with new_ledger() as made:
+        yield made
 
 
 @pytest.fixture
@@ -421,31 +430,31 @@ STEPS = ["send", "lost", "reply lost", "died", "died after", "restart", "expire"
 def test_whatever_happens_a_transfer_lands_once_and_no_money_is_made(steps: list[str]) -> None:
     """The settlement rules over a chain that fails anywhere: sent until landed or expired, then again."""
     acts = {"lost": lost, "reply lost": reply_lost, "died": died, "died after": died_after}
-    ledger = Ledger()
-    world = World(ledger=ledger)
-    source, recipient = world.account(1, 100), world.account(2)
-    done, transaction = 0, world.transfer(1, recipient, 1)
-    for number, step in enumerate(steps):
-        if step in acts:
-            ledger.acts.append(acts[step])
-        if step == "restart":
-            world = world.restarted()
-        elif step == "expire":
-            world.chain.expire_blockhash()
-        else:
-            try:
-                run(world.chain.send(transaction.raw))
-            except ChainUnavailableError:
-                pass
-            except KeyboardInterrupt:
+    with new_ledger() as ledger:
+        world = World(ledger=ledger)
+        source, recipient = world.account(1, 100), world.account(2)
+        done, transaction = 0, world.transfer(1, recipient, 1)
+        for number, step in enumerate(steps):
+            if step in acts:
+                ledger.acts.append(acts[step])
+            if step == "restart":
                 world = world.restarted()
-        ledger.acts.clear()
-        if world.status(transaction) == LANDED:
-            done += 1
-            transaction = world.transfer(1, recipient, 1, memo=f"txn {number}")
-        elif is_provably_expired(world, transaction):
-            transaction = world.transfer(1, recipient, 1, memo=f"again {number}")
-        assert (world.balance(source), world.balance(recipient)) == (100 - done, done)
+            elif step == "expire":
+                world.chain.expire_blockhash()
+            else:
+                try:
+                    run(world.chain.send(transaction.raw))
+                except ChainUnavailableError:
+                    pass
+                except KeyboardInterrupt:
+                    world = world.restarted()
+            ledger.acts.clear()
+            if world.status(transaction) == LANDED:
+                done += 1
+                transaction = world.transfer(1, recipient, 1, memo=f"txn {number}")
+            elif is_provably_expired(world, transaction):
+                transaction = world.transfer(1, recipient, 1, memo=f"again {number}")
+            assert (world.balance(source), world.balance(recipient)) == (100 - done, done)
 
 
 # --- In a file, with others meanwhile

@@ -1,0 +1,18 @@
+"""The command `agentpay-server`, and `python -m agentpay_server`: the command line, once it can be loaded."""
+
+import sys
+
+from agentpay_server._loading import load
+
+
+def main() -> None:
+    """Run the command line, or say in one line what is not installed."""
+    try:
+        cli = load("agentpay_server.cli")
+    except ModuleNotFoundError as missing:
+        sys.exit(f"agentpay-server: {missing}")
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Draw the terminal session that the README shows, from a run of the quickstart.
+
+    nox -s picture
+
+The picture needs nothing from the network: its font is whatever monospaced one the reader has.
+"""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "images" / "quickstart.svg"
+COMMAND = ("examples/quickstart.py",)
+COLUMNS = 104
+FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
+
+
+def main() -> None:
+    """Run the quickstart and write the picture."""
+    done = subprocess.run(
+        [sys.executable, *COMMAND],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text.assemble(("$ ", "bold green"), ("python " + " ".join(COMMAND), "bold")))
+    for line in done.stdout.splitlines():
+        console.print(styled(line), no_wrap=True, overflow="ellipsis", crop=True)
+    picture = console.export_svg(title="agentpay", theme=MONOKAI, unique_id="quickstart")
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(without_network(picture), encoding="utf-8")
+    print(PICTURE.relative_to(ROOT))
+
+
+def styled(line: str) -> Text:
+    """Return a line of output as it is shown: what is done stands out, and so does what is refused."""
+    if not line.startswith(" "):
+        return Text(line, style="bold cyan")
+    text = Text(line)
+    text.highlight_regex(r"\bsettled\b|\bTrue\b", "green")
+    text.highlight_regex(r"\bmax_\w+(?= is)|\brejection\b.*", "red")
+    return text
+
+
+def without_network(picture: str) -> str:
+    """Return a picture that asks for no font of others."""
+    picture = re.sub(r"<!--.*?-->\s*", "", picture, flags=re.DOTALL)
+    picture = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", picture)
+    picture = re.sub(r"font-family: Fira Code, monospace;", f"font-family: {FONTS};", picture)
+    return "\n".join(line.rstrip() for line in picture.splitlines()) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Where `agentpay` is installed without `[server]`: what needs the server says what to install."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import agentpay
+from agentpay_server.__main__ import main
+from agentpay_server._loading import load
+
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
+ADVICE = "which is not installed: pip install 'agentpay[server]'"
+
+
+def run(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT}; {code}"], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_embedded_server_says_what_to_install():
+    ended = run("from agentpay_server import AgentPayServer")
+    assert ended.returncode == 1
+    assert f"the server needs httpx2, {ADVICE}" in ended.stderr
+
+
+def test_the_command_says_what_to_install_in_one_line():
+    ended = run("from agentpay_server.__main__ import main; main()")
+    assert ended.returncode == 1
+    assert ended.stderr == f"agentpay-server: the server needs click, {ADVICE}\n"
+
+
+def test_a_missing_dependency_comes_with_the_name_of_what_brings_it():
+    with pytest.raises(
+        ModuleNotFoundError, match=f"the server needs no_such_module, {re.escape(ADVICE)}"
+    ) as missing:
+        load("no_such_module.part")
+    assert missing.value.name == "no_such_module"
+
+
+def test_a_part_of_the_server_that_is_not_there_is_not_taken_for_a_missing_dependency():
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'agentpay_server\.nothing'$"):
+        load("agentpay_server.nothing")
+
+
+def test_the_client_and_the_fixtures_of_pytest_load_without_it():
+    assert run("import agentpay_server.pytest_plugin; from agentpay import AgentPay").returncode == 0
+
+
+def test_the_command_runs_where_everything_is_installed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["agentpay-server", "--version"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"agentpay-server, version {agentpay.__version__}\n"
+
+
+def test_the_command_runs_as_a_module():
+    ended = subprocess.run(
+        [sys.executable, "-m", "agentpay_server", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.endswith(f", version {agentpay.__version__}\n")
