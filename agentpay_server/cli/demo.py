@@ -5,8 +5,8 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 from rich.text import Text
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _SEEDS: Final = 1_000_000
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command()
@@ -65,7 +66,7 @@ def demo(
     from agentpay_server.cli.process import why_not_bound  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
 
-    with _until_told(), AgentPayServer(clock="system", seed=seed) as server:
+    with _Stop() as stop, AgentPayServer(clock="system", seed=seed) as server:
         story: list[Step] = []
         world = DemoWorld(server, seed, story.append)
         # Before anybody can reach it: the world that is found is always whole.
@@ -76,7 +77,7 @@ def demo(
         except OSError as error:
             raise click.ClickException(f"{why_not_bound(_HOST, port, error)}.") from None
         _introduce(output, server.base_url, server.operator_key, seed)
-        while True:
+        while not stop.is_told:
             for step in story:
                 _tell(output, step)
             story.clear()
@@ -85,20 +86,50 @@ def demo(
             steps = None if steps is None else steps - 1
             world.step()
             left = interval if ends_at is None else min(interval, ends_at - time.monotonic())
-            time.sleep(max(left, 0))
+            stop.rest(max(left, 0))
 
 
-@contextlib.contextmanager
-def _until_told() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the block, as its end would."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+class _Stop:
+    """Lets Ctrl-C and SIGTERM end the demo between two of its steps; a second one ends it at once.
+
+    Raised anywhere, the interrupt could be lost in a callback that nobody hears, or leave a call half done.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self._is_resting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Elsewhere there are no handlers to be had.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def rest(self, seconds: float) -> None:
+        """Do nothing for a while, or until it is told to stop."""
+        with contextlib.suppress(_Told):
+            self._is_resting = True
+            try:
+                if not self.is_told:
+                    time.sleep(seconds)
+            finally:
+                self._is_resting = False
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, self._before[number])
+        self.is_told = True
+        if self._is_resting:
+            self._is_resting = False
+            raise _Told
+
+
+class _Told(BaseException):
+    """The demo is told to stop while it rests."""
 
 
 def _introduce(output: Output, base_url: str, operator_key: str, seed: int) -> None:
