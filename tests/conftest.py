@@ -1,5 +1,6 @@
 """How Hypothesis runs, where the servers of the tests keep what they know, and validators for modules."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background would hand it on to every command that the tests interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     stores.run.kind = config.getoption("--store")
     validators.run.kind = config.getoption("--chain")
     told = getattr(config, "workerinput", None)
