@@ -161,6 +161,8 @@ class RpcChain:
             ValueError: `raw` is not a signed transaction.
         """
         signature = _signature_of(raw)
+        # Before it can land: not every node tells of what has happened already.
+        await self._notices.expect(signature)
         try:
             answer = await self._send(raw, skip_preflight=False)
         except RpcRefusalError as refusal:
