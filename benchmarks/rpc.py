@@ -1,8 +1,10 @@
 """Transfers on a real validator with slots of 50 ms: what the service adds to a bare loop, and how it scales.
 
 The bare loop builds, signs, sends and asks until the transaction is confirmed, in raw RPC calls, and keeps
-nothing. Then: 64 callers against one at a time, and one and two servers on one PostgreSQL that waits for its
-disk, at 1, 16 and 64 callers; each of these against one server with one caller.
+nothing. Beside it: RPC calls for each settled transfer, all that the server asks for by itself included; and
+callers at once, of one and of two servers on one PostgreSQL that waits for its disk, against one caller. A
+validator for tests takes transactions one after the other: as many bare loops at once, measured in the same
+rounds, tell how much of a limit is its own.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import httpx
 import postgres
 import rpc_processes
+import rpc_proxy
 import rpc_service
 import rpc_world
 import surfpool as surfpools
-from harness import Result
+from harness import Result, print_table
 from rpc_processes import Server
 from surfpool import Surfpool
 
@@ -32,19 +35,34 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.base import Blockhash
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.rpc.settings import RpcSettings
 
 ROUNDS = 8
 CALLS = 5
+CALLERS = (1, 16, 64)
+ROUNDS_TOGETHER = 3
+_DEFAULTS = RpcSettings(url="http://node.example")
 _keys = itertools.count()
+
+Work = Callable[[], Awaitable[object]]
 
 
 class BareLoop:
     """Build, sign, send, ask until it is confirmed: nothing else."""
 
-    def __init__(self, url: str, world: rpc_world.RpcWorld, recipient: str) -> None:
-        self._http = httpx.AsyncClient(base_url=url, trust_env=False)
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        world: rpc_world.RpcWorld,
+        payer: int,
+        recipient: str,
+        pause_seconds: float,
+    ) -> None:
+        self._http = http
         self._custody = world.custody
+        self._payer = payer
         self._recipient = recipient
+        self._pause_seconds = pause_seconds
 
     async def _call(self, method: str, *params: object) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
@@ -57,8 +75,8 @@ class BareLoop:
             self._custody,
             Blockhash(value=latest["blockhash"], last_valid_block_height=latest["lastValidBlockHeight"]),
             usdc_mint=rpc_world.USDC,
-            account_index=1,
-            source=associated_token_address(self._custody.address(spending_key(1)), rpc_world.USDC),
+            account_index=self._payer,
+            source=associated_token_address(self._custody.address(spending_key(self._payer)), rpc_world.USDC),
             recipient=self._recipient,
             amount_micro=1,
             memo=f"bare {next(_keys)}",
@@ -69,10 +87,29 @@ class BareLoop:
             (status,) = (await self._call("getSignatureStatuses", [signed.signature]))["value"]
             if status is not None and status["confirmationStatus"] != "processed":
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self._pause_seconds)
 
 
-async def _latencies(work: Callable[[], Awaitable[object]], calls: int) -> list[float]:
+@asynccontextmanager
+async def _bare_loops(surfpool: Surfpool, count: int) -> AsyncIterator[list[BareLoop]]:
+    """Give as many loops, each with a payer of its own."""
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        rpc_world.world(surfpool) as world,
+        httpx.AsyncClient(base_url=surfpool.url, trust_env=False, limits=limits, timeout=60) as http,
+    ):
+        recipient = await world.account(count + 1)
+        for payer in range(1, count + 1):
+            address = await world.account(payer)
+            surfpool.call(
+                "surfnet_setTokenAccount", world.owner(payer), rpc_world.USDC, {"amount": 1_000_000}
+            )
+            assert await world.balance(address) == 1_000_000
+        pause_seconds = 0.01 if count == 1 else 0.05
+        yield [BareLoop(http, world, payer, recipient, pause_seconds) for payer in range(1, count + 1)]
+
+
+async def _latencies(work: Work, calls: int) -> list[float]:
     found = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -81,19 +118,34 @@ async def _latencies(work: Callable[[], Awaitable[object]], calls: int) -> list[
     return found
 
 
+async def _seconds_each(callers: Sequence[Work], count: int) -> float:
+    """Return the seconds from the first to the last of `count` calls, divided by their number."""
+    numbers = itertools.count()
+
+    async def call(work: Work) -> None:
+        while next(numbers) < count:
+            await work()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(call(work) for work in callers))
+    return (time.perf_counter() - start) / count
+
+
+def _served(service: rpc_service.Service, payer: rpc_service.Party, payee: rpc_service.Party) -> Work:
+    async def call() -> None:
+        answer = await service.transfer(f"{next(_keys)}", payer, payee, "0.000001")
+        assert answer.status_code == 200, answer.text
+
+    return call
+
+
 async def _alone(surfpool: Surfpool) -> Result:
+    """Compare the latency of one transfer after the other."""
     async with (
-        rpc_world.world(surfpool) as world,
-        rpc_service.serving(surfpool, landing_seconds=0.4) as service,
+        _bare_loops(surfpool, 1) as (loop,),
+        rpc_service.serving(surfpool, **_as_by_default()) as service,
     ):
-        await world.account(1, 10_000)
-        loop = BareLoop(surfpool.url, world, await world.account(2))
-        payer, payee = await service.account("100"), await service.account()
-
-        async def served() -> None:
-            answer = await service.transfer(f"{next(_keys)}", payer, payee, "0.000001")
-            assert answer.status_code == 200, answer.text
-
+        served = _served(service, await service.account("100"), await service.account())
         await _latencies(loop.transfer, 3)
         await _latencies(served, 3)
         floors: list[float] = []
@@ -107,48 +159,93 @@ async def _alone(surfpool: Surfpool) -> Result:
         )
 
 
-async def _seconds_each(servers: list[Server], callers: int, count: int) -> float:
-    """Return the seconds from the first to the last transfer, divided by their number."""
-    payers = await asyncio.gather(*(servers[0].account("100") for _ in range(callers)))
-    payee = await servers[0].account()
-    numbers = itertools.count()
+async def _calls(surfpool: Surfpool) -> list[Result]:
+    """Count the RPC calls, from the first transfer until the last is irreversible and looked at."""
+    results = []
+    async with rpc_proxy.in_front_of(surfpool.url) as proxy:
+        for callers, each, bound in ((1, 40, 4), (64, 8, 2)):
+            settings = {**_as_by_default(), "url": proxy.url}
+            async with rpc_service.serving(surfpool, **settings) as service:
+                payers = [await service.account("100") for _ in range(callers)]
+                payee = await service.account()
 
-    async def call(caller: int) -> None:
-        server = servers[caller % len(servers)]
-        while next(numbers) < count:
-            body = {
-                "from": payers[caller]["account_id"],
-                "to": payee["account_id"],
-                "amount": "0.000001",
-                "idempotency_key": f"{next(_keys)}",
-            }
-            answer = await server.post("/v1/transfers", body)
-            assert answer.status_code == 200, answer.text
-
-    start = time.perf_counter()
-    await asyncio.gather(*(call(caller) for caller in range(callers)))
-    return (time.perf_counter() - start) / count
+                await asyncio.sleep(2 * _DEFAULTS.deposit_interval_seconds)
+                before = proxy.requests.copy()
+                works = [_served(service, payer, payee) for payer in payers]
+                await _seconds_each(works, callers * each)
+                await asyncio.sleep(1.5 * _DEFAULTS.deposit_interval_seconds)
+                made = proxy.requests - before
+            calls = made.total() / (callers * each)
+            words = ", ".join(f"{name} {count}" for name, count in made.most_common())
+            print(f"{callers * each} transfers, {callers} at once: {words}", file=sys.stderr)
+            results.append(Result(f"RPC calls for a transfer, {callers} at once", 0, 0, calls, bound))
+    return results
 
 
-async def _together(surfpool: Surfpool, database_url: str) -> list[Result]:
-    results: list[Result] = []
+def _as_by_default() -> dict[str, Any]:
+    names = ("landing_seconds", "status_interval_seconds", "deposit_interval_seconds")
+    return {name: getattr(_DEFAULTS, name) for name in names}
+
+
+def _posted(server: Server, payer: dict[str, Any], payee: dict[str, Any]) -> Work:
+    async def call() -> None:
+        body = {
+            "from": payer["account_id"],
+            "to": payee["account_id"],
+            "amount": "0.000001",
+            "idempotency_key": f"{next(_keys)}",
+        }
+        answer = await server.post("/v1/transfers", body)
+        assert answer.status_code == 200, answer.text
+
+    return call
+
+
+async def _together(surfpool: Surfpool, database_url: str, count: int) -> list[Result]:
+    """Compare callers at once, of `count` servers and of bare loops, with one at a time."""
+    served: dict[int, list[float]] = {callers: [] for callers in CALLERS}
+    bare: dict[int, list[float]] = {callers: [] for callers in CALLERS}
+    most = max(CALLERS)
     async with AsyncExitStack() as opened:
-        servers: list[Server] = []
-        alone = 0.0
-        for number in (1, 2):
-            servers.append(await opened.enter_async_context(rpc_processes.started(surfpool, database_url)))
-            for callers in (1, 16, 64):
-                each = await _seconds_each(servers, callers, 20 if callers == 1 else 2 * callers)
-                alone = alone or each
-                name = f"{number} server{'s' * (number > 1)}, {callers} callers: {1 / each:.0f} transfers/s"
-                bound = 0.125 if (number, callers) == (1, 64) else None
-                results.append(Result(name, each * 1e6, alone * 1e6, each / alone, bound))
+        loops = await opened.enter_async_context(_bare_loops(surfpool, most))
+        starting = [
+            opened.enter_async_context(rpc_processes.started(surfpool, database_url)) for _ in range(count)
+        ]
+        servers = [await server for server in starting]
+        payee = await servers[0].account()
+        payers = [await servers[0].account("100") for _ in range(most)]
+        works = [_posted(servers[number % count], payer, payee) for number, payer in enumerate(payers)]
+        for _ in range(ROUNDS_TOGETHER):
+            for callers in CALLERS:
+                transfers = 10 if callers == 1 else 2 * callers
+                served[callers].append(await _seconds_each(works[:callers], transfers))
+                bare[callers].append(
+                    await _seconds_each([loop.transfer for loop in loops[:callers]], transfers)
+                )
+    results = []
+    for name, found in ((f"{count} server{'s' * (count > 1)}", served), ("bare loops", bare)):
+        for callers in CALLERS:
+            each = statistics.median(found[callers])
+            ratio = statistics.median(many / one for many, one in zip(found[callers], found[1], strict=True))
+            bound = 0.125 if name == "1 server" and callers == most else None
+            title = f"{name}, {callers} at once: {1 / each:.0f} transfers/s"
+            results.append(Result(title, each * 1e6, statistics.median(found[1]) * 1e6, ratio, bound))
     return results
 
 
 def run() -> list[Result]:
-    """Measure."""
+    """Measure, each part on a validator of its own: it slows down with its age."""
     with surfpools.running() as node:
         results = [asyncio.run(_alone(node))]
-    with surfpools.running() as node, postgres.server() as url:
-        return results + asyncio.run(_together(node, postgres.new_database(url, "rpc")))
+    with surfpools.running() as node:
+        results += asyncio.run(_calls(node))
+    with postgres.server() as url:
+        for count in (1, 2):
+            with surfpools.running() as node:
+                database_url = postgres.new_database(url, f"rpc_{count}")
+                results += asyncio.run(_together(node, database_url, count))
+    return results
+
+
+if __name__ == "__main__":
+    print_table(run())

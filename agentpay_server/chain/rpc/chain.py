@@ -15,7 +15,7 @@ How a call fails is `client.py`'s, what an answer must look like is `replies.py`
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from solders.pubkey import Pubkey
@@ -77,6 +77,11 @@ class RpcChain:
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
+        self._is_booked: Callable[[str], bool] = lambda _: False
+
+    def leave_out(self, is_booked: Callable[[str], bool]) -> None:
+        """Spare the reading of transactions of which all that they brought is booked, as far as is known."""
+        self._is_booked = is_booked
 
     @property
     def usdc_mint(self) -> str:
@@ -211,7 +216,11 @@ class RpcChain:
         history = await self._history(token_account, after)
         for start in range(0, len(history), _DEPOSIT_BATCH):
             lines = history[start : start + _DEPOSIT_BATCH]
-            found = [await self._deposit(line.signature, token_account) for line in lines if not line.failed]
+            found = [
+                await self._deposit(line.signature, token_account)
+                for line in lines
+                if not (line.failed or self._is_booked(line.signature))
+            ]
             deposits = tuple(deposit for deposit in found if deposit is not None)
             yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
 

@@ -71,7 +71,7 @@ class RpcSettings:
         default=2.0, validator=validators.and_(validators.ge(0), validators.le(20))
     )
     landing_seconds: float = field(default=0.4, validator=validators.ge(0))
-    status_interval_seconds: float = field(default=0.1, validator=validators.ge(0))
+    status_interval_seconds: float = field(default=0.05, validator=validators.ge(0))
     compute_unit_limit: int = field(
         default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
     )
