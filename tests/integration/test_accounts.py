@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
+import stores
+import validators
 from server_world import UNKNOWN, UNKNOWN_ACCOUNT, Funded, path_of, raw_client, refused
 from solders.pubkey import Pubkey
 
@@ -237,8 +239,10 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         "key_id": key.key_id,
         "webhook_id": webhook.webhook_id,
         "event_id": event["id"],
-        "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
+    if validators.is_embedded() and stores.run.kind == "memory":
+        # Elsewhere there are no snapshots, of nobody.
+        known["snapshot_id"] = server.sandbox.snapshot().snapshot_id
     bodies = {
         "policies.put": {"paused": True},
         "sandbox.accounts.fund": {"amount": "1"},
@@ -251,10 +255,10 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
         return _without_identifiers(body, identifiers)
 
-    with_identifier = [endpoint for endpoint in BOUND_ENDPOINTS if "_id}" in endpoint.path]
+    named = [(endpoint, re.findall(r"\{(\w+)\}", endpoint.path)) for endpoint in BOUND_ENDPOINTS]
+    with_identifier = [(endpoint, names) for endpoint, names in named if names and {*names} <= {*known}]
     assert len(with_identifier) >= 9
-    for endpoint in with_identifier:
-        names = re.findall(r"\{(\w+)\}", endpoint.path)
+    for endpoint, names in with_identifier:
         assert answer(endpoint, {name: known[name] for name in names}) == answer(
             endpoint, {name: UNKNOWN[name] for name in names}
         )
