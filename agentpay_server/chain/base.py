@@ -4,7 +4,7 @@ The protocol is small on purpose: every rule about sending, waiting, expiry and 
 over these calls, in `services/settlement.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -36,10 +36,12 @@ class ComputeBudget:
         unit_limit: compute units that it may use; it fails when it needs more.
         unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
             a lamport.
+        unit_limits: lower limits of transactions whose needs are known, by their shape (see `signing.py`).
     """
 
     unit_limit: int
     unit_price_micro_lamports: int
+    unit_limits: Mapping[str, int] = Factory(dict)
 
 
 @frozen(kw_only=True)
