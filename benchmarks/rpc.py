@@ -3,8 +3,8 @@
 The bare loop builds, signs, sends and asks until the transaction is confirmed, in raw RPC calls, and keeps
 nothing. Beside it: RPC calls for each settled transfer, all that the server asks for by itself included; and
 callers at once, of one and of two servers on one PostgreSQL that waits for its disk, against one caller. A
-validator for tests takes transactions one after the other: as many bare loops at once, measured in the same
-rounds, tell how much of a limit is its own.
+validator for tests takes transactions one after the other, and ever more slowly: each round has a new one,
+and as many bare loops at once, in the same round, tell how much of a limit is its own.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 
 ROUNDS = 8
 CALLS = 5
-CALLERS = (1, 16, 64)
+CALLERS = (1, 64, 16)  # In this order: the validator is young where it counts.
+PAYERS = 16
 ROUNDS_TOGETHER = 3
 _DEFAULTS = RpcSettings(url="http://node.example")
 _keys = itertools.count()
 
 Work = Callable[[], Awaitable[object]]
+_Found = dict[int, list[float]]
 
 
 class BareLoop:
@@ -201,33 +203,39 @@ def _posted(server: Server, payer: dict[str, Any], payee: dict[str, Any]) -> Wor
     return call
 
 
-async def _together(surfpool: Surfpool, database_url: str, count: int) -> list[Result]:
-    """Compare callers at once, of `count` servers and of bare loops, with one at a time."""
-    served: dict[int, list[float]] = {callers: [] for callers in CALLERS}
-    bare: dict[int, list[float]] = {callers: [] for callers in CALLERS}
-    most = max(CALLERS)
+async def _round(surfpool: Surfpool, database_url: str, count: int, served: _Found, bare: _Found) -> None:
+    """Measure callers at once, of `count` servers and of bare loops."""
     async with AsyncExitStack() as opened:
-        loops = await opened.enter_async_context(_bare_loops(surfpool, most))
-        starting = [
-            opened.enter_async_context(rpc_processes.started(surfpool, database_url)) for _ in range(count)
+        loops = await opened.enter_async_context(_bare_loops(surfpool, PAYERS))
+        servers = [
+            await opened.enter_async_context(rpc_processes.started(surfpool, database_url))
+            for _ in range(count)
         ]
-        servers = [await server for server in starting]
         payee = await servers[0].account()
-        payers = [await servers[0].account("100") for _ in range(most)]
-        works = [_posted(servers[number % count], payer, payee) for number, payer in enumerate(payers)]
-        for _ in range(ROUNDS_TOGETHER):
-            for callers in CALLERS:
-                transfers = 10 if callers == 1 else 2 * callers
-                served[callers].append(await _seconds_each(works[:callers], transfers))
-                bare[callers].append(
-                    await _seconds_each([loop.transfer for loop in loops[:callers]], transfers)
-                )
+        payers = [await servers[0].account("100") for _ in range(PAYERS)]
+        for callers in CALLERS:
+            transfers = 10 if callers == 1 else 2 * callers
+            works = [
+                _posted(servers[number % count], payers[number % PAYERS], payee) for number in range(callers)
+            ]
+            served[callers].append(await _seconds_each(works, transfers))
+            works = [loops[number % PAYERS].transfer for number in range(callers)]
+            bare[callers].append(await _seconds_each(works, transfers))
+
+
+def _together(database_urls: Iterable[str], count: int) -> list[Result]:
+    """Compare callers at once with one at a time."""
+    served: _Found = {callers: [] for callers in CALLERS}
+    bare: _Found = {callers: [] for callers in CALLERS}
+    for database_url in database_urls:
+        with surfpools.running() as node:
+            asyncio.run(_round(node, database_url, count, served, bare))
     results = []
     for name, found in ((f"{count} server{'s' * (count > 1)}", served), ("bare loops", bare)):
-        for callers in CALLERS:
+        for callers in sorted(CALLERS):
             each = statistics.median(found[callers])
             ratio = statistics.median(many / one for many, one in zip(found[callers], found[1], strict=True))
-            bound = 0.125 if name == "1 server" and callers == most else None
+            bound = 0.125 if name == "1 server" and callers == max(CALLERS) else None
             title = f"{name}, {callers} at once: {1 / each:.0f} transfers/s"
             results.append(Result(title, each * 1e6, statistics.median(found[1]) * 1e6, ratio, bound))
     return results
@@ -241,9 +249,8 @@ def run() -> list[Result]:
         results += asyncio.run(_calls(node))
     with postgres.server() as url:
         for count in (1, 2):
-            with surfpools.running() as node:
-                database_url = postgres.new_database(url, f"rpc_{count}")
-                results += asyncio.run(_together(node, database_url, count))
+            urls = [postgres.new_database(url, f"rpc_{count}_{number}") for number in range(ROUNDS_TOGETHER)]
+            results += _together(urls, count)
     return results
 
 
