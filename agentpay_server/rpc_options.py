@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS
 from agentpay_server.chain.custody import read_key
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
 
@@ -80,7 +81,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--compute-unit-limit",
-        type=click.IntRange(min=1, max=1_400_000),
+        type=click.IntRange(min=1, max=MOST_COMPUTE_UNITS),
         default=60_000,
         show_default=True,
         help="Compute units that a transaction may use at most, where a priority fee is offered; less "

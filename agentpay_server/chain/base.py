@@ -13,6 +13,9 @@ from attrs import Factory, field, frozen
 BLOCKHASH_LIFE_BLOCKS: Final = 150
 """In how many blocks a transaction can land, at most: those up to its last valid block height."""
 
+MOST_COMPUTE_UNITS: Final = 1_400_000
+"""The highest limit that a transaction can ask for."""
+
 
 class ChainUnavailableError(Exception):
     """The chain did not answer, or its answer was lost. Whether a send arrived is unknown."""

@@ -6,6 +6,8 @@ from enum import StrEnum
 import httpx2
 from attrs import Attribute, field, frozen, validators
 
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS
+
 
 class Finality(StrEnum):
     """When a transaction counts as settled (D35)."""
@@ -73,7 +75,7 @@ class RpcSettings:
     landing_seconds: float = field(default=0.4, validator=validators.ge(0))
     status_interval_seconds: float = field(default=0.05, validator=validators.ge(0))
     compute_unit_limit: int = field(
-        default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
+        default=60_000, validator=validators.and_(validators.ge(1), validators.le(MOST_COMPUTE_UNITS))
     )
     priority_fee_micro_lamports: int = field(
         default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))

@@ -21,8 +21,8 @@ from surfpool import Surfpool
 
 from agentpay import ConflictError
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.chain.custody import TREASURY, spending_key
+from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
 from agentpay_server.contract import sandbox
 from agentpay_server.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.settings import Settings
@@ -77,6 +77,38 @@ async def test_what_is_refused_by_policy_or_balance_moves_nothing(service: Servi
     short = await service.transfer("d", payer, payee, "0.000001")
     assert (short.status_code, short.json()["error"]) == (402, "insufficient_balance")
     assert await service.held(payee) == 10_000_000
+
+
+async def test_accounts_that_are_asked_for_together_share_transactions(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    async with rpc_service.serving(surfpool, url=proxy.url) as service:
+        await service.account()
+        before = proxy.requests.copy()
+        parties = await asyncio.gather(*(service.account() for _ in range(25)))
+        made = proxy.requests - before
+        assert len({party.usdc_token_account for party in parties}) == 25
+        assert 3 <= made["sendTransaction"] <= 8
+        assert [await service.held(party) for party in parties] == [0] * 25
+        watched = await service.runtime.context.database.read(confirmed.watched_after, "", 100)
+        assert {party.account_id for party in parties} <= {row.subject for row in watched}
+
+
+async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
+    await service.account()
+    # Somebody else's account is where the token account of the third from now would be.
+    owner = service.runtime.context.signer.address(spending_key(4))
+    taken = associated_token_address(owner, rpc_world.USDC)
+    program = str(MEMO_PROGRAM)
+    surfpool.call("surfnet_setAccount", taken, {"lamports": 10**9, "data": "00", "owner": program})
+    answers = await asyncio.gather(
+        *(service.http.post("/v1/accounts", json={"name": f"{number}"}) for number in range(5))
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 201, 503]
+    listed = (await service.http.get("/v1/accounts")).json()["data"]
+    assert len(listed) == 5
+    assert taken not in {account["usdc_token_account"] for account in listed}
+    assert {answer.json().get("error") for answer in answers} == {None, "chain_unavailable"}
 
 
 async def test_money_from_outside_is_booked_once_it_cannot_be_undone(

@@ -34,12 +34,11 @@ def transfer(blockhash: Blockhash, memo: str = "txn_1") -> SignedTransaction:
 
 
 def provision(blockhash: Blockhash) -> SignedTransaction:
-    return transactions.provision_account(
+    return transactions.provision_accounts(
         CUSTODY,
         blockhash,
         usdc_mint=USDC,
-        account_index=1,
-        present_lamports=0,
+        present_lamports={1: 0},
         rent_exempt_lamports=890_880,
     )
 
