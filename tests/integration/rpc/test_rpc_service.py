@@ -111,6 +111,43 @@ async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpoo
     assert {answer.json().get("error") for answer in answers} == {None, "chain_unavailable"}
 
 
+async def test_limits_that_simulations_have_told_suffice_for_whatever_is_done(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    fees = {"priority_fee_micro_lamports": 1_000, "priority_fee_cap_micro_lamports": 5_000}
+    settings = Settings(onchain_memo="full")
+    async with rpc_service.serving(surfpool, url=proxy.url, settings=settings, **fees) as service:
+        payer, *payees = await asyncio.gather(*(service.account() for _ in range(12)))
+        await service.until_answered(f"/sandbox/accounts/{payer.account_id}/fund", {"amount": "100"})
+        sent = 0
+        for payee in payees[:4]:
+            for memo in ("", "a", "é" * 100):
+                sent += 1
+                answer = await service.transfer(f"{sent}", payer, payee, "1", memo=memo)
+                assert answer.status_code == 200, answer.text
+        for number, payee in enumerate(payees[:3]):
+            terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
+            session = await service.until_answered("/sessions", {**terms, "idempotency_key": f"{number}"})
+            charge = {"amount": f"{number + 1}", "idempotency_key": f"{number}"}
+            await service.until_answered(f"/sessions/{session['session_id']}/charges", charge)
+            closed = await service.until_answered(f"/sessions/{session['session_id']}/close", {})
+            assert closed["status"] == "settled"
+        for limit in (1, 20, 300):
+            await service.http.put(
+                f"/v1/accounts/{payer.account_id}/policy",
+                json={"max_single_transfer": limit, "categories": ["data"] * bool(limit > 1)},
+            )
+
+            async def is_written() -> bool:
+                detail = await service.until_read(f"/console/accounts/{payer.account_id}")
+                return bool(detail["policy_record"]["version"] == detail["policy_version"])
+
+            await rpc_service.eventually(is_written)
+        assert await service.held(payer) == 100_000_000 - sent * 1_000_000 - 6_000_000
+        # One for each kind, not one for each transaction.
+        assert 0 < proxy.requests["simulateTransaction"] <= 12
+
+
 async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     surfpool: Surfpool, service: Service
 ) -> None:
