@@ -4,15 +4,18 @@ The bare loop builds, signs, sends and asks until the transaction is confirmed, 
 nothing. Beside it: RPC calls for each settled transfer, all that the server asks for by itself included; and
 callers at once, of one and of two servers on one PostgreSQL that waits for its disk, against one caller. A
 validator for tests takes transactions one after the other, and ever more slowly: each round has a new one,
-and as many bare loops at once, in the same round, tell how much of a limit is its own.
+and as many bare loops at once, in the same round, tell how much of a limit is its own. What a transfer costs
+the servers in CPU time tells what theirs would be.
 """
 
 import asyncio
 import base64
 import itertools
+import os
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,6 +30,7 @@ import rpc_proxy
 import rpc_service
 import rpc_world
 import surfpool as surfpools
+from attrs import Factory, frozen
 from harness import Result, print_table
 from rpc_processes import Server
 from surfpool import Surfpool
@@ -46,7 +50,6 @@ _DEFAULTS = RpcSettings(url="http://node.example")
 _keys = itertools.count()
 
 Work = Callable[[], Awaitable[object]]
-_Found = dict[int, list[float]]
 
 
 class BareLoop:
@@ -203,7 +206,25 @@ def _posted(server: Server, payer: dict[str, Any], payee: dict[str, Any]) -> Wor
     return call
 
 
-async def _round(surfpool: Surfpool, database_url: str, count: int, served: _Found, bare: _Found) -> None:
+@frozen
+class _Found:
+    """Seconds for a transfer, one for each round, by the number of callers."""
+
+    served: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+    cpu: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+    bare: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+
+
+def _cpu_seconds(servers: Sequence[Server]) -> float:
+    """Return the CPU time that servers have taken until now."""
+    seconds = 0.0
+    for server in servers:
+        fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+async def _round(surfpool: Surfpool, database_url: str, count: int, found: _Found) -> None:
     """Measure callers at once, of `count` servers and of bare loops."""
     async with AsyncExitStack() as opened:
         loops = await opened.enter_async_context(_bare_loops(surfpool, PAYERS))
@@ -218,26 +239,35 @@ async def _round(surfpool: Surfpool, database_url: str, count: int, served: _Fou
             works = [
                 _posted(servers[number % count], payers[number % PAYERS], payee) for number in range(callers)
             ]
-            served[callers].append(await _seconds_each(works, transfers))
+            cpu_seconds = _cpu_seconds(servers)
+            found.served[callers].append(await _seconds_each(works, transfers))
+            found.cpu[callers].append((_cpu_seconds(servers) - cpu_seconds) / transfers)
             works = [loops[number % PAYERS].transfer for number in range(callers)]
-            bare[callers].append(await _seconds_each(works, transfers))
+            found.bare[callers].append(await _seconds_each(works, transfers))
 
 
 def _together(database_urls: Iterable[str], count: int) -> list[Result]:
     """Compare callers at once with one at a time."""
-    served: _Found = {callers: [] for callers in CALLERS}
-    bare: _Found = {callers: [] for callers in CALLERS}
+    found = _Found()
     for database_url in database_urls:
         with surfpools.running() as node:
-            asyncio.run(_round(node, database_url, count, served, bare))
+            asyncio.run(_round(node, database_url, count, found))
     results = []
-    for name, found in ((f"{count} server{'s' * (count > 1)}", served), ("bare loops", bare)):
+    name = f"{count} server{'s' * (count > 1)}"
+    for title, seconds in ((name, found.served), ("bare loops", found.bare)):
         for callers in sorted(CALLERS):
-            each = statistics.median(found[callers])
-            ratio = statistics.median(many / one for many, one in zip(found[callers], found[1], strict=True))
-            bound = 0.125 if name == "1 server" and callers == max(CALLERS) else None
-            title = f"{name}, {callers} at once: {1 / each:.0f} transfers/s"
-            results.append(Result(title, each * 1e6, statistics.median(found[1]) * 1e6, ratio, bound))
+            each, alone = statistics.median(seconds[callers]), statistics.median(seconds[1])
+            ratio = statistics.median(
+                many / one for many, one in zip(seconds[callers], seconds[1], strict=True)
+            )
+            bound = 0.125 if title == "1 server" and callers == max(CALLERS) else None
+            rate = f"{title}, {callers} at once: {1 / each:.0f} transfers/s"
+            results.append(Result(rate, each * 1e6, alone * 1e6, ratio, bound))
+    for callers in sorted(CALLERS):
+        cpu, each = statistics.median(found.cpu[callers]), statistics.median(found.served[callers])
+        results.append(
+            Result(f"{name}, {callers} at once: CPU of a transfer", cpu * 1e6, each * 1e6, cpu / each, None)
+        )
     return results
 
 
