@@ -66,7 +66,8 @@ class Provisioning:
         try:
             await asyncio.sleep(COLLECTING_SECONDS)
         except asyncio.CancelledError:
-            _fail(self._waiting, ChainUnavailableError("the server stops"))
+            waiting, self._waiting = self._waiting, []
+            _fail(waiting, ChainUnavailableError("the server stops"))
             raise
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
