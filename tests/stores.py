@@ -166,6 +166,11 @@ def _fresh_directory() -> Path:
     return Path(tempfile.mkdtemp(dir=run.scratch))
 
 
+def has_snapshots() -> bool:
+    """Whether the servers of this run keep everything in memory, their chain included."""
+    return run.kind == "memory" and validators.is_embedded()
+
+
 @cache
 def _everything(left_out: frozenset[str]) -> list[Select[Any]]:
     shown = {
