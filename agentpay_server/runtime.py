@@ -234,7 +234,8 @@ async def _started(
     )
     settlement = Settlement(context)
     deposits = Deposits(context, settlement)
-    _introduce(inner, deposits, settlement)
+    if isinstance(inner, EmbeddedChain):
+        inner.listen(deposits)
     execution = Execution(context, settlement, deposits)
     approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
@@ -303,14 +304,6 @@ async def _started(
         context.tasks.start_loop(schedule.run())
     snapshots.mark_start()
     return runtime
-
-
-def _introduce(chain: EmbeddedChain | RpcChain, deposits: Deposits, settlement: Settlement) -> None:
-    """Tell the chain who books what it brings, so that neither does in vain what the other has done."""
-    if isinstance(chain, EmbeddedChain):
-        chain.listen(deposits)
-    else:
-        chain.leave_out(settlement.is_booked)
 
 
 def _with_world(parts: list[Part], storage: Storage, chain: EmbeddedChain | RpcChain) -> list[Part] | None:

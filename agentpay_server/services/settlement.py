@@ -36,8 +36,6 @@ T_co = TypeVar("T_co", covariant=True)
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
-_MOST_REMEMBERED: Final = 10_000
-
 logger = logging.getLogger(__name__)
 
 
@@ -105,8 +103,6 @@ class Settlement:
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
         self._under_way: set[str] = set()
-        # The newest of the transactions whose end was booked here, oldest first.
-        self._ended_here: dict[str, None] = {}
 
     @property
     def driven(self) -> Collection[str]:
@@ -115,12 +111,7 @@ class Settlement:
 
     def capture(self) -> Callable[[], None]:
         """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
-
-        def restore() -> None:
-            self._under_way.clear()
-            self._ended_here.clear()
-
-        return restore
+        return self._under_way.clear
 
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
@@ -128,10 +119,6 @@ class Settlement:
         All that it moves, on both sides, is then booked by the subject's steps.
         """
         return signature in self._under_way
-
-    def is_booked(self, signature: str) -> bool:
-        """Return whether a transaction has ended here lately, so that all that it moves is booked."""
-        return signature in self._ended_here
 
     async def settle(
         self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool, deadline: float
@@ -222,9 +209,6 @@ class Settlement:
         else:
             result = await steps.failed(signed, end)
         fault_point(steps.operation, Step.BOOKED)
-        self._ended_here[signed.signature] = None
-        if len(self._ended_here) > _MOST_REMEMBERED:
-            del self._ended_here[next(iter(self._ended_here))]
         return result
 
     async def outcome(

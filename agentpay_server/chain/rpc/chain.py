@@ -15,7 +15,7 @@ How a call fails is `client.py`'s, what an answer must look like is `replies.py`
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from attrs import evolve
@@ -31,7 +31,7 @@ from agentpay_server.chain.base import (
     TokenAccount,
 )
 from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.deposits import Booked, Deposit, DepositBatch, nothing_booked
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.failures import json_failure_reason
 from agentpay_server.chain.rpc import replies
@@ -80,11 +80,6 @@ class RpcChain:
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
-        self._is_booked: Callable[[str], bool] = lambda _: False
-
-    def leave_out(self, is_booked: Callable[[str], bool]) -> None:
-        """Spare the reading of transactions of which all that they brought is booked, as far as is known."""
-        self._is_booked = is_booked
 
     @property
     def usdc_mint(self) -> str:
@@ -220,15 +215,18 @@ class RpcChain:
 
         return await self._rents.setdefault(size, Recent(fetch, _RENT_SECONDS)).get()
 
-    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    async def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
         """Yield what came in since a cursor, which is a signature (see `DepositSource`)."""
         history = await self._history(token_account, after)
+        known = await booked() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
             lines = history[start : start + _DEPOSIT_BATCH]
             found = [
                 await self._deposit(line.signature, token_account)
                 for line in lines
-                if not (line.failed or self._is_booked(line.signature))
+                if not line.failed and line.signature not in known
             ]
             deposits = tuple(deposit for deposit in found if deposit is not None)
             yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)

@@ -21,6 +21,7 @@ from surfpool import Surfpool
 
 from agentpay import ConflictError
 from agentpay_server import AgentPayServer
+from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
 from agentpay_server.contract import sandbox
@@ -164,6 +165,36 @@ async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     await rpc_service.eventually(is_booked)
     (entry,) = await entries()
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
+
+
+async def test_a_transfer_to_a_token_account_whose_account_is_not_stored_yet_is_its_deposit(
+    service: Service,
+) -> None:
+    payer, context = await service.account("10"), service.runtime.context
+    owner = context.signer.address(spending_key(2))
+    address = associated_token_address(owner, rpc_world.USDC)
+    made = transactions.create_token_account(
+        context.signer, await context.chain.latest_blockhash(), usdc_mint=rpc_world.USDC, owner=owner
+    )
+    await context.chain.send(made.raw)
+
+    async def is_there() -> bool:
+        return (await context.chain.token_accounts([address]))[0] is not None
+
+    await rpc_service.eventually(is_there)
+    paid = (await service.transfer("key", payer, address, "4")).json()
+    account = await service.account()
+    assert account.usdc_token_account == address
+
+    async def history() -> list[tuple[str, str, str]]:
+        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
+        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
+
+    async def is_booked() -> bool:
+        return bool(await history())
+
+    await rpc_service.eventually(is_booked)
+    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
 
 
 async def test_what_an_escrow_pays_is_booked_by_its_settlement_and_by_nobody_else(
