@@ -33,7 +33,7 @@ from agentpay_server.chain.base import (
     SignatureStatus,
     TokenAccount,
 )
-from agentpay_server.chain.deposits import Booked, Deposit, DepositBatch, nothing_booked
+from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
@@ -220,11 +220,7 @@ class EmbeddedChain:
         return [self._token_account(address) for address in addresses]
 
     async def deposits(
-        self,
-        token_account: str,
-        *,
-        after: str | None,
-        booked: Booked = nothing_booked,  # noqa: ARG002 - reading costs nothing here
+        self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
         """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
         await self._settled()

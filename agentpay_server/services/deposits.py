@@ -12,7 +12,6 @@ When to look is up to `workers/deposits.py`.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 from agentpay.contract import identifiers
@@ -172,7 +171,10 @@ class Deposits:
         if account is None:
             return True, beside
         after = account.deposit_cursor
-        newest = partial(self._database.read, entries.newest_signatures, account.account_id, _NEWEST)
+
+        async def newest() -> set[str]:
+            return await self._database.read(entries.newest_signatures, account.account_id, _NEWEST)
+
         async for batch in self._chain.deposits(token_account, after=after, booked=newest):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
             booked = await self._database.run(self._book, account.account_id, after, batch, beside)
