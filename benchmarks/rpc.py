@@ -1,18 +1,23 @@
 """Transfers on a real validator with slots of 50 ms: what the service adds to a bare loop, and how it scales.
 
 The bare loop builds, signs, sends and asks until the transaction is confirmed, in raw RPC calls, and keeps
-nothing. Then: 64 callers against one at a time, and one and two servers on one PostgreSQL that waits for its
-disk, at 1, 16 and 64 callers; each of these against one server with one caller.
+nothing. Beside it: RPC calls for each settled transfer, all that the server asks for by itself included; and
+callers at once, of one and of two servers on one PostgreSQL that waits for its disk, against one caller. A
+validator for tests takes transactions one after the other, and ever more slowly: each round has a new one,
+and as many bare loops at once, in the same round, tell how much of a limit is its own. What a transfer costs
+the servers in CPU time tells what theirs would be.
 """
 
 import asyncio
 import base64
 import itertools
+import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import httpx
 import postgres
 import rpc_processes
+import rpc_proxy
 import rpc_service
 import rpc_world
 import surfpool as surfpools
-from harness import Result
+from attrs import Factory, frozen
+from harness import Result, print_table
 from rpc_processes import Server
 from surfpool import Surfpool
 
@@ -32,19 +39,35 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.base import Blockhash
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.rpc.settings import RpcSettings
 
 ROUNDS = 8
 CALLS = 5
+CALLERS = (1, 64, 16)  # In this order: the validator is young where it counts.
+PAYERS = 16
+ROUNDS_TOGETHER = 3
+_DEFAULTS = RpcSettings(url="http://node.example")
 _keys = itertools.count()
+
+Work = Callable[[], Awaitable[object]]
 
 
 class BareLoop:
     """Build, sign, send, ask until it is confirmed: nothing else."""
 
-    def __init__(self, url: str, world: rpc_world.RpcWorld, recipient: str) -> None:
-        self._http = httpx.AsyncClient(base_url=url, trust_env=False)
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        world: rpc_world.RpcWorld,
+        payer: int,
+        recipient: str,
+        pause_seconds: float,
+    ) -> None:
+        self._http = http
         self._custody = world.custody
+        self._payer = payer
         self._recipient = recipient
+        self._pause_seconds = pause_seconds
 
     async def _call(self, method: str, *params: object) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
@@ -57,8 +80,8 @@ class BareLoop:
             self._custody,
             Blockhash(value=latest["blockhash"], last_valid_block_height=latest["lastValidBlockHeight"]),
             usdc_mint=rpc_world.USDC,
-            account_index=1,
-            source=associated_token_address(self._custody.address(spending_key(1)), rpc_world.USDC),
+            account_index=self._payer,
+            source=associated_token_address(self._custody.address(spending_key(self._payer)), rpc_world.USDC),
             recipient=self._recipient,
             amount_micro=1,
             memo=f"bare {next(_keys)}",
@@ -69,10 +92,29 @@ class BareLoop:
             (status,) = (await self._call("getSignatureStatuses", [signed.signature]))["value"]
             if status is not None and status["confirmationStatus"] != "processed":
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self._pause_seconds)
 
 
-async def _latencies(work: Callable[[], Awaitable[object]], calls: int) -> list[float]:
+@asynccontextmanager
+async def _bare_loops(surfpool: Surfpool, count: int) -> AsyncIterator[list[BareLoop]]:
+    """Give as many loops, each with a payer of its own."""
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        rpc_world.world(surfpool) as world,
+        httpx.AsyncClient(base_url=surfpool.url, trust_env=False, limits=limits, timeout=60) as http,
+    ):
+        recipient = await world.account(count + 1)
+        for payer in range(1, count + 1):
+            address = await world.account(payer)
+            surfpool.call(
+                "surfnet_setTokenAccount", world.owner(payer), rpc_world.USDC, {"amount": 1_000_000}
+            )
+            assert await world.balance(address) == 1_000_000
+        pause_seconds = 0.01 if count == 1 else 0.05
+        yield [BareLoop(http, world, payer, recipient, pause_seconds) for payer in range(1, count + 1)]
+
+
+async def _latencies(work: Work, calls: int) -> list[float]:
     found = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -81,19 +123,34 @@ async def _latencies(work: Callable[[], Awaitable[object]], calls: int) -> list[
     return found
 
 
+async def _seconds_each(callers: Sequence[Work], count: int) -> float:
+    """Return the seconds from the first to the last of `count` calls, divided by their number."""
+    numbers = itertools.count()
+
+    async def call(work: Work) -> None:
+        while next(numbers) < count:
+            await work()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(call(work) for work in callers))
+    return (time.perf_counter() - start) / count
+
+
+def _served(service: rpc_service.Service, payer: rpc_service.Party, payee: rpc_service.Party) -> Work:
+    async def call() -> None:
+        answer = await service.transfer(f"{next(_keys)}", payer, payee, "0.000001")
+        assert answer.status_code == 200, answer.text
+
+    return call
+
+
 async def _alone(surfpool: Surfpool) -> Result:
+    """Compare the latency of one transfer after the other."""
     async with (
-        rpc_world.world(surfpool) as world,
-        rpc_service.serving(surfpool, landing_seconds=0.4) as service,
+        _bare_loops(surfpool, 1) as (loop,),
+        rpc_service.serving(surfpool, **_as_by_default()) as service,
     ):
-        await world.account(1, 10_000)
-        loop = BareLoop(surfpool.url, world, await world.account(2))
-        payer, payee = await service.account("100"), await service.account()
-
-        async def served() -> None:
-            answer = await service.transfer(f"{next(_keys)}", payer, payee, "0.000001")
-            assert answer.status_code == 200, answer.text
-
+        served = _served(service, await service.account("100"), await service.account())
         await _latencies(loop.transfer, 3)
         await _latencies(served, 3)
         floors: list[float] = []
@@ -107,48 +164,125 @@ async def _alone(surfpool: Surfpool) -> Result:
         )
 
 
-async def _seconds_each(servers: list[Server], callers: int, count: int) -> float:
-    """Return the seconds from the first to the last transfer, divided by their number."""
-    payers = await asyncio.gather(*(servers[0].account("100") for _ in range(callers)))
-    payee = await servers[0].account()
-    numbers = itertools.count()
+async def _calls(surfpool: Surfpool) -> list[Result]:
+    """Count the RPC calls, from the first transfer until the last is irreversible and looked at."""
+    results = []
+    async with rpc_proxy.in_front_of(surfpool.url) as proxy:
+        for callers, each, bound in ((1, 40, 4), (64, 8, 2)):
+            settings = {**_as_by_default(), "url": proxy.url}
+            async with rpc_service.serving(surfpool, **settings) as service:
+                payers = [await service.account("100") for _ in range(callers)]
+                payee = await service.account()
 
-    async def call(caller: int) -> None:
-        server = servers[caller % len(servers)]
-        while next(numbers) < count:
-            body = {
-                "from": payers[caller]["account_id"],
-                "to": payee["account_id"],
-                "amount": "0.000001",
-                "idempotency_key": f"{next(_keys)}",
-            }
-            answer = await server.post("/v1/transfers", body)
-            assert answer.status_code == 200, answer.text
-
-    start = time.perf_counter()
-    await asyncio.gather(*(call(caller) for caller in range(callers)))
-    return (time.perf_counter() - start) / count
+                await asyncio.sleep(2 * _DEFAULTS.deposit_interval_seconds)
+                before = proxy.requests.copy()
+                works = [_served(service, payer, payee) for payer in payers]
+                await _seconds_each(works, callers * each)
+                await asyncio.sleep(1.5 * _DEFAULTS.deposit_interval_seconds)
+                made = proxy.requests - before
+            calls = made.total() / (callers * each)
+            words = ", ".join(f"{name} {count}" for name, count in made.most_common())
+            print(f"{callers * each} transfers, {callers} at once: {words}", file=sys.stderr)
+            results.append(Result(f"RPC calls for a transfer, {callers} at once", 0, 0, calls, bound))
+    return results
 
 
-async def _together(surfpool: Surfpool, database_url: str) -> list[Result]:
-    results: list[Result] = []
+def _as_by_default() -> dict[str, Any]:
+    names = ("landing_seconds", "status_interval_seconds", "deposit_interval_seconds")
+    return {name: getattr(_DEFAULTS, name) for name in names}
+
+
+def _posted(server: Server, payer: dict[str, Any], payee: dict[str, Any]) -> Work:
+    async def call() -> None:
+        body = {
+            "from": payer["account_id"],
+            "to": payee["account_id"],
+            "amount": "0.000001",
+            "idempotency_key": f"{next(_keys)}",
+        }
+        answer = await server.post("/v1/transfers", body)
+        assert answer.status_code == 200, answer.text
+
+    return call
+
+
+@frozen
+class _Found:
+    """Seconds for a transfer, one for each round, by the number of callers."""
+
+    served: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+    cpu: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+    bare: dict[int, list[float]] = Factory(lambda: defaultdict(list))
+
+
+def _cpu_seconds(servers: Sequence[Server]) -> float:
+    """Return the CPU time that servers have taken until now."""
+    seconds = 0.0
+    for server in servers:
+        fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+async def _round(surfpool: Surfpool, database_url: str, count: int, found: _Found) -> None:
+    """Measure callers at once, of `count` servers and of bare loops."""
     async with AsyncExitStack() as opened:
-        servers: list[Server] = []
-        alone = 0.0
-        for number in (1, 2):
-            servers.append(await opened.enter_async_context(rpc_processes.started(surfpool, database_url)))
-            for callers in (1, 16, 64):
-                each = await _seconds_each(servers, callers, 20 if callers == 1 else 2 * callers)
-                alone = alone or each
-                name = f"{number} server{'s' * (number > 1)}, {callers} callers: {1 / each:.0f} transfers/s"
-                bound = 0.125 if (number, callers) == (1, 64) else None
-                results.append(Result(name, each * 1e6, alone * 1e6, each / alone, bound))
+        loops = await opened.enter_async_context(_bare_loops(surfpool, PAYERS))
+        servers = [
+            await opened.enter_async_context(rpc_processes.started(surfpool, database_url))
+            for _ in range(count)
+        ]
+        payee = await servers[0].account()
+        payers = [await servers[0].account("100") for _ in range(PAYERS)]
+        for callers in CALLERS:
+            transfers = 10 if callers == 1 else 2 * callers
+            works = [
+                _posted(servers[number % count], payers[number % PAYERS], payee) for number in range(callers)
+            ]
+            cpu_seconds = _cpu_seconds(servers)
+            found.served[callers].append(await _seconds_each(works, transfers))
+            found.cpu[callers].append((_cpu_seconds(servers) - cpu_seconds) / transfers)
+            works = [loops[number % PAYERS].transfer for number in range(callers)]
+            found.bare[callers].append(await _seconds_each(works, transfers))
+
+
+def _together(database_urls: Iterable[str], count: int) -> list[Result]:
+    """Compare callers at once with one at a time."""
+    found = _Found()
+    for database_url in database_urls:
+        with surfpools.running() as node:
+            asyncio.run(_round(node, database_url, count, found))
+    results = []
+    name = f"{count} server{'s' * (count > 1)}"
+    for title, seconds in ((name, found.served), ("bare loops", found.bare)):
+        for callers in sorted(CALLERS):
+            each, alone = statistics.median(seconds[callers]), statistics.median(seconds[1])
+            ratio = statistics.median(
+                many / one for many, one in zip(seconds[callers], seconds[1], strict=True)
+            )
+            bound = 0.125 if title == "1 server" and callers == max(CALLERS) else None
+            rate = f"{title}, {callers} at once: {1 / each:.0f} transfers/s"
+            results.append(Result(rate, each * 1e6, alone * 1e6, ratio, bound))
+    for callers in sorted(CALLERS):
+        cpu, each = statistics.median(found.cpu[callers]), statistics.median(found.served[callers])
+        results.append(
+            Result(f"{name}, {callers} at once: CPU of a transfer", cpu * 1e6, each * 1e6, cpu / each, None)
+        )
     return results
 
 
 def run() -> list[Result]:
-    """Measure."""
+    """Measure, each part on a validator of its own: it slows down with its age."""
     with surfpools.running() as node:
         results = [asyncio.run(_alone(node))]
-    with surfpools.running() as node, postgres.server() as url:
-        return results + asyncio.run(_together(node, postgres.new_database(url, "rpc")))
+    with surfpools.running() as node:
+        results += asyncio.run(_calls(node))
+    with postgres.server() as url:
+        for count in (1, 2):
+            urls = [postgres.new_database(url, f"rpc_{count}_{number}") for number in range(ROUNDS_TOGETHER)]
+            results += _together(urls, count)
+    return results
+
+
+if __name__ == "__main__":
+    print_table(run())

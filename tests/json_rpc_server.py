@@ -53,7 +53,8 @@ async def listening(
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await converse(reader, writer)
         writer.close()
-        with suppress(ConnectionError):
+        # Cancelled at the end, while it waits: that is an end like any other.
+        with suppress(ConnectionError, asyncio.CancelledError):
             await writer.wait_closed()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)

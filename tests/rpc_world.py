@@ -109,12 +109,11 @@ class RpcWorld:
 
     async def provision(self, index: int) -> SignedTransaction:
         present = await self.chain.account_size(self.owner(index))
-        return transactions.provision_account(
+        return transactions.provision_accounts(
             self.custody,
             await self.chain.latest_blockhash(),
             usdc_mint=USDC,
-            account_index=index,
-            present_lamports=0 if present is None else present[0],
+            present_lamports={index: 0 if present is None else present[0]},
             rent_exempt_lamports=await self.chain.rent_exemption(0),
         )
 

@@ -19,6 +19,9 @@ const readers = {
     const found = await token.getAccount(connection, new PublicKey(address), 'confirmed');
     return {mint: found.mint.toBase58(), owner: found.owner.toBase58(), amount: found.amount.toString()};
   },
+  async is_there(address) {
+    return (await connection.getAccountInfo(new PublicKey(address), 'confirmed')) !== null;
+  },
   async transaction(signature) {
     const found = await connection.getParsedTransaction(signature, {maxSupportedTransactionVersion: 0});
     return {
@@ -42,7 +45,7 @@ const readers = {
 
 
 async def testify(url: str, *asked: tuple[str, str]) -> list[Any]:
-    """Return what the cluster at `url` shows of each `(kind, name)`: token_account, transaction, metadata."""
+    """Return what the cluster at `url` shows of each `(kind, name)`: one of the readers."""
     modules = await asyncio.to_thread(surfpool.installed, "witness", *_PACKAGES)
     process = await asyncio.create_subprocess_exec(
         *("node", "-e", _SCRIPT, url, json.dumps(asked)),

@@ -4,7 +4,7 @@ The protocol is small on purpose: every rule about sending, waiting, expiry and 
 over these calls, in `services/settlement.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -12,6 +12,9 @@ from attrs import Factory, field, frozen
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
 """In how many blocks a transaction can land, at most: those up to its last valid block height."""
+
+MOST_COMPUTE_UNITS: Final = 1_400_000
+"""The highest limit that a transaction can ask for."""
 
 
 class ChainUnavailableError(Exception):
@@ -36,10 +39,12 @@ class ComputeBudget:
         unit_limit: compute units that it may use; it fails when it needs more.
         unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
             a lamport.
+        unit_limits: lower limits of transactions whose needs are known, by their shape (see `signing.py`).
     """
 
     unit_limit: int
     unit_price_micro_lamports: int
+    unit_limits: Mapping[str, int] = Factory(dict)
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ of its own, the cursor in the same commit as what it passed. Looking at an accou
 one is a waste; `Chain.token_accounts` tells a hundred balances at a time.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Protocol
 
 from attrs import frozen
@@ -43,10 +43,21 @@ class DepositBatch:
     cursor: str
 
 
+Booked = Callable[[], Awaitable[Collection[str]]]
+"""Tells of transactions that what they brought to a token account is booked; it need not tell of all such."""
+
+
+async def nothing_booked() -> Collection[str]:
+    """Tell of none."""
+    return ()
+
+
 class DepositSource(Protocol):
     """A chain whose token accounts have a history."""
 
-    def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
         """Yield what came in since a cursor, in batches, oldest first, irreversible transactions alone.
 
         Stopping anywhere loses nothing: a batch can be read again from the cursor before it. What was booked
@@ -55,6 +66,7 @@ class DepositSource(Protocol):
         Args:
             token_account: address of a USDC token account.
             after: the cursor of the last batch that was booked; None for all of its history.
+            booked: what may be left out, where it would take a call to read it.
 
         Raises:
             ChainUnavailableError: the rest cannot be read now.

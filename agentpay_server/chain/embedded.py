@@ -221,7 +221,9 @@ class EmbeddedChain:
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
-    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    async def deposits(
+        self, token_account: str, *, after: str | None, **_: object
+    ) -> AsyncIterator[DepositBatch]:
         """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
         await self._settled()
         slot = 0 if after is None else int(after)

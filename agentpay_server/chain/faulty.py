@@ -20,7 +20,7 @@ from agentpay_server.chain.base import (
     SignatureStatus,
     TokenAccount,
 )
-from agentpay_server.chain.deposits import DepositBatch, WatchedChain
+from agentpay_server.chain.deposits import Booked, DepositBatch, WatchedChain, nothing_booked
 
 LOOKS_UNTIL_KNOWN: Final = 5
 """How often a slow chain is asked for a transaction before it knows of it: 0.6 s of a driver's pauses."""
@@ -182,10 +182,12 @@ class FaultyChain:
         self._take_call()
         return await self.inner.token_accounts(addresses)
 
-    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    async def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
         """Yield what came into a token account since a cursor."""
         self._take_call()
-        async for batch in self.inner.deposits(token_account, after=after):
+        async for batch in self.inner.deposits(token_account, after=after, booked=booked):
             yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:

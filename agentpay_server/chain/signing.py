@@ -3,23 +3,30 @@
 What the instructions do is not its subject.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from solders.hash import Hash
 from solders.instruction import Instruction
-from solders.message import Message
+from solders.message import Message, MessageV0, MessageV1
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from agentpay_server.chain.base import Blockhash, ComputeBudget, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
-from agentpay_server.chain.instructions import set_compute_unit_limit, set_compute_unit_price
+from agentpay_server.chain.instructions import (
+    ASSOCIATED_TOKEN_PROGRAM,
+    COMPUTE_BUDGET_PROGRAM,
+    MEMO_PROGRAM,
+    set_compute_unit_limit,
+    set_compute_unit_price,
+)
 
 MAX_TRANSACTION_BYTES: Final = 1_232
 """The largest transaction that Solana's network forwards: one IPv6 packet."""
 
 _SIGNATURE_BYTES: Final = 64
+_SAME_LENGTH_BYTES: Final = 64
 
 
 class TransactionTooLargeError(ValueError):
@@ -42,7 +49,7 @@ def sign_transaction(
     """
     keys = {signer.address(key): key for key in (TREASURY, *cosigners)}
     treasury = Pubkey.from_string(signer.address(TREASURY))
-    steps = [*_budget(blockhash.compute_budget), *instructions]
+    steps = [*_budget(blockhash.compute_budget, instructions), *instructions]
     message = Message.new_with_blockhash(steps, treasury, Hash.from_string(blockhash.value))
     count = message.header.num_required_signatures
     payload = bytes(message)
@@ -61,10 +68,36 @@ def sign_transaction(
     )
 
 
-def _budget(budget: ComputeBudget | None) -> list[Instruction]:
+def shape_of(message: Message | MessageV0 | MessageV1) -> str | None:
+    """Return what a message has in common with others that need about as many compute units.
+
+    None: what it needs depends on more than that, such as the addresses that are searched for the account
+    that it creates.
+    """
+    if not isinstance(message, Message):
+        return None
+    keys = message.account_keys
+    return _shape((keys[step.program_id_index], bytes(step.data)) for step in message.instructions)
+
+
+def _shape(steps: Iterable[tuple[Pubkey, bytes]]) -> str | None:
+    parts = []
+    for program, data in steps:
+        if program == ASSOCIATED_TOKEN_PROGRAM:
+            return None
+        if program != COMPUTE_BUDGET_PROGRAM:
+            # The first byte tells what a program is asked for; a memo is text from its start.
+            asked = b"" if program == MEMO_PROGRAM else data[:1]
+            parts.append(f"{program}:{asked.hex()}:{len(data) // _SAME_LENGTH_BYTES}")
+    return " ".join(parts)
+
+
+def _budget(budget: ComputeBudget | None, instructions: Sequence[Instruction]) -> list[Instruction]:
     if budget is None:
         return []
+    shape = _shape((step.program_id, bytes(step.data)) for step in instructions)
+    limit = budget.unit_limit if shape is None else budget.unit_limits.get(shape, budget.unit_limit)
     return [
-        set_compute_unit_limit(budget.unit_limit),
+        set_compute_unit_limit(limit),
         set_compute_unit_price(budget.unit_price_micro_lamports),
     ]

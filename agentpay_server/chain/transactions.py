@@ -5,14 +5,16 @@ to send them. Nothing here sends, waits or reads a chain. Those of sessions are 
 """
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Literal
 
+from attrs import evolve
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS, Blockhash, SignedTransaction
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -33,6 +35,9 @@ from agentpay_server.chain.signing import TransactionTooLargeError, sign_transac
 
 MAX_MEMO_BYTES: Final = 769
 """The longest memo, in bytes of UTF-8, that fits into a transfer, whatever it says of its compute budget."""
+
+MOST_PROVISIONED: Final = 10
+"""How many accounts one transaction can put on chain, whatever it says of its compute budget."""
 
 MemoMode = Literal["id", "full"]
 
@@ -93,38 +98,45 @@ def transfer(
     return sign_transaction(signer, blockhash, [pay, instructions.memo(memo)], key)
 
 
-def provision_account(
+def provision_accounts(
     signer: Signer,
     blockhash: Blockhash,
     *,
     usdc_mint: str,
-    account_index: int,
-    present_lamports: int,
+    present_lamports: Mapping[int, int],
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what puts an account on chain (D19): its authority address, funded, and its token account.
+    """Return what puts accounts on chain (D19): their authority addresses, funded, and their token accounts.
 
-    It can be repeated: the token account is created where there is none, and lamports are only topped up.
+    It can be repeated: token accounts are created where there are none, and lamports are only topped up.
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one.
+        blockhash: a recent one; its compute limit counts for each of the accounts.
         usdc_mint: address of the USDC mint.
-        account_index: whose account.
-        present_lamports: what the authority address holds already, 0 when it does not exist.
-        rent_exempt_lamports: what it is to hold: the rent exemption of 0 bytes, or 0 to leave it unfunded.
+        present_lamports: for each account by its index, what its authority address holds already, 0 when it
+            does not exist; up to `MOST_PROVISIONED` accounts.
+        rent_exempt_lamports: what each is to hold: the rent exemption of 0 bytes, or 0 to leave it unfunded.
+
+    Raises:
+        TransactionTooLargeError: there are too many.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
-    authority = Pubkey.from_string(signer.address(spending_key(account_index)))
     steps: list[Instruction] = []
-    if present_lamports < rent_exempt_lamports:
-        missing = rent_exempt_lamports - present_lamports
-        steps.append(instructions.transfer_lamports(treasury, authority, missing))
-    steps.append(
-        instructions.create_associated_token_account_idempotent(
-            payer=treasury, owner=authority, mint=Pubkey.from_string(usdc_mint)
+    for account_index, lamports in present_lamports.items():
+        authority = Pubkey.from_string(signer.address(spending_key(account_index)))
+        if lamports < rent_exempt_lamports:
+            missing = rent_exempt_lamports - lamports
+            steps.append(instructions.transfer_lamports(treasury, authority, missing))
+        steps.append(
+            instructions.create_associated_token_account_idempotent(
+                payer=treasury, owner=authority, mint=Pubkey.from_string(usdc_mint)
+            )
         )
-    )
+    budget = blockhash.compute_budget
+    if budget is not None:
+        limit = min(budget.unit_limit * len(present_lamports), MOST_COMPUTE_UNITS)
+        blockhash = evolve(blockhash, compute_budget=evolve(budget, unit_limit=limit))
     return sign_transaction(signer, blockhash, steps)
 
 

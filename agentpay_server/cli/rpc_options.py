@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS
 from agentpay_server.chain.custody import read_key
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
 from agentpay_server.cli.values import Seconds
@@ -73,11 +74,19 @@ _OPTIONS: Final = (
         help="Offered for each compute unit of the limit.",
     ),
     click.option(
+        "--priority-fee-cap",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="MICRO_LAMPORTS",
+        help="Offer what others paid of late, at least --priority-fee and at most this.",
+    ),
+    click.option(
         "--compute-unit-limit",
-        type=click.IntRange(min=1, max=1_400_000),
+        type=click.IntRange(min=1, max=MOST_COMPUTE_UNITS),
         default=60_000,
         show_default=True,
-        help="Compute units that a transaction may use, where a priority fee is offered.",
+        help="Compute units that a transaction may use at most, where a priority fee is offered; less "
+        "where a simulation has told what it needs.",
     ),
 )
 
@@ -97,6 +106,7 @@ def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
         fee_payer_key_file: Path | None,
         mint_authority_key_file: Path | None,
         priority_fee: int,
+        priority_fee_cap: int,
         compute_unit_limit: int,
         **others: Any,  # noqa: ANN401 - the values of other options
     ) -> None:
@@ -108,6 +118,7 @@ def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
                 fee_payer_key_file=fee_payer_key_file,
                 mint_authority_key_file=mint_authority_key_file,
                 priority_fee=priority_fee,
+                priority_fee_cap=priority_fee_cap,
             )
             command(rpc=None, **others)
             return
@@ -121,6 +132,7 @@ def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
                 timeout_seconds=rpc_timeout,
                 compute_unit_limit=compute_unit_limit,
                 priority_fee_micro_lamports=priority_fee,
+                priority_fee_cap_micro_lamports=priority_fee_cap,
                 fee_payer_key=_key(fee_payer_key_file, FEE_PAYER_VARIABLE),
                 mint_authority_key=_key(mint_authority_key_file, MINT_AUTHORITY_VARIABLE),
             )

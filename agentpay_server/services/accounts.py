@@ -11,8 +11,7 @@ from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAc
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
-from agentpay_server.chain import transactions
-from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import from_us
@@ -24,7 +23,8 @@ from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
-from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.provisioning import Provisioning
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as store
 from agentpay_server.store import confirmed
 from agentpay_server.store.accounts import AccountRecord
@@ -39,7 +39,7 @@ class Accounts:
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
-        self._settlement = settlement
+        self._provisioning = Provisioning(context, settlement)
 
     async def create(self, principal: Principal, request: CreateAccount) -> Account:
         """Provision an account on chain and return it (contract, "POST /v1/accounts"; D12, D13, D19).
@@ -51,7 +51,7 @@ class Accounts:
         fault_point(Operation.ACCOUNT, Step.BEGUN)
         key_index = await run_again_if_late(self._context.database, store.next_key_index)
         try:
-            watched = await self._provision(key_index)
+            watched = await self._provisioning.provision(key_index)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         record = await self._context.database.run(self._insert, principal, request, key_index, watched)
@@ -109,33 +109,6 @@ class Accounts:
         except ChainUnavailableError:
             raise chain_unavailable() from None
         return [0 if account is None else account.amount_micro for account in found]
-
-    async def _provision(self, key_index: int) -> SignedTransaction | None:
-        """Put the account on chain; repeated until it is there, which it can be without harm.
-
-        Returns:
-            The transaction that did it, if it may yet vanish.
-        """
-        chain, signer = self._context.chain, self._context.signer
-        authority = signer.address(spending_key(key_index))
-        while True:
-            present = await chain.account_size(authority)
-            signed = transactions.provision_account(
-                signer,
-                await chain.latest_blockhash(),
-                usdc_mint=chain.usdc_mint,
-                account_index=key_index,
-                present_lamports=0 if present is None else present[0],
-                rent_exempt_lamports=await chain.rent_exemption(0),
-            )
-            patience_seconds = self._context.settings.settlement_wait_seconds
-            outcome = await self._settlement.outcome(
-                signed, operation=Operation.ACCOUNT, is_new=True, patience_seconds=patience_seconds
-            )
-            if isinstance(outcome, Landed):
-                return None if outcome.is_irreversible else signed
-            if isinstance(outcome, Failure):
-                raise ChainUnavailableError(f"the chain refused to provision an account: {outcome.detail}")
 
     def _insert(
         self,

@@ -27,6 +27,9 @@ from agentpay_server.store import entries, sessions, transfers
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
+_NEWEST: Final = 1_000
+"""How many of an account's history entries are looked at to find what need not be read from the chain."""
+
 ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts a chain tells of in one call."""
 
@@ -192,7 +195,11 @@ class Deposits:
         if account is None:
             return True, beside
         after = account.deposit_cursor
-        async for batch in self._chain.deposits(token_account, after=after):
+
+        async def newest() -> set[str]:
+            return await self._database.read(entries.newest_signatures, account.account_id, _NEWEST)
+
+        async for batch in self._chain.deposits(token_account, after=after, booked=newest):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
             booked = await self._database.run(self._book, account.account_id, after, batch, beside)
             if booked is None:

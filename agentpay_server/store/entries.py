@@ -44,6 +44,12 @@ _DEPOSIT: Final = select(entries.c.seq).where(
     entries.c.account_id == bindparam("account_id"),
     entries.c.tx_signature == bindparam("tx_signature"),
 )
+_NEWEST: Final = (
+    select(entries.c.tx_signature)
+    .where(entries.c.account_id == bindparam("account_id"))
+    .order_by(entries.c.seq.desc())
+    .limit(bindparam("count"))
+)
 _BY_STATUS: Final = entries.c.status == bindparam("status")
 _SINCE: Final = entries.c.created_us > bindparam("since_us")
 _PAGES: Final = {
@@ -63,6 +69,12 @@ def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str
     """Return whether what a transaction brought to an account is in its history as a deposit."""
     values = {"account_id": account_id, "tx_signature": tx_signature}
     return connection.execute(_DEPOSIT, values).scalar_one_or_none() is not None
+
+
+def newest_signatures(connection: Connection, account_id: str, count: int) -> set[str]:
+    """Return the signatures in the newest entries of an account: what those brought it is booked."""
+    rows = connection.execute(_NEWEST, {"account_id": account_id, "count": count})
+    return {signature for signature in rows.scalars() if signature is not None}
 
 
 def page(

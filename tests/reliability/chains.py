@@ -19,7 +19,7 @@ from typing import Any
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
-from agentpay_server.chain.deposits import DepositBatch
+from agentpay_server.chain.deposits import Booked, DepositBatch, nothing_booked
 from agentpay_server.chain.embedded import EmbeddedChain
 
 Proceed = Callable[[], Awaitable[Any]]
@@ -235,9 +235,11 @@ class FaultyChain:
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
 
-    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    async def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
         async def proceed() -> list[DepositBatch]:
-            return [batch async for batch in self.inner.deposits(token_account, after=after)]
+            return [batch async for batch in self.inner.deposits(token_account, after=after, booked=booked)]
 
         for batch in await self._call("deposits", proceed):
             yield batch

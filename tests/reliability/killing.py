@@ -22,13 +22,18 @@ from select import select as readable
 from typing import IO, Any
 
 import httpx
+import rpc_world
 import stores
+import validators
+from agentpay_server.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from attrs import evolve, frozen
 from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
+from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.settings import Settings
@@ -50,6 +55,10 @@ class Directory:
     def options(self) -> list[str]:
         return ["--data-dir", str(self.path)]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {}
+
     def serve(self, **options: Any) -> AgentPayServer:
         return AgentPayServer(data_dir=self.path, **options)
 
@@ -68,6 +77,10 @@ class Postgres:
     def options(self) -> list[str]:
         return ["--database-url", stores.url_of(self.name)]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {KEY_VARIABLE: stores.KEY.hex()}
+
     def serve(self, **options: Any) -> AgentPayServer:
         settings = Settings(encryption_key=stores.KEY)
         return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
@@ -81,6 +94,28 @@ class Postgres:
         name = f"{stores.prefix()}killed_{os.getpid()}_{next(_numbers)}"
         asyncio.run(stores.administer(stores.postgres_url(), f"CREATE DATABASE {name} {how}"))
         return cls(name)
+
+
+@frozen
+class OnValidator(Directory):
+    """Data in a directory, and money on a validator."""
+
+    node: Surfpool
+
+    @property
+    def options(self) -> list[str]:
+        cluster = ["--rpc-url", self.node.url, "--rpc-websocket-url", self.node.websocket_url]
+        # What is lost there takes some ten seconds to expire.
+        return ["--data-dir", str(self.path), *cluster, "--settlement-wait", "60"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        keys = {FEE_PAYER_VARIABLE: TREASURY, MINT_AUTHORITY_VARIABLE: TEST_MINT_AUTHORITY}
+        return {variable: json.dumps(list(rpc_world.GIVEN[key])) for variable, key in keys.items()}
+
+    def serve(self, **options: Any) -> AgentPayServer:
+        rpc = validators.rpc_settings(self.node)
+        return AgentPayServer(data_dir=self.path, rpc=rpc, **{"clock": "system", **options})
 
 
 _numbers = itertools.count()
@@ -141,9 +176,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 @contextmanager
 def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
     """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
-    environment = {} if isinstance(it.place, Directory) else {KEY_VARIABLE: stores.KEY.hex()}
     arguments = ["serve", "--port", "0", "--settlement-wait", "10", *it.place.options]
-    order = {"arguments": arguments, "environment": environment, "crash_at": crash_at}
+    order = {"arguments": arguments, "environment": it.place.environment, "crash_at": crash_at}
     process = _fork_server()
     assert process.stdin is not None
     assert process.stdout is not None

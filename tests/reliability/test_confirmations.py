@@ -133,6 +133,56 @@ async def test_both_transactions_of_a_session_are_watched_and_sent_again(world: 
     assert (world.balance(source), world.balance(to)) == (96_000_000, 4_000_000)
 
 
+async def undone(world: World) -> None:
+    """Let the next transaction be confirmed, its block be undone, and its blockhash expire."""
+    world.chain.next("send", chains.dropped)
+    world.chain.next("signature_status", confirmed_only_told)
+
+
+async def confirmed_only_told(chain: FaultyChain, proceed: Proceed) -> Any:
+    """A fork on which it has landed."""
+    return SignatureStatus(is_final=True, is_irreversible=False)
+
+
+async def reported(world: World, caplog: pytest.LogCaptureFixture) -> str:
+    """Return what the watch says once the blockhash has expired."""
+    world.chain.inner.expire_blockhash()
+    await look(world)
+    (record,) = [record for record in caplog.records if "transaction.undone" in record.getMessage()]
+    assert await watched(world) == []
+    return record.getMessage()
+
+
+async def test_a_session_whose_opening_is_undone_for_good_pays_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, to = await world.account("100"), await world.account()
+    await undone(world)
+    session_id = await world.opened_session("key", source, to, "10")
+    assert session_id in await reported(world, caplog)
+    assert (await world.charge("charge", session_id, "4")).status == 200
+    closed = await world.close_session(session_id)
+    assert (closed.status, closed.error) == (503, "chain_unavailable")
+    assert (world.balance(source), world.balance(to)) == (100_000_000, 0)
+
+
+async def test_a_session_whose_settlement_is_undone_for_good_stays_settled_with_its_money_in_the_escrow(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, to = await world.account("100"), await world.account()
+    session_id = await world.opened_session("key", source, to, "10")
+    assert (await world.charge("charge", session_id, "4")).status == 200
+    await undone(world)
+    assert (await world.close_session(session_id)).body["status"] == "settled"
+    assert session_id in await reported(world, caplog)
+    session = await world.get_session(session_id)
+    assert session["status"] == "settled"
+    (escrow,) = await world.chain.inner.token_accounts([session["escrow_token_account"]])
+    assert escrow is not None
+    assert escrow.amount_micro == 10_000_000
+    assert (world.balance(source), world.balance(to)) == (90_000_000, 0)
+
+
 async def test_a_chain_that_does_not_know_the_blocks_proves_no_expiry(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

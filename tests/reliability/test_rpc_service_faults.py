@@ -12,6 +12,7 @@ from rpc_proxy import Act, RpcProxy
 from rpc_service import Party, Service
 from surfpool import Surfpool
 
+from agentpay_server.settings import Settings
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
 
@@ -205,6 +206,49 @@ async def signature_of_the_transfer(service: Service) -> str:
 
     await rpc_service.eventually(is_signed)
     return found[0]
+
+
+@pytest.mark.validator
+@pytest.mark.parametrize("call", ["getSignatureStatuses", "getEpochInfo", "both"])
+async def test_a_node_that_lags_delays_a_transfer_and_does_not_double_it(
+    service: Service, proxy: RpcProxy, call: str
+) -> None:
+    source, to = await service.account("100"), await service.account()
+    acts = {"getSignatureStatuses": rpc_proxy.unknown, "getEpochInfo": rpc_proxy.lagging(100)}
+    for name in acts if call == "both" else [call]:
+        proxy.always(name, acts[name])
+    proxy.next("sendTransaction", rpc_proxy.reply_lost)
+    asked = asyncio.create_task(settled(service, source, to, seen := []))
+    signature = await signature_of_the_transfer(service)
+    await asyncio.sleep(1)
+    # It has landed long ago; whoever lags cannot have it signed again.
+    assert await signature_of_the_transfer(service) == signature
+    proxy.clear()
+    told = await asked
+    assert told["tx_signature"] == signature
+    await assert_moved_once(service, source, to, told, seen)
+
+
+@pytest.mark.validator
+async def test_while_blocks_stand_still_a_transfer_is_submitted_and_lands_once_they_go_on(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    async with rpc_service.serving(
+        surfpool, url=proxy.url, websocket_url=None, settings=Settings(settlement_wait_seconds=1)
+    ) as service:
+        source, to = await service.account("100"), await service.account()
+        surfpool.call("surfnet_pauseClock")
+        try:
+            seen = [await service.transfer("key", source, to, "7") for _ in range(2)]
+            assert [answer.status_code for answer in seen] == [503, 503]
+            assert [answer.json()["status"] for answer in seen] == ["submitted", "submitted"]
+            shown = await service.until_read(f"/v1/transfers/{seen[0].json()['transfer_id']}")
+            assert shown["status"] == "submitted"
+        finally:
+            surfpool.call("surfnet_resumeClock")
+        told = await settled(service, source, to, seen)
+        assert told["tx_signature"] == shown["tx_signature"]
+        await assert_moved_once(service, source, to, told, seen)
 
 
 # --- How many calls it takes

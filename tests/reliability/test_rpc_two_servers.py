@@ -5,6 +5,7 @@ database without tables.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import json_rpc_server
 import pytest
 import rpc_processes
 import rpc_service
@@ -82,6 +84,45 @@ async def test_one_key_sent_to_both_is_one_transaction_and_a_limit_holds_for_bot
     assert await first.balance(to) == "20.000000"
     settled = {answer.json()["tx_signature"] for answer in answers if answer.status_code == 200}
     assert len(settled) == 19
+
+
+async def test_while_both_live_each_event_is_delivered_once(servers: tuple[Server, Server]) -> None:
+    first, second = servers
+    source, to = await asyncio.gather(first.account("100"), second.account())
+    received: Counter[str] = Counter()
+    types: dict[str, str] = {}
+
+    async def receive(body: bytes) -> json_rpc_server.Answer:
+        event = json.loads(body)
+        received[event["id"]] += 1
+        types[event["id"]] = event["type"]
+        # Slow enough for the other to look at what is under way here.
+        await asyncio.sleep(0.05)
+        return json_rpc_server.ok(b"{}")
+
+    async with json_rpc_server.serving(receive) as url:
+        events = ["transfer.initiated", "transfer.settled", "transfer.rejected"]
+        registered = await first.post("/v1/webhooks", {"url": url, "events": events})
+        assert registered.status_code == 201, registered.text
+        answers = await at_once(servers, source, to, "key-{}")
+        assert {answer.status_code for answer in answers} == {200}
+        refused = await second.post("/v1/transfers", order(source, to, "too much", "1000"))
+        assert refused.status_code == 402
+
+        async def are_all_delivered() -> bool:
+            answer = await second.http.get("/console/deliveries?status=delivered&limit=100")
+            more = await first.http.get("/console/deliveries?status=pending")
+            return len(received) == 2 * CALLS + 1 and bool(answer.json()["data"]) and not more.json()["data"]
+
+        await rpc_service.eventually(are_all_delivered)
+        # Whoever would post again does so within its next look.
+        await asyncio.sleep(2)
+    assert set(received.values()) == {1}
+    assert Counter(types.values()) == {
+        "transfer.initiated": CALLS,
+        "transfer.settled": CALLS,
+        "transfer.rejected": 1,
+    }
 
 
 async def test_what_a_killed_server_had_under_way_the_other_brings_to_its_end(

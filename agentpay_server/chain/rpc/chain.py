@@ -18,6 +18,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
+from attrs import evolve
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
@@ -30,10 +31,11 @@ from agentpay_server.chain.base import (
     TokenAccount,
 )
 from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.deposits import Booked, Deposit, DepositBatch, nothing_booked
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.failures import json_failure_reason
 from agentpay_server.chain.rpc import blocks, replies
+from agentpay_server.chain.rpc.budgets import Budgets
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 from agentpay_server.chain.rpc.history import read_deposit
 from agentpay_server.chain.rpc.notices import Notices
@@ -41,7 +43,7 @@ from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
 from agentpay_server.chain.rpc.recent import Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Epoch, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, shape_of
 from agentpay_server.chain.token_accounts import read_token_account
 
 _HEIGHT_SECONDS: Final = 0.4  # A slot: the height does not change faster.
@@ -76,6 +78,7 @@ class RpcChain:
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
         self._epoch = Recent(self._fetch_epoch, _HEIGHT_SECONDS)
         self._blockhash = Recent(self._fetch_blockhash, settings.blockhash_seconds)
+        self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
@@ -107,7 +110,8 @@ class RpcChain:
 
     async def latest_blockhash(self) -> Blockhash:
         """Return a blockhash for a new transaction, confirmed, at most `blockhash_seconds` old."""
-        return await self._blockhash.get()
+        blockhash, budget = await self._blockhash.get(), self._budgets.current()
+        return blockhash if budget is None else evolve(blockhash, compute_budget=budget)
 
     async def block_height(self) -> int:
         """Return the height of a recent block that cannot be undone."""
@@ -167,7 +171,12 @@ class RpcChain:
             TransactionTooLargeError: `raw` is more than a packet.
             ValueError: `raw` is not a signed transaction.
         """
-        signature = _signature_of(raw)
+        transaction = _transaction_of(raw)
+        signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
+        # Both before it can land: then it would not fare as it does the first time, and not every node tells
+        # of what has happened already.
+        await self._budgets.learn(shape, raw)
+        await self._notices.expect(signature)
         try:
             answer = await self._send(raw, skip_preflight=False)
         except RpcRefusalError as refusal:
@@ -177,13 +186,15 @@ class RpcChain:
                 # Nothing that would be recorded, or that should be: a blockhash that this node does not know
                 # (yet), or a fee payer without SOL.
                 raise
+            if "ComputationalBudgetExceeded" in str(_transaction_error(refusal)):
+                self._budgets.forget(shape)
             answer = await self._send(raw, skip_preflight=True)
         if answer != signature:
             raise malformed("another signature than that of the transaction")
 
     async def simulate(self, raw: bytes) -> Simulation:
         """Return how a transaction would fare now, without sending it."""
-        options = {"encoding": "base64", "sigVerify": False, **_CONFIRMED}
+        options = {"encoding": "base64", "sigVerify": False, "replaceRecentBlockhash": True, **_CONFIRMED}
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
@@ -211,12 +222,19 @@ class RpcChain:
 
         return await self._rents.setdefault(size, Recent(fetch, _RENT_SECONDS)).get()
 
-    async def deposits(self, token_account: str, *, after: str | None) -> AsyncIterator[DepositBatch]:
+    async def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
         """Yield what came in since a cursor, which is a signature (see `DepositSource`)."""
         history = await self._history(token_account, after)
+        known = await booked() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
             lines = history[start : start + _DEPOSIT_BATCH]
-            found = [await self._deposit(line.signature, token_account) for line in lines if not line.failed]
+            found = [
+                await self._deposit(line.signature, token_account)
+                for line in lines
+                if not line.failed and line.signature not in known
+            ]
             deposits = tuple(deposit for deposit in found if deposit is not None)
             yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
 
@@ -224,6 +242,7 @@ class RpcChain:
         """Let go of every connection; who waits is told that the chain is gone."""
         self._statuses.close()
         self._account_reads.close()
+        self._budgets.close()
         recents: list[Recent[Any]] = [self._identity, self._epoch, self._blockhash, *self._rents.values()]
         for recent in recents:
             recent.close()
@@ -257,9 +276,10 @@ class RpcChain:
 
     async def _fetch_blockhash(self) -> Blockhash:
         value, height = replies.read_blockhash(await self._call("getLatestBlockhash", _CONFIRMED))
-        return Blockhash(
-            value=value, last_valid_block_height=height, compute_budget=self._settings.compute_budget
-        )
+        return Blockhash(value=value, last_valid_block_height=height)
+
+    async def _fetch_prices(self) -> list[int]:
+        return replies.read_prices(await self._call("getRecentPrioritizationFees"))
 
     async def _fetch_statuses(self, signatures: Sequence[str]) -> list[tuple[int, Status | None]]:
         options = {"searchTransactionHistory": True}
@@ -362,13 +382,13 @@ def _is_duplicate(refusal: RpcRefusalError) -> bool:
     return _transaction_error(refusal) == "AlreadyProcessed" or "already been processed" in refusal.detail
 
 
-def _signature_of(raw: bytes) -> str:
+def _transaction_of(raw: bytes) -> VersionedTransaction:
     if len(raw) > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
-    signatures = VersionedTransaction.from_bytes(raw).signatures
-    if not signatures:
+    transaction = VersionedTransaction.from_bytes(raw)
+    if not transaction.signatures:
         raise ValueError("a transaction without signatures was sent")
-    return str(signatures[0])
+    return transaction
 
 
 def _base64(raw: bytes) -> str:

@@ -5,17 +5,20 @@ takes its full time and nothing else changes.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 from contextlib import suppress
 from typing import Final
 
+from attrs import Factory, frozen
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _OPEN_SECONDS: Final = 10.0
+_ASKING_SECONDS: Final = 0.1
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
 _MAX_SUBSCRIPTIONS: Final = 5_000
 
@@ -33,39 +36,44 @@ class Notices:
     def __init__(self, url: str | None, commitment: str) -> None:
         self._url = url
         self._commitment = commitment
-        self._notice = asyncio.Event()
-        self._connection: ClientConnection | None = None
-        self._subscribed: set[str] = set()
+        self._connected: _Connected | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, signature: str, seconds: float) -> None:
-        """Return at a notice of this or another transaction, and after `seconds` at the latest."""
+    async def expect(self, signature: str) -> None:
+        """Ask to be told of a transaction; the earlier, the less can happen before anybody listens."""
         if self._url is not None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url))
-        notice = self._notice
+        connected = self._connected
+        if connected is None or signature in connected.asked:
+            return
+        request = connected.subscription(signature, self._commitment)
+        # Nobody who moves money is kept waiting for long by a websocket that hangs.
+        with suppress(WebSocketException, OSError, TimeoutError):
+            async with asyncio.timeout(_ASKING_SECONDS):
+                if len(connected.asked) > _MAX_SUBSCRIPTIONS:
+                    # Those of transactions that never land stay with the node. A new connection has none.
+                    await connected.connection.close()
+                await connected.connection.send(request)
+
+    async def wait(self, signature: str, seconds: float) -> None:
+        """Return at a notice of a transaction since it was asked for, and after `seconds` at the latest.
+
+        A notice ends one wait. Whoever waits again has asked for the status and was not content.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._subscribe(signature)
-                await notice.wait()
+                await self.expect(signature)
+                connected = self._connected
+                notice = None if connected is None else connected.notices.get(signature)
+                await (notice or asyncio.Event()).wait()
+                if connected is not None:
+                    connected.notices.pop(signature, None)
 
     async def close(self) -> None:
         """Let go of the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-
-    async def _subscribe(self, signature: str) -> None:
-        connection = self._connection
-        if connection is None or signature in self._subscribed:
-            return
-        self._subscribed.add(signature)
-        params = [signature, {"commitment": self._commitment}]
-        request = {"jsonrpc": "2.0", "id": 1, "method": "signatureSubscribe", "params": params}
-        with suppress(WebSocketException, OSError):
-            if len(self._subscribed) > _MAX_SUBSCRIPTIONS:
-                # Those of transactions that never land stay with the node. A new connection has none.
-                await connection.close()
-            await connection.send(json.dumps(request))
 
     async def _stay_connected(self, url: str) -> None:
         pause_seconds = _FIRST_PAUSE_SECONDS
@@ -75,20 +83,74 @@ class Notices:
                     url, open_timeout=_OPEN_SECONDS, max_size=_MAX_MESSAGE_BYTES
                 ) as connection:
                     pause_seconds = _FIRST_PAUSE_SECONDS
-                    self._subscribed, self._connection = set(), connection
-                    await self._listen(connection)
+                    self._connected = connected = _Connected(connection)
+                    async for message in connection:
+                        connected.hear(message)
             except (OSError, ValueError, WebSocketException) as error:
                 # Its text may say the URL, where providers put their keys.
                 logger.info("the websocket of the chain is not there: %s", type(error).__name__)
             finally:
-                self._connection = None
+                self._connected = None
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
 
-    async def _listen(self, connection: ClientConnection) -> None:
-        async for message in connection:
-            # A notice may come before its subscription is confirmed, so that nobody knows whose it is: all
-            # are woken, and ask together.
-            if "signatureNotification" in str(message):
-                self._notice.set()
-                self._notice = asyncio.Event()
+
+@frozen
+class _Connected:
+    """A connection, and what was asked for and told on it.
+
+    Attributes:
+        connection: to the node.
+        asked: the signatures that were asked for, each once.
+        notices: an event for each of them, until somebody has waited for it to its end.
+        requests: the signatures by the numbers of their requests, until the node has named a subscription.
+        subscriptions: the signatures by the subscriptions that the node has named.
+        early: subscriptions that the node told of before it named them.
+    """
+
+    connection: ClientConnection
+    asked: set[str] = Factory(set)
+    notices: dict[str, asyncio.Event] = Factory(dict)
+    requests: dict[int, str] = Factory(dict)
+    subscriptions: dict[int, str] = Factory(dict)
+    early: set[int] = Factory(set)
+    _numbers: "itertools.count[int]" = Factory(lambda: itertools.count(1))
+
+    def subscription(self, signature: str, commitment: str) -> str:
+        """Note that a signature is asked for, and return the request."""
+        number = next(self._numbers)
+        self.asked.add(signature)
+        self.notices[signature] = asyncio.Event()
+        self.requests[number] = signature
+        params = [signature, {"commitment": commitment}]
+        return json.dumps({"jsonrpc": "2.0", "id": number, "method": "signatureSubscribe", "params": params})
+
+    def hear(self, message: str | bytes) -> None:
+        """Take in what the node says; what makes no sense is as good as silence."""
+        try:
+            told = json.loads(message)
+            if "method" in told:
+                self._notified(told["params"]["subscription"])
+            else:
+                self._named(told["id"], told["result"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return
+
+    def _named(self, number: int, subscription: int) -> None:
+        signature = self.requests.pop(number)
+        if subscription in self.early:
+            self.early.discard(subscription)
+            self._wake(signature)
+        else:
+            self.subscriptions[subscription] = signature
+
+    def _notified(self, subscription: int) -> None:
+        if subscription in self.subscriptions:
+            # A node tells of a signature once.
+            self._wake(self.subscriptions.pop(subscription))
+        elif len(self.early) < len(self.requests):
+            self.early.add(subscription)
+
+    def _wake(self, signature: str) -> None:
+        if signature in self.notices:
+            self.notices[signature].set()

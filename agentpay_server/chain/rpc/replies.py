@@ -240,6 +240,12 @@ def read_simulation(reply: object) -> Simulation:
     return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
 
 
+def read_prices(reply: object) -> list[int]:
+    """Return what was paid in recent slots, as `getRecentPrioritizationFees` answers it."""
+    lines: list[object] = exactly(reply, list, "prices")
+    return [count(line, "prioritizationFee") for line in lines]
+
+
 def _status(line: object) -> Status:
     commitment = member(line, "confirmationStatus", str)
     if commitment not in _COMMITMENTS:

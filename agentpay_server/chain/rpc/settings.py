@@ -6,7 +6,7 @@ from enum import StrEnum
 import httpx2
 from attrs import Attribute, field, frozen, validators
 
-from agentpay_server.chain.base import ComputeBudget
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS
 
 
 class Finality(StrEnum):
@@ -49,9 +49,11 @@ class RpcSettings:
         landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
             for no earlier, unless the websocket says so.
         status_interval_seconds: pause between two questions about all waiting transactions together.
-        compute_unit_limit: compute units that each transaction may use. The default is some three times what
-            the largest of ours used in simulation.
+        compute_unit_limit: compute units that a transaction may use at most. The default is some three times
+            what the largest of ours used; those that were simulated may use half as much again as that told.
         priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
+        priority_fee_cap_micro_lamports: with it the offer follows what others paid of late, from
+            `priority_fee_micro_lamports` up to this; 0 for one that is always the same.
         deposit_interval_seconds: pause between two looks for money that came into the accounts.
         fee_payer_key: the 64 bytes of the key that pays fees and rents; None for one of the server's own,
             whose address the log names until it holds SOL.
@@ -71,22 +73,20 @@ class RpcSettings:
         default=2.0, validator=validators.and_(validators.ge(0), validators.le(20))
     )
     landing_seconds: float = field(default=0.4, validator=validators.ge(0))
-    status_interval_seconds: float = field(default=0.1, validator=validators.ge(0))
+    status_interval_seconds: float = field(default=0.05, validator=validators.ge(0))
     compute_unit_limit: int = field(
-        default=60_000, validator=validators.and_(validators.ge(1), validators.le(1_400_000))
+        default=60_000, validator=validators.and_(validators.ge(1), validators.le(MOST_COMPUTE_UNITS))
     )
     priority_fee_micro_lamports: int = field(
+        default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
+    )
+    priority_fee_cap_micro_lamports: int = field(
         default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
     )
     deposit_interval_seconds: float = field(default=10.0, validator=validators.gt(0))
     fee_payer_key: bytes | None = field(default=None, repr=False)
     mint_authority_key: bytes | None = field(default=None, repr=False)
 
-    @property
-    def compute_budget(self) -> ComputeBudget | None:
-        """What every transaction says of its computing."""
-        if not self.priority_fee_micro_lamports:
-            return None
-        return ComputeBudget(
-            unit_limit=self.compute_unit_limit, unit_price_micro_lamports=self.priority_fee_micro_lamports
-        )
+    def __attrs_post_init__(self) -> None:
+        if 0 < self.priority_fee_cap_micro_lamports < self.priority_fee_micro_lamports:
+            raise ValueError("the cap of the priority fee must not be below the priority fee")

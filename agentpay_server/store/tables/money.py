@@ -74,8 +74,8 @@ confirmed_transactions: Final = Table(
     metadata,
     # What counts as settled and may yet vanish with its block: it is watched, and sent again if it does.
     Column("signature", Text, primary_key=True),
-    # What it was for: a transfer_id, a session_id or an account_id.
-    Column("subject", Text, nullable=False),
+    # What it was for: a transfer_id, a session_id or an account_id. Accounts may share a transaction.
+    Column("subject", Text, primary_key=True),
     Column("raw", LargeBinary, nullable=False),
     Column("last_valid_block_height", BigInteger, nullable=False),
     sqlite_with_rowid=False,

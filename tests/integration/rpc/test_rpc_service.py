@@ -21,8 +21,9 @@ from surfpool import Surfpool
 
 from agentpay import ConflictError
 from agentpay_server import AgentPayServer
+from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
-from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.contract import sandbox
 from agentpay_server.runtime import ClusterError, start_runtime
@@ -81,6 +82,75 @@ async def test_what_is_refused_by_policy_or_balance_moves_nothing(service: Servi
     assert await service.held(payee) == 10_000_000
 
 
+async def test_accounts_that_are_asked_for_together_share_transactions(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    async with rpc_service.serving(surfpool, url=proxy.url) as service:
+        await service.account()
+        before = proxy.requests.copy()
+        parties = await asyncio.gather(*(service.account() for _ in range(25)))
+        made = proxy.requests - before
+        assert len({party.usdc_token_account for party in parties}) == 25
+        assert 3 <= made["sendTransaction"] <= 8
+        assert [await service.held(party) for party in parties] == [0] * 25
+        watched = await service.runtime.context.database.read(confirmed.watched_after, "", 100)
+        assert {party.account_id for party in parties} <= {row.subject for row in watched}
+
+
+async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
+    await service.account()
+    # Somebody else's account is where the token account of the third from now would be.
+    owner = service.runtime.context.signer.address(spending_key(4))
+    taken = associated_token_address(owner, rpc_world.USDC)
+    program = str(MEMO_PROGRAM)
+    surfpool.call("surfnet_setAccount", taken, {"lamports": 10**9, "data": "00", "owner": program})
+    answers = await asyncio.gather(
+        *(service.http.post("/v1/accounts", json={"name": f"{number}"}) for number in range(5))
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 201, 503]
+    listed = (await service.http.get("/v1/accounts")).json()["data"]
+    assert len(listed) == 5
+    assert taken not in {account["usdc_token_account"] for account in listed}
+    assert {answer.json().get("error") for answer in answers} == {None, "chain_unavailable"}
+
+
+async def test_limits_that_simulations_have_told_suffice_for_whatever_is_done(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
+    fees = {"priority_fee_micro_lamports": 1_000, "priority_fee_cap_micro_lamports": 5_000}
+    settings = Settings(onchain_memo="full")
+    async with rpc_service.serving(surfpool, url=proxy.url, settings=settings, **fees) as service:
+        payer, *payees = await asyncio.gather(*(service.account() for _ in range(12)))
+        await service.until_answered(f"/sandbox/accounts/{payer.account_id}/fund", {"amount": "100"})
+        sent = 0
+        for payee in payees[:4]:
+            for memo in ("", "a", "é" * 100):
+                sent += 1
+                answer = await service.transfer(f"{sent}", payer, payee, "1", memo=memo)
+                assert answer.status_code == 200, answer.text
+        for number, payee in enumerate(payees[:3]):
+            terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
+            session = await service.until_answered("/sessions", {**terms, "idempotency_key": f"{number}"})
+            charge = {"amount": f"{number + 1}", "idempotency_key": f"{number}"}
+            await service.until_answered(f"/sessions/{session['session_id']}/charges", charge)
+            closed = await service.until_answered(f"/sessions/{session['session_id']}/close", {})
+            assert closed["status"] == "settled"
+        for limit in (1, 20, 300):
+            await service.http.put(
+                f"/v1/accounts/{payer.account_id}/policy",
+                json={"max_single_transfer": limit, "categories": ["data"] * bool(limit > 1)},
+            )
+
+            async def is_written() -> bool:
+                detail = await service.until_read(f"/console/accounts/{payer.account_id}")
+                return bool(detail["policy_record"]["version"] == detail["policy_version"])
+
+            await rpc_service.eventually(is_written)
+        assert await service.held(payer) == 100_000_000 - sent * 1_000_000 - 6_000_000
+        # One for each kind, not one for each transaction.
+        assert 0 < proxy.requests["simulateTransaction"] <= 12
+
+
 async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     surfpool: Surfpool, service: Service
 ) -> None:
@@ -97,6 +167,36 @@ async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     await rpc_service.eventually(is_booked)
     (entry,) = await entries()
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
+
+
+async def test_a_transfer_to_a_token_account_whose_account_is_not_stored_yet_is_its_deposit(
+    service: Service,
+) -> None:
+    payer, context = await service.account("10"), service.runtime.context
+    owner = context.signer.address(spending_key(2))
+    address = associated_token_address(owner, rpc_world.USDC)
+    made = transactions.create_token_account(
+        context.signer, await context.chain.latest_blockhash(), usdc_mint=rpc_world.USDC, owner=owner
+    )
+    await context.chain.send(made.raw)
+
+    async def is_there() -> bool:
+        return (await context.chain.token_accounts([address]))[0] is not None
+
+    await rpc_service.eventually(is_there)
+    paid = (await service.transfer("key", payer, address, "4")).json()
+    account = await service.account()
+    assert account.usdc_token_account == address
+
+    async def history() -> list[tuple[str, str, str]]:
+        page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
+        return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
+
+    async def is_booked() -> bool:
+        return bool(await history())
+
+    await rpc_service.eventually(is_booked)
+    assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
 
 
 async def test_what_an_escrow_pays_is_booked_by_its_settlement_and_by_nobody_else(

@@ -38,6 +38,30 @@ async def test_balances_and_the_memo_are_what_was_told(surfpool: Surfpool) -> No
     assert move["info"]["tokenAmount"]["amount"] == "25500000"
 
 
+async def test_a_session_leaves_its_payments_and_a_closed_escrow(surfpool: Surfpool) -> None:
+    async with rpc_service.serving(surfpool) as service:
+        payer, payee = await service.account("100"), await service.account()
+        terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
+        session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+        escrow = session["escrow_token_account"]
+        (held,) = await witness.testify(surfpool.url, ("token_account", escrow))
+        assert (held["mint"], held["amount"]) == (USDC, "10000000")
+        path = f"/sessions/{session['session_id']}"
+        await service.until_answered(f"{path}/charges", {"amount": "4", "idempotency_key": "charge"})
+        closed = await service.until_answered(f"{path}/close", {})
+    source, target, is_there, settlement = await witness.testify(
+        surfpool.url,
+        ("token_account", payer.usdc_token_account),
+        ("token_account", payee.usdc_token_account),
+        ("is_there", escrow),
+        ("transaction", closed["settlement_tx_signature"]),
+    )
+    assert (source["amount"], target["amount"], is_there) == ("96000000", "4000000", False)
+    assert settlement["error"] is None
+    types = [step["parsed"]["type"] for step in settlement["instructions"] if step["program"] == "spl-token"]
+    assert types == ["transferChecked", "transferChecked", "closeAccount"]
+
+
 async def test_the_policy_record_is_the_policy_in_force(surfpool: Surfpool) -> None:
     async with rpc_service.serving(surfpool) as service:
         account = await service.account()

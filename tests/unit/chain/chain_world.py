@@ -104,12 +104,11 @@ class World:
         return 0 if size is None else size[0]
 
     def provision(self, index: int) -> SignedTransaction:
-        return transactions.provision_account(
+        return transactions.provision_accounts(
             self.custody,
             self.blockhash(),
             usdc_mint=self.usdc,
-            account_index=index,
-            present_lamports=self.lamports(self.owner(index)),
+            present_lamports={index: self.lamports(self.owner(index))},
             rent_exempt_lamports=run(self.chain.rent_exemption(0)),
         )
 

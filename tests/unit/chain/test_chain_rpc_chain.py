@@ -359,6 +359,17 @@ def telling(*, before: list[Any], after: list[Any]) -> FakeNode:
     return node
 
 
+async def test_what_is_booked_already_is_not_read_again_and_the_cursor_passes_it() -> None:
+    async def booked() -> set[str]:
+        return {SIGNED.signature}
+
+    node = FakeNode()
+    told = rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None, booked=booked)
+    (batch,) = [batch async for batch in told]
+    assert (batch.deposits, batch.cursor) == ((), SIGNED.signature)
+    assert node.calls["getTransaction"] == 0
+
+
 async def test_an_account_that_was_made_with_money_in_it_has_a_deposit() -> None:
     (deposit,) = await deposits(telling(before=[], after=[balance_json(1, 7)]))
     assert (deposit.amount_micro, deposit.sender) == (7, None)

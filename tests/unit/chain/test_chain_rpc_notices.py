@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -13,24 +14,36 @@ from agentpay_server.chain.rpc.notices import Notices
 
 pytestmark = pytest.mark.anyio
 
-NOTICE = json.dumps({"jsonrpc": "2.0", "method": "signatureNotification", "params": {"subscription": 0}})
+
+def notice_of(subscription: object) -> str:
+    return json.dumps({"method": "signatureNotification", "params": {"subscription": subscription}})
 
 
 class Websocket:
     """A node's websocket: notes what is asked for, and gives notices when the test says so."""
 
     def __init__(self) -> None:
-        self.url = ""
         self.connections: list[ServerConnection] = []
-        self.asked: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+        self.asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.subscriptions: dict[str, int] = {}
+        self.is_hasty = False
 
     async def handle(self, connection: ServerConnection) -> None:
         self.connections.append(connection)
         async for message in connection:
-            self.asked.put_nowait(json.loads(message))
+            request = json.loads(message)
+            signature = request["params"][0]
+            self.subscriptions[signature] = number = len(self.subscriptions) + 7
+            if self.is_hasty:
+                await self.notify(signature)
+            await connection.send(json.dumps({"id": request["id"], "result": number}))
+            self.asked.put_nowait(request)
 
-    async def notify(self) -> None:
-        await self.connections[-1].send(NOTICE)
+    async def notify(self, signature: str) -> None:
+        await self.say(notice_of(self.subscriptions[signature]))
+
+    async def say(self, message: str) -> None:
+        await self.connections[-1].send(message)
 
 
 @asynccontextmanager
@@ -50,28 +63,76 @@ async def connected(websocket: Websocket, notices: Notices) -> None:
     """Wait until there is a connection more than before."""
     before = len(websocket.connections)
     async with asyncio.timeout(10):
-        while len(websocket.connections) == before or notices._connection is None:
+        while len(websocket.connections) == before or notices._connected is None:
             await notices.wait("", 0.01)
 
 
-async def subscribed(websocket: Websocket, signature: str) -> dict[str, object]:
+async def subscribed(websocket: Websocket, signature: str) -> dict[str, Any]:
     async with asyncio.timeout(10):
         while True:
             request = await websocket.asked.get()
-            if request["params"][0] == signature:  # type: ignore[index]
+            if request["params"][0] == signature:
                 return request
 
 
-async def test_a_notice_ends_every_wait() -> None:
+async def waits_in_full(notices: Notices, signature: str) -> bool:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await notices.wait(signature, 0.2)
+    return loop.time() - started > 0.19
+
+
+async def test_a_notice_ends_the_waits_for_its_transaction_and_no_others() -> None:
     async with listening("finalized") as (websocket, notices):
-        waits = [asyncio.create_task(notices.wait(signature, 60)) for signature in ("a", "b")]
+        waits = [asyncio.create_task(notices.wait("a", 60)) for _ in range(2)]
+        other = asyncio.create_task(notices.wait("b", 60))
         request = await subscribed(websocket, "a")
         assert request["method"] == "signatureSubscribe"
         assert request["params"] == ["a", {"commitment": "finalized"}]
         await subscribed(websocket, "b")
-        await websocket.notify()
+        await websocket.notify("a")
         async with asyncio.timeout(10):
             await asyncio.gather(*waits)
+            assert not other.done()
+            await websocket.notify("b")
+            await other
+
+
+async def test_a_notice_that_comes_before_the_wait_ends_it_at_once() -> None:
+    async with listening() as (websocket, notices):
+        await notices.expect("a")
+        await subscribed(websocket, "a")
+        await websocket.notify("a")
+        async with asyncio.timeout(10):
+            await notices.wait("a", 60)
+
+
+async def test_a_notice_ends_one_wait_only() -> None:
+    # Who waits again has asked meanwhile, and was not content: asking without pause would help nobody.
+    async with listening() as (websocket, notices):
+        websocket.is_hasty = True
+        async with asyncio.timeout(10):
+            await notices.wait("a", 60)
+        assert await waits_in_full(notices, "a")
+
+
+async def test_a_notice_may_come_before_the_name_of_its_subscription() -> None:
+    async with listening() as (websocket, notices):
+        websocket.is_hasty = True
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(notices.wait(signature, 60) for signature in ("a", "b", "c")))
+
+
+async def test_a_websocket_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as (_, notices):
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        assert notices._connected is not None
+        monkeypatch.setattr(notices._connected.connection, "send", never)
+        async with asyncio.timeout(5):
+            await notices.expect("a")
 
 
 async def test_a_signature_is_asked_for_once_on_a_connection() -> None:
@@ -80,17 +141,37 @@ async def test_a_signature_is_asked_for_once_on_a_connection() -> None:
         await notices.wait("a", 0.05)
         await notices.wait("b", 0.05)
         await subscribed(websocket, "a")
-        assert (await websocket.asked.get())["params"][0] == "b"  # type: ignore[index]
+        assert (await websocket.asked.get())["params"][0] == "b"
 
 
-async def test_other_messages_end_no_wait() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"result": 0}',
+        '{"id": 1, "error": {"code": -32600}}',
+        '{"id": [], "result": 7}',
+        "[]",
+        "7",
+        "null",
+        "no JSON",
+        "[" * 10_000,
+        notice_of(-1),
+        notice_of([]),
+        '{"method": "signatureNotification"}',
+        '{"method": "signatureNotification", "params": 7}',
+    ],
+)
+async def test_other_messages_end_no_wait_and_do_no_harm(message: str) -> None:
     async with listening() as (websocket, notices):
-        waiting = asyncio.create_task(notices.wait("a", 0.3))
+        waiting = asyncio.create_task(notices.wait("a", 60))
         await subscribed(websocket, "a")
-        await websocket.connections[-1].send('{"result": 0}')
-        await asyncio.sleep(0.1)
+        for _ in range(3):
+            await websocket.say(message)
+        await asyncio.sleep(0.05)
         assert not waiting.done()
-        await waiting
+        await websocket.notify("a")
+        async with asyncio.timeout(10):
+            await waiting
 
 
 async def test_after_a_break_there_is_a_new_connection_and_all_is_asked_for_again(
@@ -98,12 +179,13 @@ async def test_after_a_break_there_is_a_new_connection_and_all_is_asked_for_agai
 ) -> None:
     monkeypatch.setattr(module, "_FIRST_PAUSE_SECONDS", 0.01)
     async with listening() as (websocket, notices):
-        await notices.wait("a", 0.01)
+        await notices.expect("a")
+        await subscribed(websocket, "a")
         await websocket.connections[-1].close()
         await connected(websocket, notices)
         waiting = asyncio.create_task(notices.wait("a", 60))
         await subscribed(websocket, "a")
-        await websocket.notify()
+        await websocket.notify("a")
         async with asyncio.timeout(10):
             await waiting
 

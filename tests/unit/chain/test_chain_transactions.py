@@ -19,7 +19,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
-from agentpay_server.chain.transactions import MAX_MEMO_BYTES, memo_text
+from agentpay_server.chain.transactions import MAX_MEMO_BYTES, MOST_PROVISIONED, memo_text
 
 TRANSFER_ID = "txn_01jgfjjz000123456789abcdef"
 BLOCKHASH = Blockhash(value=str(Pubkey.from_bytes(bytes([9]) * 32)), last_valid_block_height=77)
@@ -149,6 +149,50 @@ def test_the_longest_memo_fills_the_packet_beside_a_compute_budget_and_lands_wit
     world.land(world.transfer(1, world.account(2), 1, memo=memo))
 
 
+def provisioning(count: int, budget: ComputeBudget | None) -> SignedTransaction:
+    return transactions.provision_accounts(
+        Custody(SEED),
+        evolve(BLOCKHASH, compute_budget=budget),
+        usdc_mint=USDC_MINTS["devnet"],
+        present_lamports=dict.fromkeys(range(1, count + 1), 0),
+        rent_exempt_lamports=890_880,
+    )
+
+
+def test_as_many_accounts_as_one_transaction_provisions_fit_beside_a_compute_budget() -> None:
+    assert len(provisioning(MOST_PROVISIONED, BUDGET).raw) <= MAX_TRANSACTION_BYTES
+    with pytest.raises(TransactionTooLargeError):
+        provisioning(MOST_PROVISIONED + 1, None)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1, 60_000), (3, 180_000), (MOST_PROVISIONED, 600_000)])
+def test_the_compute_limit_counts_for_each_account_that_is_provisioned(count: int, limit: int) -> None:
+    budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1)
+    said, _ = program_data(provisioning(count, budget), COMPUTE_BUDGET_PROGRAM)
+    assert int.from_bytes(said[1:], "little") == limit
+
+
+def test_no_compute_limit_is_more_than_can_be_asked_for() -> None:
+    budget = ComputeBudget(unit_limit=1_000_000, unit_price_micro_lamports=1)
+    said, _ = program_data(provisioning(2, budget), COMPUTE_BUDGET_PROGRAM)
+    assert int.from_bytes(said[1:], "little") == 1_400_000
+
+
+def test_several_accounts_are_provisioned_at_once_and_again(world: World) -> None:
+    for _ in range(2):
+        world.land(
+            transactions.provision_accounts(
+                world.custody,
+                world.blockhash(),
+                usdc_mint=world.usdc,
+                present_lamports={index: world.lamports(world.owner(index)) for index in (1, 2, 3)},
+                rent_exempt_lamports=run(world.chain.rent_exemption(0)),
+            )
+        )
+        assert [world.balance(world.token_address(index)) for index in (1, 2, 3)] == [0, 0, 0]
+        world.chain.expire_blockhash()
+
+
 def test_a_memo_one_byte_too_long_is_refused_before_signing() -> None:
     with pytest.raises(TransactionTooLargeError, match="1233 bytes"):
         build_transfer("a" * (MAX_MEMO_BYTES + 1), blockhash=evolve(BLOCKHASH, compute_budget=BUDGET))
@@ -245,12 +289,11 @@ def test_provisioning_succeeds_where_a_stranger_already_created_or_funded_someth
 
 def test_funding_the_authority_can_be_left_out(world: World) -> None:
     world.land(
-        transactions.provision_account(
+        transactions.provision_accounts(
             world.custody,
             world.blockhash(),
             usdc_mint=world.usdc,
-            account_index=1,
-            present_lamports=0,
+            present_lamports={1: 0},
             rent_exempt_lamports=0,
         )
     )

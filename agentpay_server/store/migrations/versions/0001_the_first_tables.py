@@ -213,7 +213,7 @@ def upgrade() -> None:
         sa.Column("subject", sa.Text(), nullable=False),
         sa.Column("raw", sa.LargeBinary(), nullable=False),
         sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("signature"),
+        sa.PrimaryKeyConstraint("signature", "subject"),
         sqlite_with_rowid=False,
     )
     op.create_table(

@@ -1,0 +1,93 @@
+"""Accounts that are asked for together where a send takes its time: all at once, or each by itself."""
+
+import asyncio
+from typing import Any
+
+import chains
+import pytest
+from chains import FaultyChain, Proceed
+from worlds import Answer, World
+
+from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason, SignatureStatus
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.transactions import MOST_PROVISIONED
+from agentpay_server.services.provisioning import COLLECTING_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmbeddedChain, "landing_seconds", 0.4)
+
+
+async def asked_for(world: World, count: int) -> list[Answer]:
+    names = ({"name": f"{number}"} for number in range(count))
+    return await asyncio.gather(*(world.request("POST", "/v1/accounts", name) for name in names))
+
+
+async def listed(world: World) -> set[str]:
+    answer = await world.request("GET", "/v1/accounts?limit=100")
+    return {account["account_id"] for account in answer.body["data"]}
+
+
+async def refused(chain: FaultyChain, proceed: Proceed) -> Any:
+    """It was executed, and has failed."""
+    return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason.OTHER, detail="scripted"))
+
+
+async def test_they_share_transactions_and_each_has_its_own_answer(world: World) -> None:
+    answers = await asked_for(world, 2 * MOST_PROVISIONED + 1)
+    assert {answer.status for answer in answers} == {201}
+    assert await listed(world) == {answer.body["account_id"] for answer in answers}
+    assert len({answer.body["usdc_token_account"] for answer in answers}) == len(answers)
+    assert len(world.chain.sent) == 3
+    for answer in answers:
+        balance = await world.request("GET", f"/v1/accounts/{answer.body['account_id']}/balance")
+        assert (balance.status, balance.body["balance_usdc"]) == (200, "0.000000")
+
+
+async def test_one_alone_is_put_on_chain_alone(world: World) -> None:
+    (answer,) = await asked_for(world, 1)
+    assert answer.status == 201
+    assert len(world.chain.sent) == 1
+
+
+async def test_what_the_chain_refuses_for_all_is_tried_for_each(world: World) -> None:
+    world.chain.next("send", chains.dropped)
+    world.chain.next("signature_status", refused, refused)
+    answers = await asked_for(world, 4)
+    # One of those that are alone is refused too.
+    assert sorted(answer.status for answer in answers) == [201, 201, 201, 503]
+    assert await listed(world) == {a.body["account_id"] for a in answers if a.status == 201}
+    assert len(world.chain.sent) == 1 + 4
+
+
+async def test_a_chain_that_goes_away_is_told_to_all(world: World) -> None:
+    world.chain.next("latest_blockhash", chains.goes_down)
+    answers = await asked_for(world, 5)
+    assert {(answer.status, answer.error) for answer in answers} == {(503, "chain_unavailable")}
+    world.chain.clear()
+    assert await listed(world) == set()
+    assert {answer.status for answer in await asked_for(world, 5)} == {201}
+
+
+async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
+    world.chain.next("send", chains.dropped)
+    world.chain.next("signature_status", chains.expiring)
+    assert {answer.status for answer in await asked_for(world, 5)} == {201}
+    assert len({signature for signature, _ in world.chain.sent}) == 2
+
+
+async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
+    provisioning, tasks = world.runtime.accounts._provisioning, world.runtime.context.tasks
+    for turns in (1, 40):
+        # Before the transaction is signed, and while it is on its way.
+        asking = [asyncio.create_task(provisioning.provision(number)) for number in range(50, 53)]
+        await asyncio.sleep(turns * COLLECTING_SECONDS / 2)
+        assert not any(each.done() for each in asking)
+        assert await tasks.cut_off(within_seconds=10)
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
+    # Nor anybody who comes later.
+    assert {answer.status for answer in await asked_for(world, 2)} == {201}

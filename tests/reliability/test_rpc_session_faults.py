@@ -1,0 +1,139 @@
+"""Sessions behind a faulty network, at every call: one escrow, paid out once, and its end known (P8, P10)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import rpc_proxy
+import rpc_service
+from rpc_proxy import Act, RpcProxy
+from rpc_service import Party, Service
+from surfpool import Surfpool
+from test_rpc_service_faults import FAULTS, IN_EVERY_RUN, TIMEOUT_SECONDS, TRANSFER_CALLS, arm
+
+pytestmark = pytest.mark.anyio
+
+COMBINATIONS = [
+    pytest.param(call, fault, marks=[] if (call, fault) in IN_EVERY_RUN else pytest.mark.validator)
+    for call in TRANSFER_CALLS
+    for fault in FAULTS
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Real sockets need real time."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
+    async with rpc_proxy.in_front_of(surfpool.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def service(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[Service]:
+    async with rpc_service.serving(
+        # Nothing is remembered: every call is made each time. No websocket goes past the proxy.
+        surfpool,
+        url=proxy.url,
+        websocket_url=None,
+        timeout_seconds=TIMEOUT_SECONDS,
+        blockhash_seconds=0,
+    ) as running:
+        yield running
+
+
+async def until_settled(service: Service, session_id: str) -> dict[str, Any]:
+    """Close until the session is settled."""
+    found: dict[str, Any] = {}
+
+    async def is_settled() -> bool:
+        found.update(await service.until_answered(f"/sessions/{session_id}/close", {}))
+        return found["status"] == "settled"
+
+    await rpc_service.eventually(is_settled)
+    return found
+
+
+async def assert_whole_session(
+    service: Service, proxy: RpcProxy, *, opening: tuple[str, Act] | None, closing: tuple[str, Act] | None
+) -> None:
+    """Open a session of 10, charge 4 and close it, with a fault on the way, and judge."""
+    payer, payee = await service.account("100"), await service.account()
+    terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
+    if opening is not None:
+        arm(proxy, *opening)
+    session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+    session_id = session["session_id"]
+    proxy.clear()
+    charge = {"amount": "4", "idempotency_key": "charge"}
+    await service.until_answered(f"/sessions/{session_id}/charges", charge)
+    if closing is not None:
+        arm(proxy, *closing)
+    settled = await until_settled(service, session_id)
+    assert (settled["settled_usdc"], settled["returned_usdc"]) == ("4.000000", "6.000000")
+
+    async def is_paid_out() -> bool:
+        return await shows(service, payer) == "96.000000" and await shows(service, payee) == "4.000000"
+
+    await rpc_service.eventually(is_paid_out)
+    listed = await service.until_read(f"/sessions?account_id={payer.account_id}")
+    assert [each["session_id"] for each in listed["data"]] == [session_id]
+    (escrow,) = await service.runtime.context.chain.token_accounts([session["escrow_token_account"]])
+    assert escrow is None
+
+
+async def shows(service: Service, party: Party) -> str:
+    told = await service.until_read(f"/v1/accounts/{party.account_id}/balance")
+    return str(told["balance_usdc"])
+
+
+@pytest.mark.parametrize(("call", "fault"), COMBINATIONS)
+async def test_one_fault_at_any_call_of_an_opening_funds_one_escrow(
+    service: Service, proxy: RpcProxy, call: str, fault: str
+) -> None:
+    before = proxy.requests[call]
+    await assert_whole_session(service, proxy, opening=(call, FAULTS[fault]), closing=None)
+    assert proxy.requests[call] > before
+
+
+@pytest.mark.parametrize(("call", "fault"), COMBINATIONS)
+async def test_one_fault_at_any_call_of_a_settlement_pays_once(
+    service: Service, proxy: RpcProxy, call: str, fault: str
+) -> None:
+    before = proxy.requests[call]
+    await assert_whole_session(service, proxy, opening=None, closing=(call, FAULTS[fault]))
+    assert proxy.requests[call] > before
+
+
+@pytest.mark.validator
+async def test_a_session_that_is_opened_and_closed_while_blocks_stand_still_goes_on_with_them(
+    surfpool: Surfpool, service: Service, proxy: RpcProxy
+) -> None:
+    payer, payee = await service.account("100"), await service.account()
+    terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
+
+    async def during_pause(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        surfpool.call("surfnet_pauseClock")
+        try:
+            before = proxy.forwarded["sendTransaction"]
+            asked = asyncio.create_task(service.until_answered(path, body))
+
+            async def is_sent() -> bool:
+                return proxy.forwarded["sendTransaction"] > before
+
+            await rpc_service.eventually(is_sent)
+            await asyncio.sleep(0.3)
+            assert not asked.done()
+        finally:
+            surfpool.call("surfnet_resumeClock")
+        return await asked
+
+    session = await during_pause("/sessions", {**terms, "idempotency_key": "open"})
+    assert session["status"] == "open"
+    closed = await during_pause(f"/sessions/{session['session_id']}/close", {})
+    assert (closed["status"], closed["returned_usdc"]) == ("settled", "10.000000")
+    assert await service.held(payer) == 100_000_000
