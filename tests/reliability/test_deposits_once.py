@@ -245,7 +245,7 @@ async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
     await wallet.pay((second.token_account, 6))
     told = world.chain.deposits
 
-    async def unreadable(token_account: str, *, after: str | None) -> Any:
+    async def unreadable(token_account: str, *, after: str | None, **_: Any) -> Any:
         if token_account == first.token_account:
             raise ChainUnavailableError("scripted: no node has that transaction")
         async for batch in told(token_account, after=after):
