@@ -50,7 +50,7 @@ from agentpay_server.chain.machine import (
     token_account_at,
     writable_accounts,
 )
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.chain.signing import transaction_of
 from agentpay_server.faults import ChainPoint, chain_fault_point
 
 _TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
@@ -203,11 +203,7 @@ class EmbeddedChain:
             ChainUnavailableError: the ledger does not answer; whether the transaction landed is unknown.
         """
         self._check_thread()
-        if len(raw) > MAX_TRANSACTION_BYTES:
-            raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
-        transaction = VersionedTransaction.from_bytes(raw)
-        if not transaction.signatures:
-            raise ValueError("a transaction without signatures was sent")
+        transaction = transaction_of(raw)
         if isinstance(transaction.message, MessageV0) and transaction.message.address_table_lookups:
             raise ValueError("a transaction with address look-up tables was sent; list its accounts instead")
         if self._ledger is None:

@@ -11,6 +11,7 @@ from solders.instruction import Instruction
 from solders.message import Message, MessageV0, MessageV1
 from solders.pubkey import Pubkey
 from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import Blockhash, ComputeBudget, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
@@ -66,6 +67,21 @@ def sign_transaction(
         raw=b"".join((bytes((count,)), *signatures, payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
     )
+
+
+def transaction_of(raw: bytes) -> VersionedTransaction:
+    """Return the signed transaction that bytes stand for.
+
+    Raises:
+        TransactionTooLargeError: they are more than a packet.
+        ValueError: they are not a transaction, or one without signatures.
+    """
+    if len(raw) > MAX_TRANSACTION_BYTES:
+        raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
+    transaction = VersionedTransaction.from_bytes(raw)
+    if not transaction.signatures:
+        raise ValueError("a transaction without signatures was sent")
+    return transaction
 
 
 def shape_of(message: Message | MessageV0 | MessageV1) -> str | None:

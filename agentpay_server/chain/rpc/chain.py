@@ -21,7 +21,6 @@ from typing import Any, Final
 from attrs import evolve
 from solders.pubkey import Pubkey
 from solders.signature import Signature
-from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.base import (
     Blockhash,
@@ -43,7 +42,7 @@ from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
 from agentpay_server.chain.rpc.recent import Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Epoch, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, shape_of
+from agentpay_server.chain.signing import shape_of, transaction_of
 from agentpay_server.chain.token_accounts import read_token_account
 
 _HEIGHT_SECONDS: Final = 0.4  # A slot: the height does not change faster.
@@ -171,7 +170,7 @@ class RpcChain:
             TransactionTooLargeError: `raw` is more than a packet.
             ValueError: `raw` is not a signed transaction.
         """
-        transaction = _transaction_of(raw)
+        transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
         # Both before it can land: then it would not fare as it does the first time, and not every node tells
         # of what has happened already.
@@ -380,15 +379,6 @@ def _transaction_error(refusal: RpcRefusalError) -> object:
 def _is_duplicate(refusal: RpcRefusalError) -> bool:
     # Some nodes say it in words alone. Being wrong here costs nothing: the status decides.
     return _transaction_error(refusal) == "AlreadyProcessed" or "already been processed" in refusal.detail
-
-
-def _transaction_of(raw: bytes) -> VersionedTransaction:
-    if len(raw) > MAX_TRANSACTION_BYTES:
-        raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
-    transaction = VersionedTransaction.from_bytes(raw)
-    if not transaction.signatures:
-        raise ValueError("a transaction without signatures was sent")
-    return transaction
 
 
 def _base64(raw: bytes) -> str:
