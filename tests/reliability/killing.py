@@ -25,7 +25,6 @@ import httpx
 import rpc_world
 import stores
 import validators
-from agentpay_server.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from attrs import evolve, frozen
 from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
@@ -36,6 +35,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE
 from agentpay_server.store import tables
