@@ -30,6 +30,9 @@ from agentpay_server.store.connection import Connection
 _NEWEST: Final = 1_000
 """How many of an account's history entries are looked at to find what need not be read from the chain."""
 
+_BATCHES_AT_ONCE: Final = 10
+"""How many batches of an account are booked before the next account's turn."""
+
 ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts a chain tells of in one call."""
 
@@ -132,6 +135,9 @@ class Deposits:
     async def look(self, token_account: str, *, beside: Callable[[Connection], None] | None = None) -> None:
         """Book what has come in at a token account; one that is no account's does not matter.
 
+        After very many deposits the rest is left to another look: whoever floods one account must not keep
+        the others waiting, nor whoever wants to spend from it.
+
         Args:
             token_account: its address.
             beside: what else to write, once: in the commit that books, or in its own if nothing has come.
@@ -142,15 +148,19 @@ class Deposits:
         # Before the look: what arrives during it is looked at once more.
         self._arrived.discard(token_account)
         try:
-            is_caught_up = False
-            while not is_caught_up:
-                is_caught_up, beside = await self._catch_up(token_account, beside)
+            is_caught_up, left = False, _BATCHES_AT_ONCE
+            while not is_caught_up and left > 0:
+                is_caught_up, beside, batches = await self._catch_up(token_account, beside, left)
+                left -= max(batches, 1)
             if beside is not None:
                 await self._database.run(beside)
         except BaseException:
             self._arrived.add(token_account)
             self._context.wakeup.set()
             raise
+        if not is_caught_up:
+            self._arrived.add(token_account)
+            self._context.wakeup.set()
 
     async def _look_at(self, token_accounts: Iterable[str]) -> None:
         """Look at every one of them, also where another cannot be read."""
@@ -184,16 +194,17 @@ class Deposits:
         ]
 
     async def _catch_up(
-        self, token_account: str, beside: Callable[[Connection], None] | None
-    ) -> tuple[bool, Callable[[Connection], None] | None]:
-        """Book what has come in since the account's cursor.
+        self, token_account: str, beside: Callable[[Connection], None] | None, most: int
+    ) -> tuple[bool, Callable[[Connection], None] | None, int]:
+        """Book up to `most` batches of what has come in since the account's cursor.
 
         Returns:
-            Whether that was all, and not another watcher faster; and what is still to be written beside it.
+            Whether that was all, and not another watcher faster; what is still to be written beside it; and
+            how many batches were booked.
         """
-        account = await self._database.read(account_store.account_at, token_account)
+        account, batches = await self._database.read(account_store.account_at, token_account), 0
         if account is None:
-            return True, beside
+            return True, beside, batches
         after = account.deposit_cursor
 
         async def newest() -> set[str]:
@@ -203,8 +214,8 @@ class Deposits:
             fault_point(Operation.DEPOSIT, Step.BEGUN)
             booked = await self._database.run(self._book, account.account_id, after, batch, beside)
             if booked is None:
-                return False, beside
-            beside = None
+                return False, beside, batches
+            beside, batches = None, batches + 1
             fault_point(Operation.DEPOSIT, Step.BOOKED)
             for deposit in booked:
                 log(
@@ -215,7 +226,9 @@ class Deposits:
                     tx_signature=deposit.signature,
                 )
             after = batch.cursor
-        return True, beside
+            if batches == most:
+                return False, beside, batches
+        return True, beside, batches
 
     def _book(
         self,

@@ -22,6 +22,7 @@ from agentpay.contract.events import BalanceLowThresholdData
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
+from agentpay_server.services import deposits as deposits_module
 from agentpay_server.services.deposits import Deposits
 from agentpay_server.store import tables, transfers
 from agentpay_server.store.postgres import PostgresDatabase
@@ -131,6 +132,39 @@ async def test_another_process_is_left_its_transfers(world: World) -> None:
     await assert_booked(world, to, 4_000_000)
     await world.advance()
     await assert_booked(world, to, 4_000_000)
+
+
+async def test_a_flood_at_one_account_is_booked_a_stretch_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deposits_module, "_BATCHES_AT_ONCE", 2)
+    account, looking = await world.account(), watcher(world)
+    flood = [
+        DepositBatch(
+            deposits=(
+                Deposit(
+                    signature=f"dust {number}",
+                    token_account=account.token_account,
+                    amount_micro=1,
+                    sender=None,
+                ),
+            ),
+            cursor=str(number),
+        )
+        for number in range(1, 6)
+    ]
+
+    async def tells(chain: FaultyChain, proceed: Proceed) -> list[DepositBatch]:
+        (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+        return flood[int(row["deposit_cursor"] or 0) :]
+
+    looking._is_all_due = False
+    booked = []
+    for _ in range(4):
+        world.chain.next("deposits", tells)
+        await looking.look(account.token_account)
+        booked.append((len(await world.entries(account)), looking.is_any_due))
+    assert booked == [(2, True), (4, True), (5, False), (5, False)]
 
 
 @pytest.mark.parametrize("seed", range(5))
