@@ -1,8 +1,7 @@
 """What a change must pass, and what a developer runs by hand.
 
-lint, unasync, types, tests, docs,
-package                              all that a change must pass; the default
-stores                               the behaviour suite again, on SQLite files and on PostgreSQL
+lint, unasync, types, tests, stores,
+docs, package                        all that a change must pass; the default
 pythons                              the tests on each Python that is supported and installed
 lowest                               the tests with the lowest versions of what is needed directly
 successor                            the tests with httpx2 wherever httpx is imported
@@ -19,7 +18,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -37,7 +36,7 @@ CODE = [
 ]
 
 EVERY_RUN = "not deep and not validator"
-ON_EVERY_CHAIN = [
+BEHAVIOUR = [
     f"tests/integration/test_{subject}.py"
     for subject in (
         "accounts",
@@ -76,7 +75,7 @@ ON_EVERY_CHAIN = [
         "webhooks_rotation",
     )
 ]
-"""The behaviour suite: what must hold whatever the chain."""
+"""The behaviour suite: what must hold whatever the store and the chain."""
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -127,10 +126,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def stores(session: nox.Session) -> None:
-    """Run the behaviour suite again, on SQLite files and on PostgreSQL."""
+    """Run the behaviour suite again, on SQLite files and on PostgreSQL; more if it is named.
+
+    `nox -s stores -- tests/integration tests/reliability` is all that there is.
+    """
     install(session, "test")
     for store in ("file", "postgres"):
-        suite = session.posargs or ["tests/integration", "tests/reliability"]
+        suite = session.posargs or BEHAVIOUR
         session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--store", store, *suite)
 
 
@@ -143,7 +145,7 @@ def validator(session: nox.Session) -> None:
         return
     # One worker takes all of a module: its tests share a validator.
     together = ("-n", "auto", "--dist", "loadfile")
-    session.run("pytest", *together, "--chain", "surfpool", "-m", EVERY_RUN, *ON_EVERY_CHAIN)
+    session.run("pytest", *together, "--chain", "surfpool", "-m", EVERY_RUN, *BEHAVIOUR)
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
 
 
