@@ -15,6 +15,7 @@ import json
 
 import httpx
 from harness import Result, compare
+from solders.account import Account
 from solders.keypair import Keypair
 from solders.litesvm import LiteSVM
 from solders.message import Message
@@ -76,7 +77,7 @@ class BareChain:
         self.payer, self.owner = Keypair(), Keypair()
         self.mint = Pubkey.from_string(chain.usdc_mint)
         mint_authority = Keypair.from_seed_and_derivation_path(bytes(64), "m/44'/501'/0'/2'")
-        self.svm.airdrop(self.payer.pubkey(), 10**12)
+        self.svm.set_account(self.payer.pubkey(), Account(10**12, b"", instructions.SYSTEM_PROGRAM))
         other = Keypair().pubkey()
         owners = (self.owner.pubkey(), other)
         create = instructions.create_associated_token_account_idempotent

@@ -71,6 +71,10 @@ _BY_KEY: Final = select(transfers).where(
     transfers.c.operator_id == bindparam("operator_id"),
     transfers.c.held_key == bindparam("held_key"),
 )
+_ID_BY_KEY: Final = select(transfers.c.transfer_id).where(
+    transfers.c.operator_id == bindparam("operator_id"),
+    transfers.c.held_key == bindparam("held_key"),
+)
 _FREE_KEY: Final = (
     update(transfers)
     .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.held_key.is_not(None))
@@ -210,6 +214,13 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     """
     row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
+
+
+def key_holder_id(connection: Connection, operator_id: str, idempotency_key: str) -> str | None:
+    """Return which transfer an idempotency key of an operator stands for."""
+    values = {"operator_id": operator_id, "held_key": idempotency_key}
+    holder: str | None = connection.execute(_ID_BY_KEY, values).scalar_one_or_none()
+    return holder
 
 
 def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:

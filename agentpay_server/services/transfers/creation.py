@@ -41,8 +41,12 @@ class Creation(Acceptance):
         self._superseded = superseded
 
     def _claim(self, connection: Connection) -> bool:
-        superseded = self._superseded
-        return superseded is None or store.free_key(connection, superseded.transfer_id)
+        known = None if self._superseded is None else self._superseded.transfer_id
+        # Read, rather than left to the constraint: an insertion would wait for whoever settles the transfer
+        # that has the key, and that one for an account, which may be the one that is locked here.
+        if store.key_holder_id(connection, self._principal.operator_id, self._idempotency_key) != known:
+            return False
+        return known is None or store.free_key(connection, known)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
