@@ -66,6 +66,11 @@ class Wallet:
         steps = [payer._payment(to, micro) for payer in payers for to, micro in payments]
         return await self.send(*steps, cosigner=also_from)
 
+    async def close(self) -> str:
+        """Close the token account, which must be empty, and return the signature."""
+        account, owner = Pubkey.from_string(self.token_account), self._keypair.pubkey()
+        return await self.send(instructions.close_account(account=account, destination=owner, owner=owner))
+
     async def send(self, *steps: Instruction, cosigner: "Wallet | None" = None) -> str:
         """Send instructions that the wallet signs, and return the signature, whatever becomes of it."""
         self._sent += 1

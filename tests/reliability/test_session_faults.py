@@ -5,6 +5,7 @@ from typing import Any
 import chains
 import pytest
 import worlds
+from outsiders import Wallet
 from worlds import Answer, Party, World
 
 from agentpay_server.services.sessions.closing import Closing, ClosingSteps
@@ -187,6 +188,26 @@ async def test_a_side_that_is_frozen_between_look_and_settlement_leaves_the_mone
     assert world.balance(escrow) == 10_000_000
     world.thaw(frozen)
     await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+async def test_a_payee_who_has_closed_its_account_is_paid_once_it_has_one_again(world: World) -> None:
+    source, wallet = await world.account("100"), Wallet(world.chain.inner, world.runtime.context.signer)
+    await wallet.open(1)
+    payee = Party(wallet.token_account, wallet.token_account)
+    session_id = await world.opened_session("s", source, payee, "10")
+    await world.charge("k", session_id, "4")
+    await wallet.pay((source.token_account, 1))
+    await wallet.close()
+    for _ in range(2):
+        refused = await world.close_session(session_id)
+        assert (refused.status, refused.error, refused.body["status"]) == (402, "transfer_failed", "closing")
+        assert wallet.token_account in refused.body["message"]
+    escrow = Party("", (await world.get_session(session_id))["escrow_token_account"])
+    assert world.balance(escrow) == 10_000_000
+    await wallet.open(2)
+    closed = await world.close_session(session_id)
+    assert (closed.status, closed.body["settled_usdc"]) == (200, "4.000000")
+    assert (world.balance(payee), world.balance(source)) == (4_000_002, 96_000_001)
 
 
 async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world: World) -> None:
