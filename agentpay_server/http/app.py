@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
@@ -49,6 +47,7 @@ from agentpay_server.http.handlers import (
 from agentpay_server.http.operations import Operations
 from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.http.routing import METHODS_OF, NO_SUCH_PATH, Paths
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.http_faults import HttpFault
@@ -99,17 +98,9 @@ class Application:
         limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
         if limit is not None:
             runtime.snapshots.include(limit)
-        routes = _routes(BOUND_ENDPOINTS, handlers, limit, runtime)
-        # A router matches one route after the other: each family of paths has its own.
-        families: dict[str, list[Route]] = defaultdict(list)
-        for route in routes:
-            families[_family(route.path)].append(route)
-        self._routers = {
-            family: Router(routes=members, redirect_slashes=False, default=_no_route)
-            for family, members in families.items()
-        }
-        # Most requests are for a path without parameters: nothing has to be matched for those.
-        self._fixed = {route.path: route.app for route in routes if not route.param_convertors}
+        self._paths = Paths(
+            {path: _Path(path, methods, handlers, limit, runtime) for path, methods in METHODS_OF.items()}
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -139,9 +130,7 @@ class Application:
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
             _require_plain_path(scope)
-            path = scope["path"]
-            route = self._fixed.get(path, self._routers.get(_family(path), _no_route))
-            await route(scope, receive, send)
+            await self._paths(scope, receive, send)
         except Problem as problem:
             await _refuse(send, trace, problem, request_id)
         except DatabaseUnavailableError as error:
@@ -271,32 +260,6 @@ class _Path:
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 
 
-def _routes(
-    endpoints: Iterable[Endpoint],
-    handlers: Mapping[str, Handler],
-    limit: RateLimit | None,
-    runtime: Runtime,
-) -> list[Route]:
-    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
-    for endpoint in endpoints:
-        by_path[endpoint.path][endpoint.method] = endpoint
-    return [
-        Route(_pattern(path, methods), _Path(path, methods, handlers, limit, runtime))
-        for path, methods in by_path.items()
-    ]
-
-
-def _family(path: str) -> str:
-    """Return the first segment of a path."""
-    return path.split("/", 2)[1] if path.startswith("/") else ""
-
-
-def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
-    """Return a path as the router has it, where the last parameter may take all that is left."""
-    is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
-    return f"{path.removesuffix('}')}:path}}" if is_open else path
-
-
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
     """Refuse what the key may not do, from key and route alone, before any look-up (D3, D16)."""
     operation = f"{endpoint.method} {endpoint.path}"
@@ -315,7 +278,7 @@ def _require_plain_path(scope: Scope) -> None:
     raw_path: bytes = scope.get("raw_path") or b""
     is_split = b"%2f" in raw_path.lower() and not raw_path.startswith(_FREE_TEXT)
     if is_split or not scope["path"].isprintable():
-        raise _NO_ROUTE
+        raise NO_SUCH_PATH
 
 
 _FREE_TEXT: Final = tuple(
@@ -385,16 +348,6 @@ def _printed(reply: Reply) -> bytes:
 def _internal_error(request_id: str) -> bytes:
     message = f"The server failed; quote request {request_id} to whoever runs it."
     return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
-
-
-_NO_ROUTE: Final = Problem(
-    ErrorCode.NOT_FOUND,
-    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
-)
-
-
-async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise _NO_ROUTE
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,98 @@
+"""Which path a request is for: matched once for all servers of a process, whose endpoints are their own."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Final
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.domain.problems import Problem
+
+_PATHS: Final = "agentpay.paths"
+NO_SUCH_PATH: Final = Problem(
+    ErrorCode.NOT_FOUND,
+    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
+)
+
+
+class Paths:
+    """Hands each request to what answers its path.
+
+    Args:
+        paths: what answers, by path as `METHODS_OF` has it.
+    """
+
+    def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
+        self._paths = paths
+        # Most requests are for a path without parameters: nothing has to be matched for those.
+        self._fixed = {path: found for path, found in paths.items() if "{" not in path}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            Problem: `not_found`, and whatever the path's own answer raises.
+        """
+        path = scope["path"]
+        found = self._fixed.get(path)
+        if found is None:
+            scope[_PATHS] = self._paths
+            found = _routers().get(_family(path), _no_route)
+        await found(scope, receive, send)
+
+
+def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endpoint]]:
+    """Return endpoints by path and method."""
+    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+    for endpoint in endpoints:
+        by_path[endpoint.path][endpoint.method] = endpoint
+    return by_path
+
+
+METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
+"""All endpoints, by path and method."""
+
+
+@cache
+def _routers() -> Mapping[str, Router]:
+    """Return what finds the path that a request is for, whichever server it is for.
+
+    A router matches one route after the other: each family of paths has its own.
+    """
+    families: dict[str, list[Route]] = defaultdict(list)
+    for path, methods in METHODS_OF.items():
+        families[_family(path)].append(Route(_pattern(path, methods), _Found(path)))
+    return {
+        family: Router(routes=routes, redirect_slashes=False, default=_no_route)
+        for family, routes in families.items()
+    }
+
+
+class _Found:
+    """Hands a request that was matched to the endpoints of its path, in the server that it is for."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope[_PATHS][self._path](scope, receive, send)
+
+
+def _family(path: str) -> str:
+    """Return the first segment of a path."""
+    return path.split("/", 2)[1] if path.startswith("/") else ""
+
+
+def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
+    """Return a path as the router has it, where the last parameter may take all that is left."""
+    is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
+    return f"{path.removesuffix('}')}:path}}" if is_open else path
+
+
+async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise NO_SUCH_PATH
