@@ -106,7 +106,8 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     """Return all that a request could change: the database, and what the treasury has left."""
     context: Any = server._running.runtime.context
     # On a cluster these go on with its blocks, whoever asks for what.
-    watched = () if validators.is_embedded() else ("confirmed_transactions", "accounts.deposit_cursor")
+    going_on = ("confirmed_transactions", "accounts.deposit_cursor", "policy_records")
+    watched = () if validators.is_embedded() else going_on
 
     async def read() -> tuple[bytes, int]:
         # Every transaction of the service costs its treasury a fee.
