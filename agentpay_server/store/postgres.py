@@ -199,7 +199,8 @@ class PostgresDatabase:
     ) -> T:
         """Run `once` on a connection, and again on another when it certainly changed nothing."""
         for tries_left in reversed(range(_TRIES)):
-            if self._is_hold_lost:
+            # What tells of the loss comes a moment after it.
+            if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
                 raise DatabaseUnavailableError(
                     "the connection that kept other servers away from the database was lost"
                 )

@@ -319,12 +319,11 @@ async def test_a_hold_that_is_about_to_end_is_waited_for(database, other):
 
 
 async def test_a_server_that_loses_its_hold_touches_the_database_no_more(database, other):
-    lost = []
+    lost = asyncio.Event()
     await database.run(put, "one")
-    await database.hold_alone(lambda: lost.append(True))
+    await database.hold_alone(lost.set)
     await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
-    await until_it_is_noticed(database)
-    assert lost == [True]
+    await lost.wait()
 
     await other.hold_alone()
     for _ in range(2):
@@ -383,14 +382,6 @@ async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url,
         await other.hold_alone()
         listening.close()
         await listening.wait_closed()
-
-
-async def until_it_is_noticed(database):
-    noticed = asyncio.Event()
-    driver = database._holder.driver
-    driver.add_termination_listener(lambda _: noticed.set())
-    if not driver.is_closed():
-        await noticed.wait()
 
 
 async def test_after_the_close_nothing_runs(database):
