@@ -58,17 +58,18 @@ class Provisioning:
         waiting = _Waiting(key_index, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) == 1:
-            self._context.tasks.start(self._collect())
+            self._context.tasks.start(self._collect()).add_done_callback(self._abandon)
         return await waiting.end
+
+    def _abandon(self, collecting: "asyncio.Task[None]") -> None:
+        """Tell those who wait that nobody sees to them, where the collecting was cut off."""
+        if collecting.cancelled():
+            waiting, self._waiting = self._waiting, []
+            _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _collect(self) -> None:
         """Give those who join in a moment a share in the fewest transactions."""
-        try:
-            await asyncio.sleep(COLLECTING_SECONDS)
-        except asyncio.CancelledError:
-            waiting, self._waiting = self._waiting, []
-            _fail(waiting, ChainUnavailableError("the server stops"))
-            raise
+        await asyncio.sleep(COLLECTING_SECONDS)
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
         parts = [waiting[start : start + transactions.MOST_PROVISIONED] for start in starts]

@@ -81,8 +81,8 @@ async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
 
 async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
     provisioning, tasks = world.runtime.accounts._provisioning, world.runtime.context.tasks
-    for turns in (1, 40):
-        # Before the transaction is signed, and while it is on its way.
+    for turns in (0, 1, 40):
+        # Before anybody collects, before the transaction is signed, and while it is on its way.
         asking = [asyncio.create_task(provisioning.provision(number)) for number in range(50, 53)]
         await asyncio.sleep(turns * COLLECTING_SECONDS / 2)
         assert not any(each.done() for each in asking)

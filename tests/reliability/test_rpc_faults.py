@@ -27,12 +27,6 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
-    async with rpc_proxy.in_front_of(surfpool.url) as running:
-        yield running
-
-
-@pytest.fixture
 async def world(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[RpcWorld]:
     async with rpc_world.world(surfpool, url=proxy.url, timeout_seconds=TIMEOUT_SECONDS) as running:
         yield running

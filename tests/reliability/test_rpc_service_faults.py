@@ -1,15 +1,15 @@
 """The whole service behind a faulty network, at every call: never twice, never lost, and known (P8)."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 import rpc_proxy
 import rpc_service
-from rpc_proxy import Act, RpcProxy
+from rpc_proxy import RpcProxy
 from rpc_service import Party, Service
+from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
 from agentpay_server.settings import Settings
@@ -18,72 +18,11 @@ from agentpay_server.store.connection import Connection
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT_SECONDS = 0.6
-
-FAULTS: dict[str, Act] = {
-    "request lost": rpc_proxy.request_lost,
-    "reply lost": rpc_proxy.reply_lost,
-    "delivered twice": rpc_proxy.delivered_twice,
-    "silent": rpc_proxy.silent,
-    "delayed": rpc_proxy.delayed(0.2),
-    "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5),
-    "rate limited": rpc_proxy.rate_limited,
-    "overloaded": rpc_proxy.overloaded,
-    "crashed": rpc_proxy.crashed,
-    "garbled": rpc_proxy.garbled,
-    "unhealthy": rpc_proxy.unhealthy,
-}
-TRANSFER_CALLS = (
-    "getMultipleAccounts",
-    "getLatestBlockhash",
-    "sendTransaction",
-    "getSignatureStatuses",
-    "getEpochInfo",
-)
-ACCOUNT_CALLS = (*TRANSFER_CALLS, "getMinimumBalanceForRentExemption")
-IN_EVERY_RUN = {("sendTransaction", "reply lost"), ("getSignatureStatuses", "rate limited")}
-
-
-def combinations(calls: tuple[str, ...]) -> list[Any]:
-    """Return every fault at every call; but for a few, they are for `nox -s validator`."""
-    return [
-        pytest.param(call, fault, marks=[] if (call, fault) in IN_EVERY_RUN else pytest.mark.validator)
-        for call in calls
-        for fault in FAULTS
-    ]
-
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Real sockets need real time."""
     return "asyncio"
-
-
-@pytest.fixture
-async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
-    async with rpc_proxy.in_front_of(surfpool.url) as running:
-        yield running
-
-
-@pytest.fixture
-async def service(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[Service]:
-    async with rpc_service.serving(
-        # Nothing is remembered: every call is made each time. No websocket goes past the proxy.
-        surfpool,
-        url=proxy.url,
-        websocket_url=None,
-        timeout_seconds=TIMEOUT_SECONDS,
-        blockhash_seconds=0,
-    ) as running:
-        yield running
-
-
-def arm(proxy: RpcProxy, call: str, *acts: Act) -> None:
-    """Let acts stand in for the next requests of a call, and see to it that the call is made."""
-    proxy.next(call, *acts)
-    if call == "getEpochInfo":
-        # The height matters, and is asked for, only where a transaction is not to be seen.
-        proxy.next("sendTransaction", rpc_proxy.request_lost)
 
 
 async def settled(service: Service, source: Party, to: Party, seen: list[httpx.Response]) -> dict[str, Any]:

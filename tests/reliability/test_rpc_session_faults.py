@@ -1,49 +1,22 @@
 """Sessions behind a faulty network, at every call: one escrow, paid out once, and its end known (P8, P10)."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import rpc_proxy
 import rpc_service
 from rpc_proxy import Act, RpcProxy
 from rpc_service import Party, Service
+from rpc_trouble import FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
-from test_rpc_service_faults import FAULTS, IN_EVERY_RUN, TIMEOUT_SECONDS, TRANSFER_CALLS, arm
 
 pytestmark = pytest.mark.anyio
-
-COMBINATIONS = [
-    pytest.param(call, fault, marks=[] if (call, fault) in IN_EVERY_RUN else pytest.mark.validator)
-    for call in TRANSFER_CALLS
-    for fault in FAULTS
-]
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Real sockets need real time."""
     return "asyncio"
-
-
-@pytest.fixture
-async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
-    async with rpc_proxy.in_front_of(surfpool.url) as running:
-        yield running
-
-
-@pytest.fixture
-async def service(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[Service]:
-    async with rpc_service.serving(
-        # Nothing is remembered: every call is made each time. No websocket goes past the proxy.
-        surfpool,
-        url=proxy.url,
-        websocket_url=None,
-        timeout_seconds=TIMEOUT_SECONDS,
-        blockhash_seconds=0,
-    ) as running:
-        yield running
 
 
 async def until_settled(service: Service, session_id: str) -> dict[str, Any]:
@@ -91,7 +64,7 @@ async def shows(service: Service, party: Party) -> str:
     return str(told["balance_usdc"])
 
 
-@pytest.mark.parametrize(("call", "fault"), COMBINATIONS)
+@pytest.mark.parametrize(("call", "fault"), combinations(TRANSFER_CALLS))
 async def test_one_fault_at_any_call_of_an_opening_funds_one_escrow(
     service: Service, proxy: RpcProxy, call: str, fault: str
 ) -> None:
@@ -100,7 +73,7 @@ async def test_one_fault_at_any_call_of_an_opening_funds_one_escrow(
     assert proxy.requests[call] > before
 
 
-@pytest.mark.parametrize(("call", "fault"), COMBINATIONS)
+@pytest.mark.parametrize(("call", "fault"), combinations(TRANSFER_CALLS))
 async def test_one_fault_at_any_call_of_a_settlement_pays_once(
     service: Service, proxy: RpcProxy, call: str, fault: str
 ) -> None:
