@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
 import httpx
@@ -38,6 +39,8 @@ AsyncTransport: TypeAlias = httpx.AsyncBaseTransport
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """The largest body of an answer that is read, in bytes. A full page of the contract is far below."""
+
+_URLS_KEPT: Final = 128
 
 _NOT_SENT: Final = (
     httpx.ConnectError,
@@ -71,7 +74,8 @@ class _Edge:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
         self.monotonic: Callable[[], float] = time.monotonic
-        self._base_url = base_url
+        # The same few paths again and again: to take an address apart is most of what a request costs.
+        self._url = lru_cache(maxsize=_URLS_KEPT)(lambda target: httpx.URL(base_url + target))
         # The defaults of a given client stay, where the contract does not decide.
         self._defaults = httpx.Headers(given.headers if given is not None else None)
         self._defaults.update(
@@ -98,7 +102,7 @@ class _Edge:
         content = request.content
         built = httpx.Request(
             request.endpoint.method,
-            self._base_url + request.target,
+            self._url(request.target),
             headers=headers,
             stream=httpx.ByteStream(content or b""),
             extensions={"timeout": {"connect": timeout, "read": timeout, "write": timeout, "pool": timeout}},
@@ -193,20 +197,19 @@ class Http(_Edge):
         self._transport = transport
         self._lock = threading.Lock()
 
-    def _open(self) -> HttpClient:
+    def _sender(self) -> Callable[[httpx.Request], httpx.Response]:
         if self.closed:
             raise ClosedClientError
+        if self._transport is not None:
+            # A client around it would add what is never used here: cookies, redirects, authentication.
+            return self._transport.handle_request
         if self._client is None:
             with self._lock:
                 if self._client is None:
-                    self._client = (
-                        HttpClient(verify=shared_ssl_context())
-                        if self._transport is None
-                        else HttpClient(transport=self._transport)
-                    )
+                    self._client = HttpClient(verify=shared_ssl_context())
         if self._client.is_closed:
             raise ClosedClientError
-        return self._client
+        return partial(self._client.send, stream=True, auth=None, follow_redirects=False)
 
     def send(
         self, request: PreparedRequest, headers: httpx.Headers, timeout: float | None
@@ -216,13 +219,11 @@ class Http(_Edge):
         Raises:
             ClosedClientError: the client is closed.
         """
-        client = self._open()
+        sender = self._sender()
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            response = client.send(
-                self._build(request, headers, timeout), stream=True, auth=None, follow_redirects=False
-            )
+            response = sender(self._build(request, headers, timeout))
             body = _Body(request, response)
             try:
                 for chunk in response.iter_bytes():
@@ -242,9 +243,13 @@ class Http(_Edge):
         return outcome
 
     def close(self) -> None:
-        """Close the HTTP client, unless it was given."""
+        """Close the connections, unless the HTTP client was given."""
+        if self.closed:
+            return
         self.closed = True
-        if self._owned and self._client is not None:
+        if self._transport is not None:
+            self._transport.close()
+        elif self._owned and self._client is not None:
             self._client.close()
 
 
@@ -267,18 +272,17 @@ class AsyncHttp(_Edge):
         self._owned = given is None
         self._transport = transport
 
-    def _open(self) -> AsyncHttpClient:
+    def _sender(self) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
         if self.closed:
             raise ClosedClientError
+        if self._transport is not None:
+            # A client around it would add what is never used here: cookies, redirects, authentication.
+            return self._transport.handle_async_request
         if self._client is None:
-            self._client = (
-                AsyncHttpClient(verify=shared_ssl_context())
-                if self._transport is None
-                else AsyncHttpClient(transport=self._transport)
-            )
+            self._client = AsyncHttpClient(verify=shared_ssl_context())
         if self._client.is_closed:
             raise ClosedClientError
-        return self._client
+        return partial(self._client.send, stream=True, auth=None, follow_redirects=False)
 
     async def send(
         self, request: PreparedRequest, headers: httpx.Headers, timeout: float | None
@@ -288,13 +292,11 @@ class AsyncHttp(_Edge):
         Raises:
             ClosedClientError: the client is closed.
         """
-        client = self._open()
+        sender = self._sender()
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            response = await client.send(
-                self._build(request, headers, timeout), stream=True, auth=None, follow_redirects=False
-            )
+            response = await sender(self._build(request, headers, timeout))
             body = _Body(request, response)
             try:
                 async for chunk in response.aiter_bytes():
@@ -314,7 +316,11 @@ class AsyncHttp(_Edge):
         return outcome
 
     async def close(self) -> None:
-        """Close the HTTP client, unless it was given."""
+        """Close the connections, unless the HTTP client was given."""
+        if self.closed:
+            return
         self.closed = True
-        if self._owned and self._client is not None:
+        if self._transport is not None:
+            await self._transport.aclose()
+        elif self._owned and self._client is not None:
             await self._client.aclose()

@@ -1,4 +1,7 @@
-"""A call of the SDK over a mock transport, against the same request made with bare httpx: post and json."""
+"""A call of the SDK over a mock transport, against the same request made with bare httpx: post and json.
+
+Both go through an httpx client, as they do over a network.
+"""
 
 import asyncio
 import json
@@ -37,7 +40,8 @@ def run() -> list[Result]:
 
     with (
         httpx.Client(base_url=BASE_URL, headers=headers, transport=transport) as bare,
-        AgentPay(api_key=KEY, base_url=BASE_URL, transport=transport) as client,
+        httpx.Client(transport=transport) as given,
+        AgentPay(api_key=KEY, base_url=BASE_URL, http_client=given) as client,
     ):
         in_sync = compare(
             "SDK call over a mock transport, sync",
@@ -52,7 +56,8 @@ def run() -> list[Result]:
 
     with asyncio.Runner() as runner:
         async_bare = httpx.AsyncClient(base_url=BASE_URL, headers=headers, transport=transport)
-        async_client = AsyncAgentPay(api_key=KEY, base_url=BASE_URL, transport=transport)
+        async_given = httpx.AsyncClient(transport=transport)
+        async_client = AsyncAgentPay(api_key=KEY, base_url=BASE_URL, http_client=async_given)
 
         async def post() -> object:
             return (await async_bare.post("/v1/transfers", json=REQUEST)).json()
@@ -65,6 +70,7 @@ def run() -> list[Result]:
             calls=2,
         )
         runner.run(async_bare.aclose())
+        runner.run(async_given.aclose())
         runner.run(async_client.close())
     per_call = Result(
         in_async.name, in_async.subject_us / 100, in_async.floor_us / 100, in_async.ratio, in_async.bound

@@ -23,7 +23,7 @@ def parse_json(body: bytes) -> JsonValue:
     Raises:
         InvalidJsonError: the bytes are not UTF-8, not JSON, or hold NaN or Infinity.
     """
-    return _parse(body, None)
+    return _parse(body, _FROM_SERVICE)
 
 
 def parse_request_json(body: bytes) -> JsonValue:
@@ -32,22 +32,14 @@ def parse_request_json(body: bytes) -> JsonValue:
     Raises:
         InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
     """
-    value = _parse(body, _refuse_duplicates)
+    value = _parse(body, _FROM_CALLER)
     _check_depth(value, 0)
     return value
 
 
-def _parse(body: bytes, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> JsonValue:
+def _parse(body: bytes, decoder: json.JSONDecoder) -> JsonValue:
     try:
-        return cast(
-            "JsonValue",
-            json.loads(
-                body.decode("utf-8"),
-                parse_float=Decimal,
-                parse_constant=_refuse_constant,
-                object_pairs_hook=pairs,
-            ),
-        )
+        return cast("JsonValue", decoder.decode(body.decode("utf-8")))
     except InvalidJsonError:
         raise
     except UnicodeDecodeError:
@@ -68,6 +60,12 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise InvalidJsonError("must not repeat a key in an object")
     return result
+
+
+_FROM_SERVICE: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+_FROM_CALLER: Final = json.JSONDecoder(
+    parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
+)
 
 
 def _check_depth(value: object, depth: int) -> None:

@@ -8,6 +8,7 @@ import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.http.exchange import WHOLE
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -73,6 +74,7 @@ async def _exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
         "headers": [(name.lower(), value) for name, value in request.headers.raw],
         "client": ("127.0.0.1", 0),
         "server": (url.host, url.port),
+        WHOLE: True,
     }
     status = 0
     headers: list[tuple[bytes, bytes]] = []

@@ -34,7 +34,7 @@ from agentpay_server.http.bodies import (
     structured_body,
     structured_query,
 )
-from agentpay_server.http.exchange import DROP, JSON_TYPE, Call, DroppedError, Reply
+from agentpay_server.http.exchange import DROP, JSON_TYPE, WHOLE, Call, DroppedError, Reply
 from agentpay_server.http.handlers import (
     Handler,
     approval_handlers,
@@ -244,7 +244,7 @@ class _Path:
         if self._limit is not None:
             self._limit.take(principal.key_id)
         body = None
-        raw = await read_body(headers, receive)
+        raw = await read_body(headers, receive, is_whole=WHOLE in scope)
         if self._snapshots.restores != restores:
             # Its key was looked up in a state that is gone.
             raise DroppedError

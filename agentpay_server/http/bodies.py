@@ -30,8 +30,13 @@ _TOO_LARGE: Final = Problem(
 )
 
 
-async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
+async def read_body(headers: Mapping[str, str], receive: Receive, *, is_whole: bool = False) -> bytes:
     """Return the whole body, if it is within the limit; nothing of it is parsed before.
+
+    Args:
+        headers: of the request.
+        receive: gives the body, piece by piece.
+        is_whole: whether all of it is there already; otherwise it has a time to arrive in.
 
     Raises:
         Problem: `payload_too_large`, `request_timeout`.
@@ -41,6 +46,8 @@ async def read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
     # Digits are counted first: an integer of thousands of them is more than `int` takes.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _TOO_LARGE
+    if is_whole:
+        return await _whole_body(receive)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await _whole_body(receive)

@@ -11,6 +11,9 @@ JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"
 """Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
 
+WHOLE: Final = "agentpay.whole"
+"""Where a caller in process says in the ASGI scope that its body is there already: nothing is waited for."""
+
 
 class DroppedError(Exception):
     """The connection is to end without an answer."""

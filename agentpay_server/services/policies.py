@@ -33,7 +33,6 @@ class VersionedPolicy:
     etag: str
 
 
-@lru_cache(maxsize=256)
 @lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
     """Return the policy that a row holds as canonical JSON; the same text is read once, often for many."""

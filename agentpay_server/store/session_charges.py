@@ -48,7 +48,7 @@ _CHARGE: Final = (
         sessions.c.running_total + bindparam("amount") <= sessions.c.cap,
     )
     .values(running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us"))
-    .returning(*sessions.columns)
+    .returning(sessions.c.running_total)
 )
 
 
@@ -62,9 +62,7 @@ def chargeable(connection: Connection, session_id: str, idempotency_key: str) ->
     return Chargeable(session=SessionRecord(*columns), policy=policy, charged=charged)
 
 
-def charge(
-    connection: Connection, session_id: str, amount: int, *, closes_us: int | None
-) -> SessionRecord | None:
+def charge(connection: Connection, session_id: str, amount: int, *, closes_us: int | None) -> int | None:
     """Add to the running total of an open session, within its cap.
 
     Args:
@@ -74,11 +72,10 @@ def charge(
         closes_us: when the session is to close by itself from now on.
 
     Returns:
-        The session after it; None when the session is not open or the cap would be passed.
+        The running total after it; None when the session is not open or the cap would be passed.
     """
     values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
-    row = connection.execute(_CHARGE, values).one_or_none()
-    return None if row is None else SessionRecord(*row)
+    return connection.execute(_CHARGE, values).scalar_one_or_none()
 
 
 def insert_charge(

@@ -20,8 +20,14 @@ REJECTED: Final = "rejected"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def shown(record: SessionRecord) -> Session:
-    """Return a session as callers see it."""
+def shown(record: SessionRecord, *, running_total_micro: int | None = None) -> Session:
+    """Return a session as callers see it.
+
+    Args:
+        record: the session.
+        running_total_micro: what it has come to, where the record is from before the last charge.
+    """
+    total = from_micro(record.running_total if running_total_micro is None else running_total_micro)
     is_settled = record.status == SessionStatus.SETTLED
     return Session(
         session_id=record.session_id,
@@ -30,8 +36,8 @@ def shown(record: SessionRecord) -> Session:
         category=record.category,
         status=record.status,
         cap_usdc=from_micro(record.cap),
-        running_total_usdc=from_micro(record.running_total),
-        settled_usdc=from_micro(record.running_total) if is_settled else None,
+        running_total_usdc=total,
+        settled_usdc=total if is_settled else None,
         returned_usdc=from_micro(record.cap - record.running_total) if is_settled else None,
         escrow_token_account=record.escrow_token_account,
         tx_signature=record.tx_signature,

@@ -4,6 +4,8 @@ A key that has charged is answered before anything else is asked, so that the an
 never turns into a refusal. A refusal stores nothing.
 """
 
+from attrs import frozen
+
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.usdc import to_micro
 from agentpay_server.contract.sessions import ChargeSession
@@ -22,6 +24,21 @@ from agentpay_server.store import session_charges as charges
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.session_charges import Chargeable
 from agentpay_server.store.sessions import SessionRecord
+
+
+@frozen
+class Charged:
+    """What became of a charge.
+
+    Attributes:
+        session: as it was found before the charge.
+        running_total_micro: what it has come to with the charge.
+        is_news: whether somebody is to be woken: an event is to be sent, or the session closes by itself.
+    """
+
+    session: SessionRecord
+    running_total_micro: int
+    is_news: bool = False
 
 
 class Charge:
@@ -50,8 +67,8 @@ class Charge:
         self._limits = limits
         self._amount = to_micro(request.amount)
 
-    def __call__(self, connection: Connection) -> tuple[SessionRecord, bool] | None:
-        """Charge, and return the session after it, and whether anybody is to be told.
+    def __call__(self, connection: Connection) -> Charged | None:
+        """Charge, and return what became of it.
 
         Returns:
             None when somebody else has changed the session meanwhile, and it must be looked at again.
@@ -71,18 +88,18 @@ class Charge:
                 "take a new key.",
             )
         if judged is Verdict.REPLAY:
-            return session, False
+            return Charged(session, session.running_total)
         refusal = self._refusal(found)
         if refusal is not None:
             raise refused(refusal, session)
         return self._charged(connection, session)
 
-    def _charged(self, connection: Connection, session: SessionRecord) -> tuple[SessionRecord, bool] | None:
+    def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
         now_us = self._context.clock.now_us()
         assert session.opened_us is not None  # noqa: S101 - an open session was opened
         closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
-        charged = charges.charge(connection, self._session_id, self._amount, closes_us=closes)
-        if charged is None:
+        total = charges.charge(connection, self._session_id, self._amount, closes_us=closes)
+        if total is None:
             return None
         key = self._request.idempotency_key
         charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
@@ -93,9 +110,16 @@ class Charge:
             subject=self._session_id,
             now_us=now_us,
         )
-        before = charged.running_total - self._amount
-        is_told = booking.book_charged(connection, self._context, charged, now_us, before_micro=before)
-        return charged, is_told
+        is_told = booking.book_charged(
+            connection,
+            self._context,
+            session,
+            now_us,
+            # Others may have charged since the session was found.
+            before_micro=total - self._amount,
+            after_micro=total,
+        )
+        return Charged(session, total, is_news=is_told or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

@@ -98,10 +98,9 @@ class Sessions:
             if charged is None:
                 continue
             fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
-            session, is_told = charged
-            if is_told or session.closes_us is not None:
+            if charged.is_news:
                 self._context.wakeup.set()
-            return shown(session)
+            return shown(charged.session, running_total_micro=charged.running_total_micro)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
         """Pay what was charged, return the rest, close the escrow; closing again returns the same.

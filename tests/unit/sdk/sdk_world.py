@@ -141,7 +141,7 @@ class Caller:
     def is_async(self) -> bool:
         return issubclass(self.kind, AsyncAgentPay)
 
-    def connect(self, transport: httpx.MockTransport, **options: Any) -> "Caller":
+    def connect(self, transport: httpx.MockTransport | None, **options: Any) -> "Caller":
         self.client = self.kind(**{"api_key": KEY, "base_url": URL, "transport": transport, **options})
         self.client._http.monotonic = self.clock.monotonic
         self.client._http.sleep = self.clock.asleep if self.is_async else self.clock.sleep

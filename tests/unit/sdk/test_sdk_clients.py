@@ -6,6 +6,7 @@ import threading
 
 import httpx
 import pytest
+import respx
 from sdk_world import ACCOUNT, BALANCE, KEY, URL, Script, answer
 
 from agentpay import UNSET, AgentPay, AsyncAgentPay, errors
@@ -148,31 +149,84 @@ def test_a_closed_client_says_so(caller):
     assert not script.requests
 
 
+class ClosingScript(Script):
+    """A script that counts how often it is closed."""
+
+    closed = 0
+
+    def close(self):
+        self.closed += 1
+
+    async def aclose(self):
+        self.closed += 1
+
+
 def test_a_client_is_a_context_manager():
-    with AgentPay(api_key=KEY, base_url=URL, transport=Script(answer(200, ACCOUNT))) as client:
+    script = ClosingScript(answer(200, ACCOUNT))
+    with AgentPay(api_key=KEY, base_url=URL, transport=script) as client:
         get_account(client)
-        inner = client._http._client
-    assert inner.is_closed
+        assert script.closed == 0
+    client.close()
+    assert script.closed == 1
     with pytest.raises(errors.ClosedClientError):
         get_account(client)
 
 
 @pytest.mark.anyio
 async def test_an_async_client_is_an_async_context_manager():
-    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=Script(answer(200, ACCOUNT))) as client:
+    script = ClosingScript(answer(200, ACCOUNT))
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=script) as client:
         await get_account(client)
-        inner = client._http._client
-    assert inner.is_closed
+        assert script.closed == 0
     await client.aclose()
+    assert script.closed == 1
     with pytest.raises(errors.ClosedClientError):
         await get_account(client)
 
 
-def test_the_http_client_is_made_at_the_first_request(caller):
-    caller.script(answer(200, ACCOUNT))
+def test_the_http_client_is_made_at_the_first_request_and_closed_with_the_client(caller):
+    caller.connect(None)
     assert caller.client._http._client is None
-    caller(get_account)
-    assert caller.client._http._client is not None
+
+    def get_and_close(client):
+        with respx.mock:
+            respx.get(f"{URL}/v1/accounts/acct_a").mock(answer(200, ACCOUNT))
+            got = get_account(client)
+            client.close()
+            return got
+
+    async def aget_and_close(client):
+        with respx.mock:
+            respx.get(f"{URL}/v1/accounts/acct_a").mock(answer(200, ACCOUNT))
+            got = await get_account(client)
+            await client.close()
+            return got
+
+    assert caller(aget_and_close if caller.is_async else get_and_close).name == ACCOUNT["name"]
+    assert caller.client._http._client.is_closed
+
+
+@pytest.mark.parametrize("own_client", [False, True], ids=["transport", "http_client"])
+def test_a_cookie_is_never_sent_back(caller, own_client):
+    answers = [
+        httpx.Response(200, json=ACCOUNT, headers={"Set-Cookie": "tracker=1; Path=/"}) for _ in range(2)
+    ]
+    if own_client:
+        script = Script(*answers)
+        kind = httpx.AsyncClient if caller.is_async else httpx.Client
+        caller.connect(None, http_client=kind(transport=script))
+    else:
+        script = caller.script(*answers)
+    for _ in range(2):
+        caller(get_account)
+    assert not any("cookie" in request.headers for request in script.requests)
+
+
+def test_a_redirect_is_not_followed_over_a_transport(caller):
+    script = caller.script(httpx.Response(302, headers={"Location": "https://elsewhere.example.com/"}))
+    with pytest.raises(errors.AgentPayError):
+        caller(get_account)
+    assert len(script.requests) == 1
 
 
 def test_a_given_http_client_keeps_its_ways_and_stays_open(caller):
@@ -241,7 +295,7 @@ def test_all_clients_of_a_process_share_one_tls_context(monkeypatch):
     def open_client():
         barrier.wait()
         with AgentPay(api_key=KEY, base_url=URL) as client:
-            client._http._open()
+            client._http._sender()
 
     threads = [threading.Thread(target=open_client) for _ in range(4)]
     for thread in threads:
@@ -258,7 +312,7 @@ def test_a_client_opened_by_many_threads_has_one_http_client(monkeypatch):
 
     def open_client():
         barrier.wait()
-        opened.add(id(client._http._open()))
+        opened.add(client._http._sender().func.__self__)
 
     threads = [threading.Thread(target=open_client) for _ in range(8)]
     for thread in threads:
