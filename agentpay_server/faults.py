@@ -39,6 +39,9 @@ class Step(StrEnum):
     BEGUN = "begun"
     """Asked for; nothing is stored, nothing signed."""
 
+    CLAIMED = "claimed"
+    """Of a closing: no charge is accepted any more; nothing is signed."""
+
     SIGNED = "signed"
     """Signed, and stored if it is stored at all; not sent."""
 
@@ -70,7 +73,10 @@ _SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
 
 def points_of(operation: Operation) -> tuple[str, ...]:
     """Return the points that an operation passes; one that sends nothing begins and is booked."""
-    steps = (Step.BEGUN, Step.BOOKED) if operation in _SEND_NOTHING else tuple(Step)
+    if operation in _SEND_NOTHING:
+        steps = [Step.BEGUN, Step.BOOKED]
+    else:
+        steps = [step for step in Step if step is not Step.CLAIMED or operation is Operation.SESSION_CLOSE]
     return tuple(f"{operation}.{step}" for step in steps)
 
 

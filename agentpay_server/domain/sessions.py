@@ -7,8 +7,8 @@
     closing ── the settlement is final on chain ──────────► settled
 
 A refusal stores nothing. `failed` and `settled` are final. Charges are accepted while `open` alone. A
-settlement that the chain refuses leaves the session `closing`, with the money in its escrow: it is looked at
-and signed again, for as long as it takes.
+settlement that cannot be made leaves the session `closing`, with the money in its escrow: it is looked at
+and signed again, after a minute, then after twice as long each time, up to an hour.
 
 What is charged is a number in the database; what is promised is the cap, in an escrow that no other key can
 spend from. The escrow holds the cap exactly, and whatever strangers have sent there.
@@ -38,6 +38,10 @@ from agentpay_server.domain.policy import (
     usdc_text,
 )
 from agentpay_server.domain.transfers import Verdict
+
+_FIRST_RETRY_US: Final = 60_000_000
+_MOST_DOUBLINGS: Final = 6
+_LONGEST_RETRY_US: Final = 3_600_000_000
 
 WARNING_PERCENT: Final = 80
 """The running total above which a session warns, in percent of its cap (contract, "Limits")."""
@@ -308,3 +312,12 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
         None if limits.lifetime_us is None else opened_us + limits.lifetime_us,
     )
     return min((moment for moment in moments if moment is not None), default=None)
+
+
+def retry_us(put_offs: int) -> int:
+    """Return for how long a settlement that was found impossible is left alone.
+
+    Args:
+        put_offs: how often it was found so before.
+    """
+    return min(_FIRST_RETRY_US << min(put_offs, _MOST_DOUBLINGS), _LONGEST_RETRY_US)

@@ -63,16 +63,16 @@ async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: Accou
     """
     address = to if recipient is None else recipient.usdc_token_account
     if to.startswith(identifiers.ACCOUNT) and recipient is None:
-        raise _invalid_recipient(to, "is not an account of this service")
+        raise invalid_recipient(to, "is not an account of this service")
     if recipient is None and not identifiers.is_public_key(address):
-        raise _invalid_recipient(to, "is neither an account_id nor an on-chain address")
+        raise invalid_recipient(to, "is neither an account_id nor an on-chain address")
     if address == source.usdc_token_account:
-        raise _invalid_recipient(to, "is the source account itself")
+        raise invalid_recipient(to, "is the source account itself")
     held, target = await chain.token_accounts([source.usdc_token_account, address])
     if target is None:
-        raise _invalid_recipient(to, "is not an existing USDC token account")
+        raise invalid_recipient(to, "is not an existing USDC token account")
     if target.is_frozen:
-        raise _invalid_recipient(to, "is a frozen token account")
+        raise invalid_recipient(to, "is a frozen token account")
     return Sight(
         balance_micro=_spendable(held),
         recipient=Recipient(
@@ -90,7 +90,8 @@ def _spendable(held: TokenAccount | None) -> int:
     return 0 if held is None or held.is_frozen else held.amount_micro
 
 
-def _invalid_recipient(to: str, reason: str) -> Problem:
+def invalid_recipient(to: str, reason: str) -> Problem:
+    """Return the answer to a recipient that cannot be paid."""
     return Problem(
         ErrorCode.INVALID_RECIPIENT,
         f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",

@@ -42,6 +42,11 @@ class NewerSchemaError(StartRefusedError):
 class Database(Protocol):
     """Runs units of work."""
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether a unit runs before anybody else does, so that nobody can be cancelled amid it."""
+        ...
+
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:

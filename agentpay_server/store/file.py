@@ -80,6 +80,8 @@ class FileDatabase:
         DatabaseUnavailableError: it cannot be opened, or is no database.
     """
 
+    is_inline: Final = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()

@@ -66,6 +66,8 @@ class PostgresDatabase:
         ValueError: `url` is not one of a PostgreSQL database.
     """
 
+    is_inline: Final = False
+
     def __init__(self, url: str) -> None:
         self._url = _url(url)
         self._pool = Pool(self._url, POOL_SIZE)

@@ -43,6 +43,7 @@ class SessionRecord:
     tx_raw: bytes | None = field(repr=False)
     tx_last_valid_block_height: int | None
     settlements: int
+    put_offs: int
     deposited: int
     opened_us: int | None
     settled_us: int | None
@@ -77,6 +78,7 @@ _BY_KEY: Final = select(sessions).where(
     sessions.c.operator_id == bindparam("operator_id"),
     sessions.c.held_key == bindparam("held_key"),
 )
+_BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("address"))
 _FREE_KEY: Final = (
     update(sessions).where(_OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
 )
@@ -114,7 +116,14 @@ _SET_FAILED: Final = (
 _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(_OF_SESSION, _IS_OPEN)
-    .values(status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=0)
+    .values(
+        status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=bindparam("leased_until_us")
+    )
+)
+_CLAIM_PUT_OFF: Final = (
+    update(sessions)
+    .where(_OF_SESSION, _IS_CLOSING, sessions.c.closes_us.is_not(None))
+    .values(error=null(), message=null(), closes_us=null(), leased_until_us=bindparam("leased_until_us"))
 )
 _SIGN_OPENING: Final = (
     update(sessions)
@@ -139,18 +148,23 @@ _SIGN_SETTLEMENT: Final = (
         leased_until_us=bindparam("leased_until_us"),
     )
 )
-_PUT_OFF: Final = (
+_DROP_SETTLEMENT: Final = (
     update(sessions)
     .where(_OF_SESSION, _IS_CLOSING)
     .values(
-        error=bindparam("error"),
-        message=bindparam("message"),
         settlement_tx_signature=null(),
         tx_raw=null(),
         tx_last_valid_block_height=null(),
         deposited=0,
         leased_until_us=bindparam("leased_until_us"),
     )
+)
+_PUT_OFF: Final = _DROP_SETTLEMENT.values(
+    error=bindparam("error"),
+    message=bindparam("message"),
+    closes_us=bindparam("closes_us"),
+    put_offs=sessions.c.put_offs + 1,
+    leased_until_us=null(),
 )
 _SET_SETTLED: Final = (
     update(sessions)
@@ -237,6 +251,11 @@ def is_settlement(connection: Connection, tx_signature: str) -> bool:
     return connection.execute(_BY_SETTLEMENT, {"tx_signature": tx_signature}).scalar_one_or_none() is not None
 
 
+def is_escrow(connection: Connection, address: str) -> bool:
+    """Return whether an address is that of a session's escrow, ended or not."""
+    return connection.execute(_BY_ESCROW, {"address": address}).scalar_one_or_none() is not None
+
+
 # --- Changes of status. Each returns whether it was made: somebody else may have been faster.
 
 
@@ -273,9 +292,16 @@ def set_failed(
     return connection.execute(_SET_FAILED, values).rowcount == 1
 
 
-def claim_closing(connection: Connection, session_id: str) -> bool:
-    """Make an open session a closing one: from here on no charge is accepted."""
-    return connection.execute(_CLAIM_CLOSING, {"of_session": session_id}).rowcount == 1
+def claim_closing(connection: Connection, session_id: str, *, until_us: int) -> bool:
+    """Make an open session a closing one, leased until `until_us` of real time: no charge is accepted now."""
+    values = {"of_session": session_id, "leased_until_us": until_us}
+    return connection.execute(_CLAIM_CLOSING, values).rowcount == 1
+
+
+def claim_put_off(connection: Connection, session_id: str, *, until_us: int) -> bool:
+    """Lease a closing session that was put off until `until_us` of real time: it is tried anew."""
+    values = {"of_session": session_id, "leased_until_us": until_us}
+    return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
 
 
 def set_settled(
@@ -313,19 +339,22 @@ def sign_settlement(
     connection.execute(_SIGN_SETTLEMENT, values)
 
 
-def put_off(
-    connection: Connection, session_id: str, *, until_us: int, error: str | None, message: str | None
-) -> None:
-    """Store that no transaction of a closing session is under way, and why none can be.
+def drop_settlement(connection: Connection, session_id: str, *, until_us: int) -> None:
+    """Store that another settlement is to be signed, by who leases it until `until_us` of real time."""
+    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "leased_until_us": until_us})
+
+
+def put_off(connection: Connection, session_id: str, *, closes_us: int, error: str, message: str) -> None:
+    """Store that no settlement of a closing session can be made for now; nobody drives it.
 
     Args:
         connection: the connection.
         session_id: the session.
-        until_us: until when, in real time, nobody tries again by himself.
-        error: the code of what is in the way; None when nothing is.
+        closes_us: when it is tried again by itself.
+        error: the code of what is in the way.
         message: the sentence that explains it.
     """
-    values = {"of_session": session_id, "error": error, "message": message, "leased_until_us": until_us}
+    values = {"of_session": session_id, "error": error, "message": message, "closes_us": closes_us}
     connection.execute(_PUT_OFF, values)
 
 
@@ -390,7 +419,7 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
 
 
 def next_close_us(connection: Connection) -> int | None:
-    """Return when the next session closes by itself; None when none does."""
+    """Return when the next session closes, or is tried to be settled again, by itself; None when none is."""
     value: int | None = connection.execute(_NEXT_CLOSE).scalar_one_or_none()
     return value
 

@@ -457,6 +457,54 @@ def test_a_payee_whose_account_is_frozen_is_paid_once_it_is_not(desk: Desk) -> N
     assert desk.detail().reserved_usdc == 0
 
 
+def test_what_cannot_be_settled_is_tried_again_after_longer_and_longer(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = desk.open(to=outside)
+    desk.charge(session_id, "4")
+    money.freeze(desk.server, outside)
+    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    clock = desk.server.sandbox.clock
+
+    def is_settled() -> bool:
+        return desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
+
+    # After 1, 2 and 4 minutes it is still frozen; 8 minutes later it no longer is.
+    clock.advance(minutes=7)
+    assert not is_settled()
+    money.thaw(desk.server, outside)
+    clock.advance(seconds=8 * 60 - 1)
+    assert not is_settled()
+    clock.advance(seconds=1)
+    assert is_settled()
+    assert money.held(desk.server, outside) == 4_000_000
+
+
+def test_a_payee_that_stays_unpayable_is_tried_once_an_hour(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = desk.open(to=outside)
+    desk.charge(session_id, "4")
+    money.freeze(desk.server, outside)
+    desk.close(session_id)
+    desk.server.sandbox.clock.advance(hours=24 * 30)
+    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "closing"
+    money.thaw(desk.server, outside)
+    desk.server.sandbox.clock.advance(hours=1)
+    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
+
+
+def test_a_session_cannot_pay_into_the_escrow_of_another(desk: Desk) -> None:
+    escrow = desk.http.get(f"/sessions/{desk.open()}").json()["escrow_token_account"]
+    body = {
+        "account_id": desk.payer.account_id,
+        "to": escrow,
+        "cap_usdc": "1",
+        "idempotency_key": "into-escrow",
+    }
+    answer = desk.http.post("/sessions", json=body)
+    assert (answer.status_code, answer.json()["error"]) == (422, "invalid_recipient")
+    assert "escrow" in answer.json()["message"]
+
+
 def test_a_payee_who_is_owed_nothing_is_not_in_the_way(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = desk.open(to=outside)

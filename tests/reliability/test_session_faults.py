@@ -1,5 +1,6 @@
 """Sessions on a chain that loses requests, loses replies, lets transactions expire, or is away (P8, P10)."""
 
+import asyncio
 from typing import Any
 
 import chains
@@ -292,3 +293,84 @@ async def test_a_transfer_waits_for_an_opening_that_may_have_left_the_balance(wo
     # The cap is gone from the balance and in flight as well, until the opening is booked.
     assert (await world.transfer("t", source, to, "4")).status == 200
     assert (await world.get_session((await world.rows(tables.sessions))[0]["session_id"]))["status"] == "open"
+
+
+async def test_closing_ends_the_charges_though_the_chain_hangs(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    asked, answering = asyncio.Event(), asyncio.Event()
+
+    async def hanging(_: chains.FaultyChain, proceed: chains.Proceed) -> Any:
+        asked.set()
+        await answering.wait()
+        return await proceed()
+
+    world.chain.next("token_accounts", hanging)
+    closing = asyncio.ensure_future(world.close_session(session_id))
+    await asked.wait()
+    assert (await world.charge("l", session_id, "5")).error == "session_closed"
+    answering.set()
+    await assert_settled(world, source, to, await closing, 4_000_000)
+
+
+async def test_sessions_that_wait_for_the_chain_write_nothing(world: World) -> None:
+    source, to = await pair(world)
+    sessions = [await world.opened_session(f"s{number}", source, to, "10") for number in range(3)]
+    world.chain.is_down = True
+    answers = [await world.close_session(session_id) for session_id in sessions]
+    assert {answer.status for answer in answers} == {503}
+    await world.advance()
+    database = world.runtime.context.database
+    written = []
+    run = database.run
+
+    async def noted(unit: Any, *args: Any, **kwargs: Any) -> Any:
+        written.append(unit)
+        return await run(unit, *args, **kwargs)
+
+    database.run = noted  # type: ignore[method-assign]
+    looks = world.chain.calls.count("token_accounts")
+    await asyncio.sleep(60)
+    assert world.chain.calls.count("token_accounts") > looks
+    assert written == []
+    world.chain.clear()
+    await world.rest()
+    assert {(await world.get_session(session_id))["status"] for session_id in sessions} == {"settled"}
+
+
+async def test_a_frozen_escrow_is_not_settled_until_it_is_thawed(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    escrow = Party("", (await world.get_session(session_id))["escrow_token_account"])
+    world.freeze(escrow)
+    refused = await world.close_session(session_id)
+    assert (refused.status, refused.error) == (402, "transfer_failed")
+    assert escrow.token_account in refused.body["message"]
+    assert world.attempts(session_id) == ["landed"]
+    world.thaw(escrow)
+    await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
+
+
+async def test_a_charge_that_is_cancelled_amid_its_commit_tells_of_its_events() -> None:
+    async with worlds.world(interrupted=3) as world:
+        source, to = await pair(world)
+        wakeup = world.runtime.context.wakeup
+        wake, told = wakeup.set, []
+        charged = 0
+        for steps in range(20):
+            session_id = await world.opened_session(f"s{steps}", source, to, "1")
+            told.clear()
+            wakeup.set = lambda: (told.append(True), wake())  # type: ignore[method-assign, assignment, func-returns-value]
+            charging = asyncio.ensure_future(world.charge("c", session_id, "1"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            charging.cancel()
+            await asyncio.gather(charging, return_exceptions=True)
+            await world.rest()
+            wakeup.set = wake  # type: ignore[method-assign]
+            is_charged = bool(await world.rows(tables.session_charges, session_id=session_id))
+            assert bool(told) == is_charged
+            charged += is_charged
+        assert 0 < charged < 20

@@ -64,6 +64,8 @@ class InterruptedDatabase:
     It also checks that what is only read through it changes nothing.
     """
 
+    is_inline = False
+
     def __init__(self, inner: Database, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance

@@ -20,14 +20,9 @@ REJECTED: Final = "rejected"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def shown(record: SessionRecord, *, running_total_micro: int | None = None) -> Session:
-    """Return a session as callers see it.
-
-    Args:
-        record: the session.
-        running_total_micro: what it has come to, where the record is from before the last charge.
-    """
-    total = from_micro(record.running_total if running_total_micro is None else running_total_micro)
+def shown(record: SessionRecord) -> Session:
+    """Return a session as callers see it."""
+    total = from_micro(record.running_total)
     is_settled = record.status == SessionStatus.SETTLED
     return Session(
         session_id=record.session_id,

@@ -39,30 +39,23 @@ def book_opened(connection: Connection, context: Context, session: SessionRecord
 
 
 def book_charged(
-    connection: Connection,
-    context: Context,
-    session: SessionRecord,
-    now_us: int,
-    *,
-    before_micro: int,
-    after_micro: int,
+    connection: Connection, context: Context, session: SessionRecord, now_us: int, *, before_micro: int
 ) -> bool:
     """Write the events that a charge fires, and return whether there are any.
 
     Args:
         connection: the unit's.
         context: the parts of the server.
-        session: the session, whose running total is not looked at.
+        session: as it is after the charge.
         now_us: when.
         before_micro: its running total before the charge.
-        after_micro: its running total after it.
     """
-    fired = cap_events(session.cap, before_micro=before_micro, after_micro=after_micro)
+    fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
     if not fired:
         return False
     outbox = _outbox(connection, context, session, now_us)
     for event_type in fired:
-        outbox.add(Happening(type=event_type, data=_cap_data(event_type, session, after_micro)))
+        outbox.add(Happening(type=event_type, data=_cap_data(event_type, session)))
     outbox.write()
     return True
 
@@ -106,8 +99,8 @@ def _outbox(connection: Connection, context: Context, session: SessionRecord, no
     )
 
 
-def _cap_data(event_type: EventType, session: SessionRecord, total_micro: int) -> object:
-    running_total, cap = from_micro(total_micro), from_micro(session.cap)
+def _cap_data(event_type: EventType, session: SessionRecord) -> object:
+    running_total, cap = from_micro(session.running_total), from_micro(session.cap)
     if event_type is EventType.SESSION_CAP_WARNING:
         return events.SessionCapWarningData(
             session_id=session.session_id, running_total_usdc=running_total, cap_usdc=cap

@@ -4,6 +4,7 @@ A key that has charged is answered before anything else is asked, so that the an
 never turns into a refusal. A refusal stores nothing.
 """
 
+import attrs
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
@@ -31,13 +32,11 @@ class Charged:
     """What became of a charge.
 
     Attributes:
-        session: as it was found before the charge.
-        running_total_micro: what it has come to with the charge.
+        session: as it is after the charge.
         is_news: whether somebody is to be woken: an event is to be sent, or the session closes by itself.
     """
 
     session: SessionRecord
-    running_total_micro: int
     is_news: bool = False
 
 
@@ -88,7 +87,7 @@ class Charge:
                 "take a new key.",
             )
         if judged is Verdict.REPLAY:
-            return Charged(session, session.running_total)
+            return Charged(session)
         refusal = self._refusal(found)
         if refusal is not None:
             raise refused(refusal, session)
@@ -110,16 +109,11 @@ class Charge:
             subject=self._session_id,
             now_us=now_us,
         )
-        is_told = booking.book_charged(
-            connection,
-            self._context,
-            session,
-            now_us,
-            # Others may have charged since the session was found.
-            before_micro=total - self._amount,
-            after_micro=total,
-        )
-        return Charged(session, total, is_news=is_told or closes is not None)
+        session = attrs.evolve(session, running_total=total, closes_us=closes)
+        # Others may have charged since the session was found.
+        before = total - self._amount
+        is_told = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
+        return Charged(session, is_news=is_told or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

@@ -1,9 +1,10 @@
-"""Closing a session: claimed in one statement, its settlement signed in that commit, then brought to its end.
+"""Closing a session: claimed in one commit, its settlement signed in the next, then brought to its end.
 
-From the claim on no charge is accepted: what is settled is what was charged. Whatever then keeps the chain
-from settling (it is away, a stranger's money has come to the escrow since the look at it, the payee's token
-account is gone) leaves the session `closing` with the money in its escrow, and the next close, or the next
-look of the worker, goes on from there.
+From the claim on no charge is accepted: what is settled is what was charged. While the chain is away, or a
+stranger's money has come to the escrow since the look at it, whoever closes it looks again. What only others
+can mend (the payee's token account is gone or frozen) leaves the session `closing` with the money in its
+escrow and the reason beside it: the next close tries at once, and the worker after a while of the clock,
+longer each time.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.sessions import Settlement as Legs
-from agentpay_server.domain.sessions import check_transition, settlement
+from agentpay_server.domain.sessions import check_transition, retry_us, settlement
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
@@ -47,10 +48,6 @@ from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
-RETRY_US: Final = 2 * LEASE_US
-"""How long, in real time, a settlement that cannot be made now is left alone; a close asks at once."""
-
-_UNDER_WAY: Final = (SessionStatus.OPEN, SessionStatus.CLOSING)
 _REFUSED: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
     message="The chain refused the settlement; nothing was moved, and the money is safe in the escrow. Close "
@@ -63,13 +60,13 @@ class Scene:
     """What a settlement needs to know of the chain.
 
     Attributes:
-        escrow_micro: micro-USDC that the escrow holds.
+        escrow: the session's token account, with the cap in it at least.
         payee: the payee's token account; None when it is gone.
         source: the account's token account; None when it is gone.
         blockhash: a recent one, to sign under.
     """
 
-    escrow_micro: int
+    escrow: TokenAccount
     payee: TokenAccount | None
     source: TokenAccount | None
     blockhash: Blockhash
@@ -94,72 +91,79 @@ class Closing:
             principal: who asks; None when the session closes by itself, or is taken up again.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
-        is_tried, pause = False, FIRST_PAUSE_SECONDS
-        while True:
-            session = await self._database.read(_current, session_id)
-            if session.status not in _UNDER_WAY:
-                return session
-            is_new = session.signed is None
+        session = await self._claimed(session_id, principal)
+        pause = 0.0
+        while session.status == SessionStatus.CLOSING and session.error is None:
+            is_new = False
             if session.signed is None:
-                if is_tried:
-                    if session.error is not None or self._is_over(deadline):
-                        return session
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                session, is_tried = await self._signed(session, principal), True
-                if session.signed is None:
-                    continue
-            steps = ClosingSteps(self._context, session)
-            settled = await self._driver.settle(
-                session_id, session.signed, steps, is_new=is_new, deadline=deadline
-            )
-            if settled is None:
-                return await self._database.read(_current, session_id)
-            if settled.status != SessionStatus.CLOSING or settled.error is not None:
-                return settled
+                if pause and self._is_over(deadline):
+                    return session
+                await asyncio.sleep(pause)
+                pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                session, is_new = await self._signed(session)
+            if session.signed is not None:
+                steps = ClosingSteps(self._context, session)
+                settled = await self._driver.settle(
+                    session_id, session.signed, steps, is_new=is_new, deadline=deadline
+                )
+                if settled is None:
+                    return await self._database.read(_current, session_id)
+                session = settled
+        return session
 
     def _is_over(self, deadline: float) -> bool:
         """Whether whoever waits has to be told how things stand; the worker goes on."""
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
-    async def _signed(self, session: SessionRecord, principal: Principal | None) -> SessionRecord:
-        """Claim a session and store the settlement of it, in one commit, as far as the chain allows."""
-        scene: Scene | None = None
-        try:
-            account = await self._database.read(_account, session.account_id)
-            scene = await look(self._context, session, account)
-        except ChainUnavailableError:
-            # Its charges end all the same; the settlement waits until the chain is back.
-            pass
-        closing, is_told = await self._database.run(self._claim, session.session_id, scene, principal)
-        self._context.wakeup.set()
-        if is_told:
-            report(closing)
-        return closing
+    async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
+        """Return a session, claimed if it was open, or closing and put off."""
+        session = await self._database.read(_current, session_id)
+        is_put_off = session.status == SessionStatus.CLOSING and session.closes_us is not None
+        if session.status != SessionStatus.OPEN and not is_put_off:
+            return session
+        claimed = await self._database.run(self._claim, session_id, principal)
+        fault_point(Operation.SESSION_CLOSE, Step.CLAIMED)
+        return claimed
 
-    def _claim(
-        self, connection: Connection, session_id: str, scene: Scene | None, principal: Principal | None
-    ) -> tuple[SessionRecord, bool]:
-        if store.claim_closing(connection, session_id):
+    def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
+        until_us = real_now_us() + LEASE_US
+        if store.claim_closing(connection, session_id, until_us=until_us):
             check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
             if principal is not None:
                 now_us = self._context.clock.now_us()
                 audit.record(
                     connection, principal, action="sessions.close", subject=session_id, now_us=now_us
                 )
+        else:
+            store.claim_put_off(connection, session_id, until_us=until_us)
+        return _current(connection, session_id)
+
+    async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, bool]:
+        """Sign the settlement of a claimed session, as far as the chain allows.
+
+        Returns:
+            The session as it stands then, and whether it was signed here.
+        """
+        try:
+            account = await self._database.read(_account, session.account_id)
+            scene = await look(self._context, session, account)
+        except ChainUnavailableError:
+            return await self._database.read(_current, session.session_id), False
+        closing, is_ours = await self._database.run(self._sign, session.session_id, scene)
+        if is_ours and closing.error is not None:
+            self._context.wakeup.set()
+            report(closing)
+        return closing, is_ours and closing.signed is not None
+
+    def _sign(self, connection: Connection, session_id: str, scene: Scene) -> tuple[SessionRecord, bool]:
         session = store.session(connection, session_id, lock=True)
         assert session is not None  # noqa: S101 - sessions are never deleted
         if session.status != SessionStatus.CLOSING or session.signed is not None:
             return session, False
-        if scene is None:
-            # Whatever was in the way before is known to the chain alone, and that is away.
-            store.put_off(connection, session_id, until_us=0, error=None, message=None)
-            return _current(connection, session_id), False
-        signed, refusal = sign(connection, self._context, session, scene)
-        if signed is None:
-            assert refusal is not None  # noqa: S101 - nothing else keeps it from being signed
-            _put_off(connection, session_id, refusal)
-        return _current(connection, session_id), refusal is not None
+        refusal = sign(connection, self._context, session, scene)
+        if refusal is not None:
+            _put_off(connection, self._context, session, refusal)
+        return _current(connection, session_id), True
 
 
 class ClosingSteps:
@@ -202,7 +206,10 @@ class ClosingSteps:
         if scene.blockhash.last_valid_block_height <= signed.last_valid_block_height:
             # Of a node that lags: the height that proved the expiry was already above it.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        return await self._database.run(self._sign_again, signed, scene)
+        following = await self._database.run(self._sign_again, signed, scene)
+        if isinstance(following, Ended):
+            self._context.wakeup.set()
+        return following
 
     def _settle(
         self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
@@ -231,9 +238,9 @@ class ClosingSteps:
         if session.signed is None or session.signed.signature != signed.signature:
             return session, False
         if refusal is None:
-            store.put_off(connection, session.session_id, until_us=0, error=None, message=None)
+            store.drop_settlement(connection, session.session_id, until_us=real_now_us() + LEASE_US)
         else:
-            _put_off(connection, session.session_id, refusal)
+            _put_off(connection, self._context, session, refusal)
         return _current(connection, session.session_id), True
 
     def _sign_again(
@@ -246,12 +253,11 @@ class ClosingSteps:
         if session.signed.signature != expired.signature:
             return session.signed
         store.insert_expired(connection, session.session_id, expired, self._context.clock.now_us())
-        signed, refusal = sign(connection, self._context, session, scene)
-        if signed is not None:
-            return signed
-        assert refusal is not None  # noqa: S101 - nothing else keeps it from being signed
-        _put_off(connection, session.session_id, refusal)
-        return Ended(_current(connection, session.session_id))
+        refusal = sign(connection, self._context, session, scene)
+        if refusal is not None:
+            _put_off(connection, self._context, session, refusal)
+        signed_again = _current(connection, session.session_id)
+        return signed_again.signed or Ended(signed_again)
 
 
 async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
@@ -270,23 +276,23 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     if held is None or held.amount_micro < session.cap:
         raise ChainUnavailableError(f"the chain does not show the escrow of {session.session_id}")
     return Scene(
-        escrow_micro=held.amount_micro,
+        escrow=held,
         payee=payee,
         source=source,
         blockhash=await context.chain.latest_blockhash(),
     )
 
 
-def sign(
-    connection: Connection, context: Context, session: SessionRecord, scene: Scene
-) -> tuple[SignedTransaction | None, Refusal | None]:
+def sign(connection: Connection, context: Context, session: SessionRecord, scene: Scene) -> Refusal | None:
     """Sign and store the settlement of a closing session, or return what is in its way."""
     legs = settlement(
-        cap_micro=session.cap, running_total_micro=session.running_total, escrow_micro=scene.escrow_micro
+        cap_micro=session.cap,
+        running_total_micro=session.running_total,
+        escrow_micro=scene.escrow.amount_micro,
     )
     refusal = _obstacle(session, legs, scene)
     if refusal is not None:
-        return None, refusal
+        return refusal
     account = _account(connection, session.account_id)
     signed = escrow.settle_escrow(
         context.signer,
@@ -304,12 +310,13 @@ def sign(
     store.sign_settlement(
         connection, session.session_id, signed, deposited=legs.deposited_micro, until_us=until_us
     )
-    return signed, None
+    return None
 
 
 def _obstacle(session: SessionRecord, legs: Legs, scene: Scene) -> Refusal | None:
     """Return what keeps the chain from settling, as far as a look tells; nobody is asked who gets nothing."""
     sides = (
+        ("escrow's", session.escrow_token_account, scene.escrow, session.cap),
         ("payee's", session.recipient_token_account, scene.payee, legs.settled_micro),
         ("account's own", "", scene.source, legs.account_leg_micro),
     )
@@ -320,17 +327,17 @@ def _obstacle(session: SessionRecord, legs: Legs, scene: Scene) -> Refusal | Non
             return Refusal(
                 code=ErrorCode.TRANSFER_FAILED,
                 message=f"The {whose} token account{named} {state}, so that the session cannot be settled; "
-                "nothing was moved, and the money is safe in the escrow. Close the session again once it can "
-                "receive USDC.",
+                "nothing was moved, and the money is safe in the escrow. Close the session again once that "
+                "has changed.",
             )
     return None
 
 
-def _put_off(connection: Connection, session_id: str, refusal: Refusal) -> None:
+def _put_off(connection: Connection, context: Context, session: SessionRecord, refusal: Refusal) -> None:
     store.put_off(
         connection,
-        session_id,
-        until_us=real_now_us() + RETRY_US,
+        session.session_id,
+        closes_us=context.clock.now_us() + retry_us(session.put_offs),
         error=refusal.code.value,
         message=refusal.message,
     )

@@ -194,6 +194,7 @@ class Opening:
             tx_raw=signed.raw,
             tx_last_valid_block_height=signed.last_valid_block_height,
             settlements=0,
+            put_offs=0,
             deposited=0,
             opened_us=None,
             settled_us=None,

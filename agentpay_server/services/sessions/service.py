@@ -36,7 +36,7 @@ from agentpay_server.services.sessions.charging import Charge
 from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.sessions.opening import Opening, OpeningSteps, key_holder_of, terms_of
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.sight import Contended, look
+from agentpay_server.services.sight import Contended, invalid_recipient, look
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
@@ -46,11 +46,15 @@ from agentpay_server.store.sessions import SessionRecord
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database: who pays, who holds its key, whom it names as payee."""
+    """What a request finds in the database: who pays, who holds its key, whom it names as payee.
+
+    An escrow is a token account, too, but one that is closed for good: what is promised to it could be stuck.
+    """
 
     source: AccountRecord
     holder: SessionRecord | None
     recipient: AccountRecord | None
+    is_to_escrow: bool
 
 
 class Sessions:
@@ -87,6 +91,13 @@ class Sessions:
             Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
                 `chain_unavailable` while the session is opening; nothing was charged.
         """
+        charge = self._charge(principal, session_id, request)
+        if self._database.is_inline:
+            return await charge
+        # A caller who hangs up amid the commit leaves nobody untold of it.
+        return await self._context.tasks.complete(charge)
+
+    async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
         unit = Charge(self._context, principal, session_id, request, self._limits)
         while True:
             fault_point(Operation.SESSION_CHARGE, Step.BEGUN)
@@ -100,7 +111,7 @@ class Sessions:
             fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
             if charged.is_news:
                 self._context.wakeup.set()
-            return shown(charged.session, running_total_micro=charged.running_total_micro)
+            return shown(charged.session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
         """Pay what was charged, return the rest, close the escrow; closing again returns the same.
@@ -183,6 +194,8 @@ class Sessions:
         chain = self._context.chain
         sight, rent, is_last_look = None, 0, False
         if not view.source.paused:
+            if view.is_to_escrow:
+                raise invalid_recipient(request.to, "is the escrow of a session")
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
                 # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
@@ -236,4 +249,5 @@ def _view(connection: Connection, principal: Principal, request: OpenSession) ->
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.account_id)
     holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
-    return _View(source=source, holder=holder, recipient=recipient)
+    is_to_escrow = store.is_escrow(connection, request.to)
+    return _View(source=source, holder=holder, recipient=recipient, is_to_escrow=is_to_escrow)

@@ -37,14 +37,18 @@ sessions: Final = Table(
     Column("tx_last_valid_block_height", BigInteger),
     # How often a settlement was signed: each is another transaction, even of the same amounts.
     Column("settlements", Integer, nullable=False),
+    # How often its settlement was found impossible: each time the worker waits longer.
+    Column("put_offs", Integer, nullable=False),
     # What the settlement under way returns beyond the cap: sent to the escrow by strangers.
     Column("deposited", BigInteger, nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
-    # When an open session closes by itself; NULL where no limit is set.
+    # When an open session closes by itself, NULL where no limit is set; of a closing one whose settlement was
+    # put off, when it is tried again by itself.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # Until when, in real time, a session that is opening or closing is left to whoever drives it; else NULL.
+    # Until when, in real time, a session that is opening or closing is left to whoever drives it; NULL when
+    # nobody is to: of one that was put off, too.
     Column("leased_until_us", BigInteger),
     UniqueConstraint("operator_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),

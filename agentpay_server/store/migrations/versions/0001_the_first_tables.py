@@ -302,6 +302,7 @@ def upgrade() -> None:
         sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
         sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
         sa.Column("settlements", sa.Integer(), nullable=False),
+        sa.Column("put_offs", sa.Integer(), nullable=False),
         sa.Column("deposited", sa.BigInteger(), nullable=False),
         sa.Column("opened_us", sa.BigInteger(), nullable=True),
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
