@@ -39,7 +39,8 @@ class Settings:
     Attributes:
         policy_update: whether a policy update merges with the policy in force or replaces it.
         onchain_memo: what is published of a transfer's memo.
-        settlement_wait_seconds: how long `POST /v1/transfers` waits for finality before it answers 503.
+        settlement_wait_seconds: how long a transfer, an approval, and opening or closing a session wait for
+            finality before they answer 503.
         approval_ttl_seconds: how long an escalated transfer waits for an operator, up to a year (D27).
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
         encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable

@@ -3,7 +3,7 @@
     python examples/approval_flow.py
 
 Three parties, as in production: a server on a port, an agent that holds a key of one account, and an operator
-with a key of its own in another process. The operator's part is `decide`; run by hand it would be
+with a key of its own in another process. The operator's part is `decide`; run by hand, until Ctrl-C, it is
 
     AGENTPAY_BASE_URL=… AGENTPAY_API_KEY=ap_operator_… python examples/approval_flow.py decide
 """
@@ -11,14 +11,17 @@ with a key of its own in another process. The operator's part is `decide`; run b
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
-from agentpay import AgentPay, PolicyViolationError
-from agentpay.contract.transfers import Transfer
-from agentpay_server import AgentPayServer
-from agentpay_server.clients import ServerClient
+from agentpay import AgentPay, ConflictError, InvalidRecipientError, Transfer, TransferRejectedError
+from agentpay_server import AgentPayServer, ServerClient
 
 LARGEST_APPROVED = 40
+LOOK_EVERY_SECONDS = 0.25
+PATIENCE_SECONDS = 30
 
 
 def main() -> None:
@@ -30,12 +33,11 @@ def main() -> None:
         client.policies.update(bot.account_id, max_daily_spend="80", escalation_threshold="20")
         key = server.console.create_agent_key(bot.account_id).key
 
-        with ThreadPoolExecutor() as agents:
+        with operator(server.base_url, server.operator_key), ThreadPoolExecutor() as agents:
             asked = [
                 agents.submit(agent, server.base_url, key, bot.account_id, shop.account_id, amount)
                 for amount in ("5", "30", "50")
             ]
-            operator(server.base_url, server.operator_key)
             for future in asked:
                 future.result()
 
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer:
-    """Pay, and wait for the operator where the policy says so."""
+    """Pay, and wait for the operator where the policy says so, but not for ever."""
     with AgentPay(base_url=base_url, api_key=key) as client:
         transfer = client.transfers.create(
             from_=bot, to=shop, amount=amount, memo=f"dataset for {amount}", idempotency_key=f"order-{amount}"
@@ -53,34 +55,38 @@ def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer
         print(f"agent: {amount} USDC: {transfer.status}")
         if transfer.is_final:
             return transfer
-        transfer = client.transfers.wait(transfer.transfer_id)
+        transfer = client.transfers.wait(transfer.transfer_id, timeout=PATIENCE_SECONDS)
         print(f"agent: {amount} USDC: {transfer.status} {transfer.message or transfer.tx_signature}")
         return transfer
 
 
-def operator(base_url: str, key: str) -> None:
-    """Let an operator decide, in a process that knows nothing but an address and a key."""
+@contextmanager
+def operator(base_url: str, key: str) -> Iterator[None]:
+    """Let an operator decide meanwhile, in a process that knows nothing but an address and a key."""
     environment = {**os.environ, "AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key}
-    subprocess.run([sys.executable, __file__, "decide"], env=environment, check=True)  # noqa: S603 - itself
+    command = [sys.executable, "-u", __file__, "decide"]
+    with subprocess.Popen(command, env=environment) as process:  # noqa: S603 - itself
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
 def decide() -> None:
-    """Decide about two transfers, as they come in: what is small enough is approved."""
-    decided: set[str] = set()
+    """Decide about transfers as they come in, until somebody ends this: what is small enough is approved."""
     with ServerClient() as client:
-        while len(decided) < 2:
+        while True:
             for waiting in client.console.approvals():
-                if waiting.transfer_id in decided:
-                    continue
                 print(f"operator: {waiting.amount_usdc} USDC to {waiting.to}, “{waiting.memo}”")
-                if waiting.amount_usdc <= LARGEST_APPROVED:
-                    try:
+                try:
+                    if waiting.amount_usdc <= LARGEST_APPROVED:
                         client.console.approve(waiting.transfer_id)
-                    except PolicyViolationError as refusal:
-                        print(f"operator: the policy has changed meanwhile: {refusal.message}")
-                else:
-                    client.console.reject(waiting.transfer_id, reason="Ask legal first")
-                decided.add(waiting.transfer_id)
+                    else:
+                        client.console.reject(waiting.transfer_id, reason="Ask legal first")
+                except (TransferRejectedError, InvalidRecipientError, ConflictError) as refusal:
+                    # Decided by now, or still waiting for want of money: then it comes again.
+                    print(f"operator: {refusal.message}")
+            time.sleep(LOOK_EVERY_SECONDS)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,11 @@ class AccountDetail(Account):
         metadata: what was given at creation, or None.
         policy_version: counts the changes of the policy, from 1.
         policy_record: the on-chain record; None before the policy first changed.
-        spent_usdc: USDC that counts against `max_daily_spend` now: spent, or reserved, within 24 hours, and
-            the caps of sessions that are not settled.
-        reserved_usdc: USDC of that which transfers in flight and sessions hold, and may yet give back.
+        spent_usdc: USDC that counts against `max_daily_spend` now: what was spent within 24 hours, transfers
+            in flight included, and the caps of sessions that are not settled, however old.
+        reserved_usdc: USDC that may yet be given back: of transfers in flight, however old, and the caps of
+            sessions that are not settled. A transfer in flight for longer than 24 hours is reserved, and no
+            longer in `spent_usdc`.
         remaining_usdc: USDC that `max_daily_spend` still allows: a transfer of exactly that much is within
             the limit, and one of a unit more is not. None without that limit.
         next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the

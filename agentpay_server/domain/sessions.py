@@ -266,9 +266,9 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
     Args:
         cap_micro: the session's cap.
         running_total_micro: what was charged in all.
-        escrow_micro: what the escrow holds on chain, read after the last charge was accepted. When a stranger
-            sends more between this look and the settlement, the chain refuses to close the escrow, nothing
-            moves, and it takes another look.
+        escrow_micro: what the escrow holds on chain, as it was last seen; no charge changes it. When a
+            stranger sends more between this look and the settlement, the chain refuses to close the escrow,
+            nothing moves, and it takes another look.
 
     Raises:
         ValueError: more was charged than the cap, or the escrow holds less: a fault, and nothing to be

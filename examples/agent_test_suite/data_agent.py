@@ -23,7 +23,7 @@ class DataAgent:
     account_id: str
     tell_owner: Callable[[str], None] = print
 
-    def buy(self, order: str, shop: str, price: Decimal | str) -> Outcome:
+    def buy(self, order: str, shop: str, price: Decimal | int | str) -> Outcome:
         """Pay for an order; asked again about the same order, it pays no second time."""
         try:
             transfer = self.client.transfers.create(
