@@ -26,6 +26,7 @@ from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.confirmations import Confirmations
 from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Decisions
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.deposits import Deposits
 from agentpay_server.services.faults import Faults
@@ -237,13 +238,13 @@ async def _started(
     deposits = Deposits(context, settlement)
     if isinstance(inner, EmbeddedChain):
         inner.listen(deposits)
-    execution = Execution(context, settlement, deposits)
+    decisions = Decisions(context, settlement, deposits)
+    execution = Execution(context, settlement, decisions)
     approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
     keys = Keys(context)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
-    delivery_worker = DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup)
     resumption = Resumption(context, settlement)
     closing = Closing(context, settlement)
     session_resumption = SessionResumption(context, settlement, closing)
@@ -261,7 +262,7 @@ async def _started(
         SessionWorker(session_resumption, clock=clock),
         records,
         ApprovalWorker(approvals),
-        delivery_worker,
+        DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup),
     ]
     if rpc is not None:
         workers.append(ConfirmationWorker(Confirmations(context, settlement), clock=clock))
@@ -281,7 +282,7 @@ async def _started(
         policies=Policies(context, records),
         transfers=Transfers(context, execution),
         approvals=approvals,
-        sessions=Sessions(context, settlement, closing, deposits),
+        sessions=Sessions(context, settlement, closing, decisions),
         history=History(context),
         webhooks=Webhooks(context),
         deliveries=deliveries,

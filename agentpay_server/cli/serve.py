@@ -71,7 +71,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=20.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long POST /v1/transfers waits for finality.",
+    help="How long transfers, approvals and sessions wait for finality.",
 )
 @click.option(
     "--approval-ttl",

@@ -23,7 +23,7 @@ from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import entries, sessions, transfers
+from agentpay_server.store import entries, session_settlements, transfers
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -318,7 +318,7 @@ def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) 
     transfer that has settled is in the history. A settlement is known by its signature alone: of an account
     that it closes, such as the escrow, not every node tells what it held.
     """
-    if sessions.is_settlement(connection, deposit.signature):
+    if session_settlements.is_settlement(connection, deposit.signature):
         return True
     sender = deposit.sender
     return sender is not None and transfers.is_under_way(

@@ -9,9 +9,13 @@ from attrs import frozen
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.base import Blockhash, Chain, TokenAccount
-from agentpay_server.domain.policy import Recipient
+from agentpay_server.domain.policy import Recipient, Refusal
 from agentpay_server.domain.problems import Problem, shown
 from agentpay_server.store.accounts import AccountRecord
+
+
+class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
+    """The balance may already be less amounts that also count as in flight: it must be read again."""
 
 
 @frozen(kw_only=True)
@@ -32,20 +36,36 @@ class Sight:
     in_flight_micro: int
     in_flight_total_micro: int
 
-    def unsure_micro(self, source: AccountRecord) -> int:
-        """Return the micro-USDC that the balance may hold still, or no more.
-
-        Everything that was in flight when the balance was read, and everything accepted since, may be in that
-        balance or not. Counting all of it can only refuse too much, never allow too much.
+    def available_micro(self, source: AccountRecord) -> int:
+        """Return the micro-USDC that are certainly left to spend.
 
         Args:
             source: the account as it is now, locked.
         """
+        return self.balance_micro - self._unsure_micro(source)
+
+    def confirmed(
+        self, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
+    ) -> Refusal | None:
+        """Return a refusal, if another look at the balance cannot change it.
+
+        Args:
+            refusal: by what is certainly available; None if there is none.
+            source: the account as it is now, locked.
+            is_last_look: whether there is no time left for another one.
+
+        Raises:
+            Contended: there may be enough.
+        """
+        is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
+        if is_short and not is_last_look and self._unsure_micro(source):
+            raise Contended
+        return refusal
+
+    def _unsure_micro(self, source: AccountRecord) -> int:
+        # Everything that was in flight when the balance was read, and everything accepted since, may be in
+        # that balance or not. Counting all of it can only refuse too much, never allow too much.
         return self.in_flight_micro + source.in_flight_total - self.in_flight_total_micro
-
-
-class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
-    """The balance may already be less amounts that also count as in flight: it must be read again."""
 
 
 async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: AccountRecord | None) -> Sight:

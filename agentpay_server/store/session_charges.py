@@ -3,11 +3,10 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import and_, bindparam, insert, literal_column, select, update
+from sqlalchemy import and_, bindparam, insert, select, update
 
-from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.sessions import SessionRecord
+from agentpay_server.store.sessions import IS_OPEN, OF_SESSION, SessionRecord
 from agentpay_server.store.tables import accounts, session_charges, sessions
 
 
@@ -43,8 +42,8 @@ _CHARGEABLE: Final = (
 _CHARGE: Final = (
     update(sessions)
     .where(
-        sessions.c.session_id == bindparam("of_session"),
-        sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'"),
+        OF_SESSION,
+        IS_OPEN,
         sessions.c.running_total + bindparam("amount") <= sessions.c.cap,
     )
     .values(running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us"))

@@ -1,4 +1,7 @@
-"""Statements about sessions and their idempotency keys; `session_charges.py` has those about charges."""
+"""Statements about sessions and their idempotency keys.
+
+Those about charges are in `session_charges.py`, those about closing in `session_settlements.py`.
+"""
 
 from collections.abc import Iterable
 from typing import Final
@@ -68,10 +71,10 @@ class SessionRecord:
 _INSERT: Final = insert(sessions)
 _INSERT_EXPIRED: Final = insert(expired_transactions)
 _IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
-_IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
-_IS_CLOSING: Final = sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
+IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
+IS_CLOSING: Final = sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
 _IS_UNDER_WAY: Final = sessions.c.leased_until_us.is_not(None)
-_OF_SESSION: Final = sessions.c.session_id == bindparam("of_session")
+OF_SESSION: Final = sessions.c.session_id == bindparam("of_session")
 _BY_ID: Final = select(sessions).where(sessions.c.session_id == bindparam("session_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
 _BY_KEY: Final = select(sessions).where(
@@ -80,15 +83,12 @@ _BY_KEY: Final = select(sessions).where(
 )
 _BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("address"))
 _FREE_KEY: Final = (
-    update(sessions).where(_OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
-)
-_BY_SETTLEMENT: Final = select(sessions.c.seq).where(
-    sessions.c.settlement_tx_signature == bindparam("tx_signature")
+    update(sessions).where(OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
 )
 
 _SET_OPEN: Final = (
     update(sessions)
-    .where(_OF_SESSION, _IS_OPENING)
+    .where(OF_SESSION, _IS_OPENING)
     .values(
         status=SessionStatus.OPEN.value,
         tx_signature=bindparam("tx_signature"),
@@ -101,7 +101,7 @@ _SET_OPEN: Final = (
 )
 _SET_FAILED: Final = (
     update(sessions)
-    .where(_OF_SESSION, _IS_OPENING)
+    .where(OF_SESSION, _IS_OPENING)
     .values(
         status=SessionStatus.FAILED.value,
         tx_signature=bindparam("tx_signature"),
@@ -113,70 +113,13 @@ _SET_FAILED: Final = (
         leased_until_us=null(),
     )
 )
-_CLAIM_CLOSING: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_OPEN)
-    .values(
-        status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=bindparam("leased_until_us")
-    )
-)
-_CLAIM_PUT_OFF: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_CLOSING, sessions.c.closes_us.is_not(None))
-    .values(error=null(), message=null(), closes_us=null(), leased_until_us=bindparam("leased_until_us"))
-)
 _SIGN_OPENING: Final = (
     update(sessions)
-    .where(_OF_SESSION, _IS_OPENING)
+    .where(OF_SESSION, _IS_OPENING)
     .values(
         tx_signature=bindparam("tx_signature"),
         tx_raw=bindparam("tx_raw"),
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
-    )
-)
-_SIGN_SETTLEMENT: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_CLOSING)
-    .values(
-        error=null(),
-        message=null(),
-        settlement_tx_signature=bindparam("settlement_tx_signature"),
-        tx_raw=bindparam("tx_raw"),
-        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
-        settlements=sessions.c.settlements + 1,
-        deposited=bindparam("deposited"),
-        leased_until_us=bindparam("leased_until_us"),
-    )
-)
-_DROP_SETTLEMENT: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_CLOSING)
-    .values(
-        settlement_tx_signature=null(),
-        tx_raw=null(),
-        tx_last_valid_block_height=null(),
-        deposited=0,
-        leased_until_us=bindparam("leased_until_us"),
-    )
-)
-_PUT_OFF: Final = _DROP_SETTLEMENT.values(
-    error=bindparam("error"),
-    message=bindparam("message"),
-    closes_us=bindparam("closes_us"),
-    put_offs=sessions.c.put_offs + 1,
-    leased_until_us=null(),
-)
-_SET_SETTLED: Final = (
-    update(sessions)
-    .where(_OF_SESSION, _IS_CLOSING)
-    .values(
-        status=SessionStatus.SETTLED.value,
-        settlement_tx_signature=bindparam("settlement_tx_signature"),
-        tx_raw=null(),
-        tx_last_valid_block_height=null(),
-        settled_us=bindparam("settled_us"),
-        key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=null(),
     )
 )
 
@@ -210,7 +153,7 @@ _ABANDONED: Final = (
 )
 _ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
 _LEASE: Final = (
-    update(sessions).where(_OF_SESSION, _IS_UNDER_WAY).values(leased_until_us=bindparam("until_us"))
+    update(sessions).where(OF_SESSION, _IS_UNDER_WAY).values(leased_until_us=bindparam("until_us"))
 )
 _FREE_ALL: Final = update(sessions).where(_IS_UNDER_WAY).values(leased_until_us=0)
 _NEXT_CLOSE: Final = select(func.min(sessions.c.closes_us)).where(sessions.c.closes_us.is_not(None))
@@ -244,11 +187,6 @@ def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -
 def free_key(connection: Connection, session_id: str) -> bool:
     """Take the idempotency key from a session, so that another may hold it; False when it has lost it."""
     return connection.execute(_FREE_KEY, {"of_session": session_id}).rowcount == 1
-
-
-def is_settlement(connection: Connection, tx_signature: str) -> bool:
-    """Return whether a transaction settles a session: what it pays, to either side, is booked with that."""
-    return connection.execute(_BY_SETTLEMENT, {"tx_signature": tx_signature}).scalar_one_or_none() is not None
 
 
 def is_escrow(connection: Connection, address: str) -> bool:
@@ -292,70 +230,13 @@ def set_failed(
     return connection.execute(_SET_FAILED, values).rowcount == 1
 
 
-def claim_closing(connection: Connection, session_id: str, *, until_us: int) -> bool:
-    """Make an open session a closing one, leased until `until_us` of real time: no charge is accepted now."""
-    values = {"of_session": session_id, "leased_until_us": until_us}
-    return connection.execute(_CLAIM_CLOSING, values).rowcount == 1
-
-
-def claim_put_off(connection: Connection, session_id: str, *, until_us: int) -> bool:
-    """Lease a closing session that was put off until `until_us` of real time: it is tried anew."""
-    values = {"of_session": session_id, "leased_until_us": until_us}
-    return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
-
-
-def set_settled(
-    connection: Connection, session_id: str, *, tx_signature: str, settled_us: int, key_expires_us: int
-) -> bool:
-    """Make a closing session a settled one."""
-    values = {
-        "of_session": session_id,
-        "settlement_tx_signature": tx_signature,
-        "settled_us": settled_us,
-        "key_expires_us": key_expires_us,
-    }
-    return connection.execute(_SET_SETTLED, values).rowcount == 1
-
-
 # --- Transactions under way
 
 
 def sign_opening(connection: Connection, session_id: str, signed: SignedTransaction) -> None:
     """Put a new transaction in the place of an opening session's one."""
-    values = {**_transaction(session_id, signed), "tx_signature": signed.signature}
+    values = {**transaction_of(session_id, signed), "tx_signature": signed.signature}
     connection.execute(_SIGN_OPENING, values)
-
-
-def sign_settlement(
-    connection: Connection, session_id: str, signed: SignedTransaction, *, deposited: int, until_us: int
-) -> None:
-    """Store the settling transaction of a closing session, and lease it until `until_us` of real time."""
-    values = {
-        **_transaction(session_id, signed),
-        "settlement_tx_signature": signed.signature,
-        "deposited": deposited,
-        "leased_until_us": until_us,
-    }
-    connection.execute(_SIGN_SETTLEMENT, values)
-
-
-def drop_settlement(connection: Connection, session_id: str, *, until_us: int) -> None:
-    """Store that another settlement is to be signed, by who leases it until `until_us` of real time."""
-    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "leased_until_us": until_us})
-
-
-def put_off(connection: Connection, session_id: str, *, closes_us: int, error: str, message: str) -> None:
-    """Store that no settlement of a closing session can be made for now; nobody drives it.
-
-    Args:
-        connection: the connection.
-        session_id: the session.
-        closes_us: when it is tried again by itself.
-        error: the code of what is in the way.
-        message: the sentence that explains it.
-    """
-    values = {"of_session": session_id, "error": error, "message": message, "closes_us": closes_us}
-    connection.execute(_PUT_OFF, values)
 
 
 def insert_expired(connection: Connection, session_id: str, expired: SignedTransaction, now_us: int) -> None:
@@ -371,7 +252,8 @@ def insert_expired(connection: Connection, session_id: str, expired: SignedTrans
     )
 
 
-def _transaction(session_id: str, signed: SignedTransaction) -> dict[str, object]:
+def transaction_of(session_id: str, signed: SignedTransaction) -> dict[str, object]:
+    """Return the values that put a transaction under way in the place of a session's one."""
     return {
         "of_session": session_id,
         "tx_raw": signed.raw,

@@ -43,6 +43,7 @@ from agentpay_server.services.settlement import (
 )
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed
+from agentpay_server.store import session_settlements as settlements
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
@@ -127,7 +128,7 @@ class Closing:
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
         until_us = real_now_us() + LEASE_US
-        if store.claim_closing(connection, session_id, until_us=until_us):
+        if settlements.claim_closing(connection, session_id, until_us=until_us):
             check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
             if principal is not None:
                 now_us = self._context.clock.now_us()
@@ -135,7 +136,7 @@ class Closing:
                     connection, principal, action="sessions.close", subject=session_id, now_us=now_us
                 )
         else:
-            store.claim_put_off(connection, session_id, until_us=until_us)
+            settlements.claim_put_off(connection, session_id, until_us=until_us)
         return _current(connection, session_id)
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, bool]:
@@ -216,7 +217,7 @@ class ClosingSteps:
     ) -> tuple[SessionRecord, bool]:
         now_us = self._context.clock.now_us()
         check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-        is_ours = store.set_settled(
+        is_ours = settlements.set_settled(
             connection,
             self._session.session_id,
             tx_signature=signed.signature,
@@ -238,7 +239,7 @@ class ClosingSteps:
         if session.signed is None or session.signed.signature != signed.signature:
             return session, False
         if refusal is None:
-            store.drop_settlement(connection, session.session_id, until_us=real_now_us() + LEASE_US)
+            settlements.drop_settlement(connection, session.session_id, until_us=real_now_us() + LEASE_US)
         else:
             _put_off(connection, self._context, session, refusal)
         return _current(connection, session.session_id), True
@@ -307,7 +308,7 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
         source_micro=legs.account_leg_micro,
     )
     until_us = real_now_us() + LEASE_US
-    store.sign_settlement(
+    settlements.sign_settlement(
         connection, session.session_id, signed, deposited=legs.deposited_micro, until_us=until_us
     )
     return None
@@ -334,7 +335,7 @@ def _obstacle(session: SessionRecord, legs: Legs, scene: Scene) -> Refusal | Non
 
 
 def _put_off(connection: Connection, context: Context, session: SessionRecord, refusal: Refusal) -> None:
-    store.put_off(
+    settlements.put_off(
         connection,
         session.session_id,
         closes_us=context.clock.now_us() + retry_us(session.put_offs),

@@ -34,7 +34,7 @@ from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, refused, report
 from agentpay_server.services.settlement import Ended, Landed
-from agentpay_server.services.sight import Contended, Sight
+from agentpay_server.services.sight import Sight
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed, spends
 from agentpay_server.store import sessions as store
@@ -62,9 +62,7 @@ class Opening:
         principal: who asks.
         request: what is asked.
         superseded: the ended session that holds the key of the request, if one does; it loses it.
-        sight: what was read from the chain; None when the account was paused at the first look.
         rent_exempt_lamports: what keeps an escrow alive.
-        is_last_look: whether there is no time left to read the balance again should it be contended.
     """
 
     def __init__(
@@ -73,22 +71,25 @@ class Opening:
         principal: Principal,
         request: OpenSession,
         superseded: SessionRecord | None,
-        sight: Sight | None,
         *,
         rent_exempt_lamports: int,
-        is_last_look: bool,
     ) -> None:
         self._context = context
         self._principal = principal
         self._request = request
         self._superseded = superseded
-        self._sight = sight
         self._rent_exempt_lamports = rent_exempt_lamports
-        self._is_last_look = is_last_look
         self._terms = terms_of(request)
 
-    def __call__(self, connection: Connection) -> SessionRecord | None:
+    def __call__(
+        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
+    ) -> SessionRecord | None:
         """Decide, and return the new session.
+
+        Args:
+            connection: the unit's.
+            sight: what was read from the chain; None when the account was paused at the first look.
+            is_last_look: whether there is no time left to read the balance again should it be contended.
 
         Returns:
             None when the world has moved since it was looked at, and must be looked at again.
@@ -103,7 +104,6 @@ class Opening:
         assert source is not None  # noqa: S101 - accounts are never deleted
         if not self._finds_key_as_it_was(connection):
             return None
-        sight = self._sight
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
             return None
@@ -112,7 +112,7 @@ class Opening:
             return None
         now_us = self._context.clock.now_us()
         if refusal is None and sight is not None:
-            refusal = self._refusal(connection, source, sight, now_us)
+            refusal = self._refusal(connection, source, sight, now_us, is_last_look=is_last_look)
         if refusal is not None:
             raise refused(refusal, None)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
@@ -131,10 +131,15 @@ class Opening:
         return holder.session_id == known.session_id
 
     def _refusal(
-        self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        sight: Sight,
+        now_us: int,
+        *,
+        is_last_look: bool,
     ) -> Refusal | None:
         policy = stored_policy(source.policy)
-        unsure_micro = sight.unsure_micro(source)
         # The window ends where that of the next spend does: its time is never before the last one's.
         window_us = max(now_us, source.last_spend_us)
         counted = spends.against_daily_limit(connection, source, window_us)
@@ -142,17 +147,10 @@ class Opening:
             policy,
             self._terms,
             sight.recipient,
-            Means(spent_micro=counted, available_micro=sight.balance_micro - unsure_micro),
+            Means(spent_micro=counted, available_micro=sight.available_micro(source)),
             is_operator=not self._principal.is_agent,
         )
-        if (
-            refusal is not None
-            and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-            and unsure_micro
-            and not self._is_last_look
-        ):
-            raise Contended
-        return refusal
+        return sight.confirmed(refusal, source, is_last_look=is_last_look)
 
     def _reserved(
         self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int

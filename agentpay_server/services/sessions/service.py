@@ -5,8 +5,6 @@ policy, balance. This module looks things up and waits; `opening.py`, `charging.
 and book, and `services/settlement.py` brings signed bytes to their end.
 """
 
-import asyncio
-
 from attrs import frozen
 
 from agentpay.contract import identifiers
@@ -28,32 +26,29 @@ from agentpay_server.domain.sessions import closing_refusal, opening_verdict
 from agentpay_server.domain.transfers import Verdict
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
-from agentpay_server.services.deposits import Deposits
-from agentpay_server.services.in_flight import finish_in_flight
+from agentpay_server.services.decisions import Decisions, Parties
 from agentpay_server.services.sessions.access import own_session
 from agentpay_server.services.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.services.sessions.charging import Charge
 from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.sessions.opening import Opening, OpeningSteps, key_holder_of, terms_of
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.sight import Contended, invalid_recipient, look
+from agentpay_server.services.sight import invalid_recipient
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
-from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.sessions import SessionRecord
 
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database: who pays, who holds its key, whom it names as payee.
+    """What a request finds in the database: its parties, who holds its key, and whether it pays an escrow.
 
     An escrow is a token account, too, but one that is closed for good: what is promised to it could be stuck.
     """
 
-    source: AccountRecord
+    parties: Parties
     holder: SessionRecord | None
-    recipient: AccountRecord | None
     is_to_escrow: bool
 
 
@@ -61,13 +56,13 @@ class Sessions:
     """Opens, charges, closes and reads sessions."""
 
     def __init__(
-        self, context: Context, settlement: Settlement, closing: Closing, deposits: Deposits
+        self, context: Context, settlement: Settlement, closing: Closing, decisions: Decisions
     ) -> None:
         self._context = context
         self._database = context.database
         self._settlement = settlement
         self._closing = closing
-        self._deposits = deposits
+        self._decisions = decisions
         self._limits = limits_of(context.settings)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
@@ -151,13 +146,13 @@ class Sessions:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
-        deadline = self._deadline()
+        deadline = self._decisions.deadline()
         terms = terms_of(request)
         while True:
             view = await self._database.read(_view, principal, request)
             judged = opening_verdict(key_holder_of(view.holder), terms, self._context.clock.now_us())
             if judged in (Verdict.NEW, Verdict.RETRY):
-                session = await self._accepted(principal, request, view, deadline)
+                session = await self._decided(principal, request, view, deadline)
                 if session is None:
                     continue
             else:
@@ -187,40 +182,23 @@ class Sessions:
                 raise stopped(session)
             return shown(session)
 
-    async def _accepted(
+    async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> SessionRecord | None:
-        """Decide about a new session, in one unit of work; None asks for another look at everything."""
-        chain = self._context.chain
-        sight, rent, is_last_look = None, 0, False
-        if not view.source.paused:
+        """Have it decided about a new session; None asks for another look at everything."""
+        rent = 0
+        if not view.parties.source.paused:
             if view.is_to_escrow:
                 raise invalid_recipient(request.to, "is the escrow of a session")
-            is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
-                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
-                await self._deposits.look_if_told(view.source.usdc_token_account)
-                sight = await look(chain, request.to, source=view.source, recipient=view.recipient)
-                rent = await chain.rent_exemption(ESCROW_BYTES)
+                rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
             except ChainUnavailableError:
                 raise chain_unavailable() from None
-        unit = Opening(
-            self._context,
-            principal,
-            request,
-            view.holder,
-            sight,
-            rent_exempt_lamports=rent,
-            is_last_look=is_last_look,
-        )
-        fault_point(Operation.SESSION_OPEN, Step.BEGUN)
+        unit = Opening(self._context, principal, request, view.holder, rent_exempt_lamports=rent)
         try:
-            return await self._database.run(unit)
-        except Contended:
-            if self._context.tasks.closing.done():
-                raise chain_unavailable() from None
-            await finish_in_flight(self._context, self._settlement, view.source.account_id, deadline)
-            return None
+            return await self._decisions.decided(
+                unit, Operation.SESSION_OPEN, to=request.to, parties=view.parties, deadline=deadline
+            )
         except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
             if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
@@ -233,13 +211,10 @@ class Sessions:
         if refusal is not None:
             raise refused(refusal, session)
         if session.status != SessionStatus.SETTLED:
-            session = await self._closing.closed(session_id, self._deadline(), principal=principal)
+            session = await self._closing.closed(session_id, self._decisions.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:
             return shown(session)
         raise unresolved(session) if session.error is None else stopped(session)
-
-    def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
 
 def _view(connection: Connection, principal: Principal, request: OpenSession) -> _View:
@@ -250,4 +225,6 @@ def _view(connection: Connection, principal: Principal, request: OpenSession) ->
         raise not_found("account", request.account_id)
     holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
     is_to_escrow = store.is_escrow(connection, request.to)
-    return _View(source=source, holder=holder, recipient=recipient, is_to_escrow=is_to_escrow)
+    return _View(
+        parties=Parties(source=source, recipient=recipient), holder=holder, is_to_escrow=is_to_escrow
+    )

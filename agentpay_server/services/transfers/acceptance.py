@@ -1,9 +1,8 @@
 """Deciding whether money may leave: one unit of work that refuses, sets aside, or reserves and signs.
 
-The policy check, the reservation and the signed bytes are one commit. There is one way to money, and this is
-it: a new transfer (`creation.py`) and one that an operator approves (`approvals.py`) differ in where they are
-stored, and in nothing that is judged but escalation. Nothing here sends, and nothing here waits: what is read
-from the chain comes in as `Sight`.
+The policy check, the reservation and the signed bytes are one commit. A new transfer (`creation.py`) and one
+that an operator approves (`approvals.py`) differ in where they are stored, and in nothing that is judged but
+escalation. Nothing here sends, and nothing here waits: what is read from the chain comes in as `Sight`.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain import transactions
@@ -22,7 +20,7 @@ from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US, Terms
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
-from agentpay_server.services.sight import Contended, Sight
+from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
@@ -86,11 +84,6 @@ class Acceptance(ABC):
         self._context = context
         self._transfer_id = transfer_id
         self._terms = terms
-
-    @property
-    def account_id(self) -> str:
-        """The account that the money is to leave."""
-        return self._terms.account_id
 
     @property
     def to(self) -> str:
@@ -160,22 +153,14 @@ class Acceptance(ABC):
             memo=terms.memo,
             category=terms.category,
         )
-        unsure_micro = sight.unsure_micro(source)
         means = Means(
             spent_micro=0
             if policy.max_daily_spend is None
             else spends.against_daily_limit(connection, source, spent_us),
-            available_micro=sight.balance_micro - unsure_micro,
+            available_micro=sight.available_micro(source),
         )
         refusal = rules.spending_refusal(policy, spend, means, again=self.again)
-        if (
-            refusal is not None
-            and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-            and unsure_micro
-            and not is_last_look
-        ):
-            raise Contended
-        return refusal
+        return sight.confirmed(refusal, source, is_last_look=is_last_look)
 
     def _submitted(
         self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int

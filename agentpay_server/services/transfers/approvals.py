@@ -29,11 +29,12 @@ from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition, 
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Parties
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
 from agentpay_server.services.transfers.answers import answered, shown
 from agentpay_server.services.transfers.creation import terms_of_record
-from agentpay_server.services.transfers.execution import Execution, Parties
+from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.service import own_transfer
 from agentpay_server.store import accounts as account_store

@@ -17,9 +17,10 @@ from agentpay_server.domain.problems import Problem, not_found
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Parties
 from agentpay_server.services.transfers.answers import answered, shown
 from agentpay_server.services.transfers.creation import Creation, key_holder_of, terms_of
-from agentpay_server.services.transfers.execution import Execution, Parties
+from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import ConflictError, Connection

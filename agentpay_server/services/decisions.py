@@ -1,0 +1,102 @@
+"""From a wish to spend to its decision: look at the chain, then decide in one unit of work.
+
+There is one way to money, and this is it: new transfers, approved ones and openings of sessions come this way
+alike. What is judged, and what is reserved and signed, is the unit's; who drives what was signed is the
+business of `settlement.py`.
+"""
+
+import asyncio
+from typing import Protocol, TypeVar
+
+from attrs import frozen
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.domain.problems import chain_unavailable
+from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.services.context import Context
+from agentpay_server.services.deposits import Deposits
+from agentpay_server.services.in_flight import finish_in_flight
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.sight import Contended, Sight, look
+from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.connection import Connection
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class Parties:
+    """Whom a spend concerns, as the database has them: its source, and a recipient of this service."""
+
+    source: AccountRecord
+    recipient: AccountRecord | None
+
+
+class SpendUnit(Protocol[T_co]):
+    """The unit of work that decides about one spend, and reserves and signs, or refuses, in one commit."""
+
+    def __call__(self, connection: Connection, sight: Sight | None, *, is_last_look: bool) -> T_co | None:
+        """Decide.
+
+        Args:
+            connection: the unit's.
+            sight: what was read from the chain; None when the account was paused at the first look.
+            is_last_look: whether there is no time left to read the balance again should it be contended.
+
+        Returns:
+            None when the world has moved since it was looked at, and must be looked at again.
+
+        Raises:
+            Contended: the balance must be read again.
+        """
+        ...
+
+
+class Decisions:
+    """Has spends decided about."""
+
+    def __init__(self, context: Context, settlement: Settlement, deposits: Deposits) -> None:
+        self._context = context
+        self._settlement = settlement
+        self._deposits = deposits
+
+    def deadline(self) -> float:
+        """Return until when whoever asks now waits, in the event loop's time."""
+        return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+
+    async def decided(
+        self, unit: SpendUnit[T], operation: Operation, *, to: str, parties: Parties, deadline: float
+    ) -> T | None:
+        """Have it decided about a spend, in one unit of work.
+
+        Args:
+            unit: what decides.
+            operation: what it is for, for fault points.
+            to: the recipient, as sent.
+            parties: as they were just read.
+            deadline: until when to wait for the balance to be certain.
+
+        Returns:
+            What the unit returns, or None to ask for another look at everything.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
+        """
+        source, sight, is_last_look = parties.source, None, False
+        if not source.paused:
+            is_last_look = asyncio.get_running_loop().time() >= deadline
+            try:
+                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
+                await self._deposits.look_if_told(source.usdc_token_account)
+                sight = await look(self._context.chain, to, source=source, recipient=parties.recipient)
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
+        fault_point(operation, Step.BEGUN)
+        try:
+            return await self._context.database.run(unit, sight, is_last_look=is_last_look)
+        except Contended:
+            if self._context.tasks.closing.done():
+                raise chain_unavailable() from None
+            await finish_in_flight(self._context, self._settlement, source.account_id, deadline)
+            return None
