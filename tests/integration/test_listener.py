@@ -3,6 +3,10 @@
 import asyncio
 import socket
 
+import httpx
+
+from agentpay import AgentPay, AsyncAgentPay
+from agentpay_server import AgentPayServer
 from agentpay_server.embedded.listener import bound_socket
 
 
@@ -25,3 +29,19 @@ def test_a_connection_never_holds_an_answer_back_for_an_acknowledgement() -> Non
             return option
 
     assert asyncio.run(accepted_option())
+
+
+def test_clients_with_transports_of_their_own_keep_one_connection(server: AgentPayServer) -> None:
+    url = server.listen()
+    pool = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
+    with AgentPay(api_key=server.operator_key, base_url=url, transport=pool) as client:
+        accounts = [client.accounts.create(name=f"n{number}") for number in range(3)]
+        # A connection that an answer was not read from to its end would not serve the next request.
+        assert [client.accounts.get(each.account_id) for each in accounts] == accounts
+
+    async def read() -> list[object]:
+        pool = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
+        async with AsyncAgentPay(api_key=server.operator_key, base_url=url, transport=pool) as client:
+            return list(await asyncio.gather(*(client.accounts.get(each.account_id) for each in accounts)))
+
+    assert asyncio.run(read()) == accounts
