@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from attrs import define
+
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay_server.chain.base import ChainUnavailableError
@@ -37,6 +39,21 @@ ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts a chain tells of in one call."""
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+@define
+class _Look:
+    """How far one look at a token account has come.
+
+    Attributes:
+        beside: what is still to be written in the commit of the next batch.
+        batches_left: how many more may be booked before the rest is left to another look.
+        is_done: whether all that had come in is booked.
+    """
+
+    beside: Callable[[Connection], None] | None
+    batches_left: int
+    is_done: bool = False
 
 
 class Deposits:
@@ -147,18 +164,17 @@ class Deposits:
         """
         # Before the look: what arrives during it is looked at once more.
         self._arrived.discard(token_account)
+        work = _Look(beside=beside, batches_left=_BATCHES_AT_ONCE)
         try:
-            is_caught_up, left = False, _BATCHES_AT_ONCE
-            while not is_caught_up and left > 0:
-                is_caught_up, beside, batches = await self._catch_up(token_account, beside, left)
-                left -= max(batches, 1)
-            if beside is not None:
-                await self._database.run(beside)
+            while not work.is_done and work.batches_left > 0:
+                await self._catch_up(token_account, work)
+            if work.beside is not None:
+                await self._database.run(work.beside)
         except BaseException:
             self._arrived.add(token_account)
             self._context.wakeup.set()
             raise
-        if not is_caught_up:
+        if not work.is_done:
             self._arrived.add(token_account)
             self._context.wakeup.set()
 
@@ -193,18 +209,12 @@ class Deposits:
             if found is not None and (account.in_flight or found.amount_micro != account.balance)
         ]
 
-    async def _catch_up(
-        self, token_account: str, beside: Callable[[Connection], None] | None, most: int
-    ) -> tuple[bool, Callable[[Connection], None] | None, int]:
-        """Book up to `most` batches of what has come in since the account's cursor.
-
-        Returns:
-            Whether that was all, and not another watcher faster; what is still to be written beside it; and
-            how many batches were booked.
-        """
-        account, batches = await self._database.read(account_store.account_at, token_account), 0
+    async def _catch_up(self, token_account: str, work: _Look) -> None:
+        """Book what has come in since the account's cursor, until another watcher is faster."""
+        account = await self._database.read(account_store.account_at, token_account)
         if account is None:
-            return True, beside, batches
+            work.is_done = True
+            return
         after = account.deposit_cursor
 
         async def newest() -> set[str]:
@@ -212,10 +222,11 @@ class Deposits:
 
         async for batch in self._chain.deposits(token_account, after=after, booked=newest):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
-            booked = await self._database.run(self._book, account.account_id, after, batch, beside)
+            work.batches_left -= 1
+            booked = await self._database.run(self._book, account.account_id, after, batch, work.beside)
             if booked is None:
-                return False, beside, batches
-            beside, batches = None, batches + 1
+                return
+            work.beside = None
             fault_point(Operation.DEPOSIT, Step.BOOKED)
             for deposit in booked:
                 log(
@@ -226,9 +237,9 @@ class Deposits:
                     tx_signature=deposit.signature,
                 )
             after = batch.cursor
-            if batches == most:
-                return False, beside, batches
-        return True, beside, batches
+            if work.batches_left == 0:
+                return
+        work.is_done = True
 
     def _book(
         self,
