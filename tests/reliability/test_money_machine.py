@@ -250,7 +250,7 @@ class Money(RuleBasedStateMachine):
     def transfer(self, key: str, source: int, recipient: int, amount: int, trouble: str) -> None:
         terms = self.terms(source, recipient, amount)
         height = self.world.chain.inner._height
-        self.world.chain.next("send", ACTS[trouble])
+        self.world.chain.next_payment(ACTS[trouble])
         answer = self.send(key, terms)
         self.world.chain.script_ends()
         self.expect(key, terms, answer)
@@ -302,11 +302,7 @@ class Money(RuleBasedStateMachine):
         ):
             return
         terms = self.terms(source, recipient, amount)
-        chain = self.world.chain
-        chain.next(
-            "send",
-            chains.before(lambda: chain.black_holes.add(chains.transfer_of(chain.sent[-1][1]))),
-        )
+        self.world.chain.swallow_next_payment()
         answer = self.send(key, terms)
         self.world.chain.script_ends()
         assert (answer.status, answer.body["status"]) == (503, "submitted")
@@ -359,7 +355,7 @@ class Money(RuleBasedStateMachine):
         transfer = data.draw(st.sampled_from(self.waiting()))
         transfer_id = transfer.answer.transfer_id or ""
         height = self.world.chain.inner._height
-        self.world.chain.next("send", ACTS[trouble])
+        self.world.chain.next_payment(ACTS[trouble])
 
         async def all_at_once() -> list[Answer]:
             return await asyncio.gather(*(getattr(self.world, verb)(transfer_id) for verb in verbs))
@@ -467,13 +463,14 @@ class Money(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if self.accounts:
-                self.do(self.check_transfers())
+                self.do(self.check_ends())
         finally:
             self.world.chain.clear()
             self.do(self.world.stop())
             self.runner.close()
 
-    async def check_transfers(self) -> None:
+    async def check_ends(self) -> None:
+        """Compare what became of everything, in all its life, with the model."""
         ends = {
             "settled": ["transfer.initiated", "transfer.settled"],
             "failed": ["transfer.initiated", "transfer.rejected"],
@@ -545,17 +542,17 @@ class RestartedMoney(Money):
         self, key: str, source: int, recipient: int, amount: int, steps: int
     ) -> None:
         terms = self.terms(source, recipient, amount)
-
-        async def begin() -> None:
-            asking = asyncio.ensure_future(self.sending(key, terms))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
-        self.do(begin())
+        self.do(self.begun(self.sending(key, terms), steps))
         self.restart()
         self.expect(key, terms, self.send(key, terms))
+
+    async def begun(self, asked: Coroutine[Any, Any, Answer], steps: int) -> None:
+        """Let so many steps of a request happen, and its caller hang up."""
+        asking = asyncio.ensure_future(asked)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
     def teardown(self) -> None:
         try:

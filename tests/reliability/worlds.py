@@ -25,6 +25,7 @@ from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay_server.chain import transactions
+from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.signing import sign_transaction
@@ -332,10 +333,10 @@ class World:
     # --- What happens on chain without the service --------------------------------------------------------
 
     def freeze(self, party: Party) -> None:
-        self._freeze_or_thaw(party, b"\x0a")
+        drive(self.set_frozen(party, is_frozen=True))
 
     def thaw(self, party: Party) -> None:
-        self._freeze_or_thaw(party, b"\x0b")
+        drive(self.set_frozen(party, is_frozen=False))
 
     def drain(self, source: Party, to: Party, amount: str) -> None:
         """Move money with the spending key itself, behind the back of the service."""
@@ -351,9 +352,10 @@ class World:
             amount_micro=micro(amount),
             memo=f"drain {self._signed}",
         )
-        self._land(signed.signature, signed.raw)
+        drive(self._landed(signed))
 
-    def _freeze_or_thaw(self, party: Party, instruction: bytes) -> None:
+    async def set_frozen(self, party: Party, *, is_frozen: bool) -> None:
+        """Freeze or thaw a token account; on a chain that is kept in a file this waits for the file."""
         signer = self.runtime.context.signer
         self._signed += 1
         accounts = [
@@ -363,18 +365,19 @@ class World:
                 Pubkey.from_string(signer.address(TEST_MINT_AUTHORITY)), is_signer=True, is_writable=False
             ),
         ]
+        instruction = Instruction(TOKEN_PROGRAM, b"\x0a" if is_frozen else b"\x0b", accounts)
         signed = sign_transaction(
             signer,
-            drive(self.chain.inner.latest_blockhash()),
+            await self.chain.inner.latest_blockhash(),
             # The memo makes it another transaction than an equal one before.
-            [Instruction(TOKEN_PROGRAM, instruction, accounts), memo(f"freeze or thaw {self._signed}")],
+            [instruction, memo(f"freeze or thaw {self._signed}")],
             TEST_MINT_AUTHORITY,
         )
-        self._land(signed.signature, signed.raw)
+        await self._landed(signed)
 
-    def _land(self, signature: str, raw: bytes) -> None:
-        drive(self.chain.inner.send(raw))
-        status = drive(self.chain.inner.signature_status(signature))
+    async def _landed(self, signed: SignedTransaction) -> None:
+        await self.chain.inner.send(signed.raw)
+        status = await self.chain.inner.signature_status(signed.signature)
         assert status is not None
         assert status.failure is None
 
