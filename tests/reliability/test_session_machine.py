@@ -246,8 +246,7 @@ class MoneyWithSessions(Money):
     # --- Charging -----------------------------------------------------------------------------------------
 
     def charge(self, data: st.DataObject) -> None:
-        session = data.draw(st.sampled_from(3 * self.living() + self.sessions))
-        self.charge_under(session, data.draw(keys), data.draw(charges), data.draw(askers))
+        self.charge_under(self.any_session(data), data.draw(keys), data.draw(charges), data.draw(askers))
 
     def charge_under(self, session: Session, key: str, amount: int, asker: str = "operator") -> None:
         with self.asking(session.terms[0], asker):
@@ -267,7 +266,7 @@ class MoneyWithSessions(Money):
     # --- Closing ------------------------------------------------------------------------------------------
 
     def close_session(self, data: st.DataObject) -> None:
-        session = data.draw(st.sampled_from(self.living() + self.sessions))
+        session = self.any_session(data)
         fate, asker = data.draw(fates), data.draw(askers)
         if fate not in ACTS and session.status not in LIVING:
             fate = "none"
@@ -422,6 +421,10 @@ class MoneyWithSessions(Money):
             assert {row["idempotency_key"]: row["amount"] for row in charges} == session.charges
 
     # --- Small words --------------------------------------------------------------------------------------
+
+    def any_session(self, data: st.DataObject) -> Session:
+        """Return any session, most often one with an escrow."""
+        return data.draw(st.sampled_from(2 * self.living() + self.sessions))
 
     def new_key(self) -> str:
         return f"session {len(self.sessions)}"

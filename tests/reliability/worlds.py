@@ -68,11 +68,14 @@ class InterruptedDatabase:
     def __init__(self, inner: Database, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance
+        self.units_begun = 0
+        """How many units of work have been begun so far, reading ones included."""
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
+        self.units_begun += 1
         with _real_time():
             result = await self._inner.run(unit, *args, **kwargs)
         await self._wander()
@@ -82,6 +85,7 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
+        self.units_begun += 1
         with _real_time():
             result = await self._inner.read(_unchanging(unit), *args, **kwargs)
         await self._wander()
@@ -186,6 +190,23 @@ class World:
         await self.http.aclose()
         await self.runtime.poster.close()
         await self.runtime.storage.close()
+
+    async def cut_off(self, request: Coroutine[Any, Any, Answer], units: int) -> None:
+        """Let so many units of work begin, of the database and of the chain's ledger, and kill the server.
+
+        The last of them is done or not: nobody is told of it any more. What ends, or waits for time to pass,
+        is not waited for.
+        """
+        storage = self.runtime.storage
+        kept: list[Any] = [storage.database, *([storage.ledger] if storage.ledger else [])]
+        until = sum(each.units_begun for each in kept) + units
+        asking, idle_turns = asyncio.ensure_future(request), 0
+        while sum(each.units_begun for each in kept) < until and not asking.done() and idle_turns < 100:
+            await asyncio.sleep(0)
+            idle_turns = 0 if is_at_work() else idle_turns + 1
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await self.kill()
 
     async def look_back(self) -> None:
         """Find out what has landed in earlier lives of the chain."""
