@@ -123,7 +123,7 @@ def test_what_the_policy_refuses_is_refused_and_a_session_does_not_stay_open(
     client.policies.update(account_id, max_single_transfer=1)
     said = commands.refused("trigger", "session.cap_reached", "--account", account_id, "--amount", "3")
     assert "policy_violation: max_single_transfer" in said
-    assert all(session.is_final for session in server.sessions.list())
+    assert [session.status for session in server.sessions.list()] == ["settled"]
     assert client.accounts.balance(account_id).balance_usdc == Decimal(10)
     client.policies.pause(account_id)
     assert "account_paused" in commands.refused("trigger", "transfer.settled", "--account", account_id)

@@ -299,7 +299,7 @@ def test_a_port_that_is_taken_is_an_os_error(server: AgentPayServer):
     with AgentPayServer() as other:
         with pytest.raises(OSError, match="in use"):
             other.listen(port=port)
-        assert other.client().accounts.create(name="a")
+        assert other.client().accounts.create(name="a").name == "a"
         assert other.listen() != server.base_url
 
 
@@ -450,7 +450,7 @@ def test_a_server_is_not_closed_from_inside_itself():
 
         with pytest.raises(RuntimeError, match="wait for its own thread"):
             owner.call(inside())
-        assert server.client().accounts.create(name="a")
+        assert server.client().accounts.create(name="a").name == "a"
 
 
 # --- Slow answers -----------------------------------------------------------------------------------------

@@ -520,7 +520,8 @@ def test_an_agent_sees_and_moves_the_sessions_of_its_account_alone(desk: Desk, f
     mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
     key = desk.server.console.create_agent_key(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
-        assert agent.post(f"/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
+        charged = agent.post(f"/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
+        assert (charged.status_code, charged.json()["running_total_usdc"]) == (200, "1.000000")
         assert [row["session_id"] for row in agent.get("/sessions").json()["data"]] == [mine]
         for method, path, body in (
             ("GET", f"/sessions/{theirs}", None),
@@ -534,7 +535,8 @@ def test_an_agent_sees_and_moves_the_sessions_of_its_account_alone(desk: Desk, f
             agent.get("/sessions", params={"account_id": other.account_id}),
         ):
             assert (response.status_code, response.json()["error"]) == (403, "forbidden")
-        assert agent.post(f"/sessions/{mine}/close").json()["status"] == "settled"
+        closed = agent.post(f"/sessions/{mine}/close").json()
+        assert (closed["status"], closed["settled_usdc"]) == ("settled", "1.000000")
 
 
 def test_another_operators_session_is_not_found(desk: Desk) -> None:

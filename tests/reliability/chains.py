@@ -5,6 +5,7 @@ whatever it returns or raises is what the service sees.
 
     chain.next("send", reply_lost)             the next send executes, and its answer is lost
     chain.next("send", passed, dropped)        the second one from now is accepted and never executed
+    chain.next_payment(reply_lost)             the same for the next payment, whatever is sent beside it
     chain.at(7, down)                          the chain does not answer the seventh call from now
     chain.is_down = True                       no call is answered, until it is False again
 """
@@ -24,6 +25,8 @@ from agentpay_server.chain.embedded import EmbeddedChain
 
 Proceed = Callable[[], Awaitable[Any]]
 Act = Callable[["FaultyChain", Proceed], Awaitable[Any]]
+
+_PAYMENT = "send of a payment"
 
 
 async def passed(chain: "FaultyChain", proceed: Proceed) -> Any:
@@ -133,6 +136,7 @@ class FaultyChain:
         """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
         self.landed_before: set[str] = set()
         """Signatures of what succeeded in an earlier life of the chain."""
+        self._swallowed_next = False
         self._chance = chance
         self._acts: dict[str, deque[Act]] = defaultdict(deque)
         self._acts_at: dict[int, Act] = {}
@@ -145,6 +149,18 @@ class FaultyChain:
     def next(self, call: str, *acts: Act) -> None:
         """Let `acts` stand in for the next calls of this name."""
         self._acts[call].extend(acts)
+
+    def next_payment(self, *acts: Act) -> None:
+        """Let `acts` stand in for the next sends of transfers and of steps of sessions.
+
+        Records of policies, which are written whenever their writer comes to it, take none of them, nor does
+        what is sent again because it is lost in a black hole.
+        """
+        self._acts[_PAYMENT].extend(acts)
+
+    def swallow_next_payment(self) -> None:
+        """Let the next transfer or session that is not in a black hole yet fall into one with its send."""
+        self._swallowed_next = True
 
     def at(self, count: int, act: Act) -> None:
         """Let `act` stand in for the call that is the `count`-th from now, whatever it is; 1 is the next."""
@@ -160,6 +176,7 @@ class FaultyChain:
         """Forget the acts that nobody came to need, and what they left behind; black holes stay."""
         self._acts.clear()
         self._acts_at.clear()
+        self._swallowed_next = False
         self._lag_looks = self._looks_before_final = 0
 
     def lag(self, looks: int) -> None:
@@ -225,12 +242,18 @@ class FaultyChain:
         self.sent.append((signature, raw))
         if not even_if_failing:
             self.sent_to_succeed.append(signature)
+        subject = transfer_of(raw)
+        names = {signature, subject, "*"}
+        is_payment = bool(subject) and not self.black_holes & names
+        if is_payment and self._swallowed_next:
+            self._swallowed_next = False
+            self.black_holes.add(subject)
 
         async def proceed() -> None:
-            if not self.black_holes & {signature, transfer_of(raw), "*"}:
+            if not self.black_holes & names:
                 await self.inner.send(raw, even_if_failing=even_if_failing)
 
-        await self._call("send", proceed)
+        await self._call("send", proceed, *[_PAYMENT] * is_payment)
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
@@ -250,11 +273,12 @@ class FaultyChain:
     async def rent_exemption(self, size: int) -> int:
         return await self._call("rent_exemption", lambda: self.inner.rent_exemption(size))
 
-    async def _call(self, name: str, proceed: Proceed) -> Any:
+    async def _call(self, name: str, proceed: Proceed, *also: str) -> Any:
         self.calls.append(name)
         act = self._acts_at.pop(len(self.calls), None)
-        if act is None and self._acts[name]:
-            act = self._acts[name].popleft()
+        for kind in (name, *also):
+            if act is None and self._acts[kind]:
+                act = self._acts[kind].popleft()
         await self._wander()
         if self.is_down:
             raise ChainUnavailableError("scripted: the chain is down")

@@ -78,7 +78,7 @@ async def test_of_many_approvals_one_pays(seed: int) -> None:
 async def test_an_approval_through_a_fault_pays_once(seed: int, fault: chains.Act) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
-        world.chain.next("send", fault)
+        world.chain.next_payment(fault)
         answers = await asyncio.gather(*(world.approve(transfer_id) for _ in range(3)))
         assert sorted(answer.status for answer in answers) == [200, 409, 409]
         assert await assert_one_end(world, source, to, transfer_id) == "settled"
@@ -215,7 +215,7 @@ async def test_the_key_sent_again_during_an_approval_moves_nothing_more(seed: in
 
 async def test_an_approval_whose_outcome_is_unknown_says_so_and_is_finished(world: World) -> None:
     source, to, transfer_id = await waiting(world)
-    world.chain.next("send", chains.goes_down_after)
+    world.chain.next_payment(chains.goes_down_after)
     answer = await world.approve(transfer_id)
     assert (answer.status, answer.error) == (503, "chain_unavailable")
     assert (answer.transfer_id, answer.body["status"]) == (transfer_id, "submitted")
@@ -233,7 +233,7 @@ async def test_an_approval_whose_outcome_is_unknown_says_so_and_is_finished(worl
 
 async def test_a_caller_who_hangs_up_on_an_approval_cancels_nothing(world: World) -> None:
     source, to, transfer_id = await waiting(world)
-    world.chain.next("send", chains.lagging)
+    world.chain.next_payment(chains.lagging)
     caller = asyncio.ensure_future(world.approve(transfer_id))
     while not await world.rows(tables.spends):  # noqa: ASYNC110 - as soon as it is committed
         await asyncio.sleep(0)
@@ -243,7 +243,7 @@ async def test_a_caller_who_hangs_up_on_an_approval_cancels_nothing(world: World
 
 async def test_a_transfer_that_failed_after_its_approval_waits_anew_under_its_key(world: World) -> None:
     source, to, transfer_id = await waiting(world)
-    world.chain.next("send", chains.before(lambda: world.freeze(to)))
+    world.chain.next_payment(chains.before(lambda: world.freeze(to)))
     answer = await world.approve(transfer_id)
     assert (answer.status, answer.error, answer.body["status"]) == (402, "transfer_failed", "failed")
     assert await world.event_types(transfer_id) == [
@@ -262,7 +262,7 @@ async def test_an_approved_transfer_that_expired_on_chain_is_not_signed_again_fo
     world: World,
 ) -> None:
     source, to, transfer_id = await waiting(world)
-    world.chain.next("send", chains.goes_down)
+    world.chain.next_payment(chains.goes_down)
     assert (await world.approve(transfer_id)).status == 503
     await world.policy(source, paused=True)
     world.chain.clear()

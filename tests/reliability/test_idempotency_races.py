@@ -107,7 +107,7 @@ async def test_racers_reach_the_daily_limit_and_do_not_pass_it(seed: int) -> Non
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         await world.policy(source, max_daily_spend=20.999999)
-        world.chain.next("send", *[chains.reply_lost, chains.passed, chains.dropped] * 5)
+        world.chain.next_payment(*[chains.reply_lost, chains.passed, chains.dropped] * 5)
         answers = await at_once(world, 200, source, to, "1", "key-{}")
         assert Counter(answer.status for answer in answers) == {200: 20, 402: 180}
         assert (await world.detail(source))["spent_usdc"] == "20.000000"

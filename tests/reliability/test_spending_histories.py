@@ -42,11 +42,11 @@ async def play(world: World, steps: list[tuple[int, int | None, str]]) -> None:
         room = LIMIT - ledger.spent()
         amount = wanted or max(room, 1)
         if fate == "expires":
-            world.chain.next("send", chains.expiring)
+            world.chain.next_payment(chains.expiring)
         elif fate == "fails":
-            world.chain.next("send", chains.before(lambda: world.freeze(to)))
+            world.chain.next_payment(chains.before(lambda: world.freeze(to)))
         elif fate == "hangs":
-            world.chain.next("send", chains.goes_down)
+            world.chain.next_payment(chains.goes_down)
         answer = await world.transfer(f"key-{number}", source, to, f"{amount / 10**6:.6f}")
         if amount > room:
             assert (answer.status, answer.error) == (402, "policy_violation"), (room, amount)

@@ -1,7 +1,7 @@
 """Two servers' services over one PostgreSQL and one chain: what the database decides, it decides for both.
 
 The chain is one object that both see, as a cluster would be; everything else, pools of connections included,
-each has for itself (P4, P5, P7, P9).
+each has for itself (P4, P5, P7, P9, P10).
 """
 
 import asyncio
@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import chains
 import pytest
 import stores
-from chains import FaultyChain
+from chains import Act, FaultyChain
+from test_session_races import settled_as_answered
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.base import ChainUnavailableError
@@ -129,3 +131,143 @@ async def test_other_parameters_under_a_key_are_a_conflict_at_the_other(servers:
     assert (await first.transfer("key", source, to, "1")).status == 200
     assert (await second.transfer("key", source, to, "2")).error == "idempotency_conflict"
     assert first.balance(to) == 1_000_000
+
+
+# --- Sessions
+
+
+async def settled_books(servers: tuple[World, World], *parties: Party) -> None:
+    """Assert that nothing is reserved any more, and that the books say what the chain says."""
+    first, _ = servers
+    for party in parties:
+        (row,) = await first.rows(tables.accounts, account_id=party.account_id)
+        assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+        assert row["balance"] == first.balance(party)
+
+
+async def test_one_key_sent_to_both_opens_one_session(servers: tuple[World, World]) -> None:
+    first, _ = servers
+    source, to = await first.account("100"), await first.account()
+    answers = await asyncio.gather(
+        *(servers[number % 2].open_session("one", source, to, "10") for number in range(60))
+    )
+    assert {answer.status for answer in answers} == {201}
+    assert len({str(answer.body) for answer in answers}) == 1
+    session_id = answers[0].body["session_id"]
+    assert first.attempts(session_id) == ["landed"]
+    assert (first.balance(source), len(await first.rows(tables.sessions))) == (90_000_000, 1)
+    assert [event["type"] for event in await first.events()] == ["session.opened"]
+
+
+async def test_charges_at_both_stop_at_exactly_the_cap_and_a_key_charges_once(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    session_id = await first.opened_session("s", source, to, "1")
+    answers = await asyncio.gather(
+        *(world.charge(f"key-{number}", session_id, "0.02") for number in range(60) for world in servers)
+    )
+    assert {(answer.status, answer.error) for answer in answers} == {
+        (200, None),
+        (402, "session_cap_exceeded"),
+    }
+    made = await first.rows(tables.session_charges)
+    assert [row["amount"] for row in made] == [20_000] * 50
+    # A key that has charged is answered alike by both.
+    told = Counter(f"key-{number // 2}" for number, answer in enumerate(answers) if answer.status == 200)
+    assert told == {row["idempotency_key"]: 2 for row in made}
+    assert [event["type"] for event in await second.events()] == [
+        "session.opened",
+        "session.cap_warning",
+        "session.cap_reached",
+    ]
+    closed = await second.close_session(session_id)
+    assert (closed.status, closed.body["settled_usdc"]) == (200, "1.000000")
+    assert first.balance(to) == 1_000_000
+
+
+async def test_closing_at_both_while_both_charge_settles_what_was_answered(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    session_id = await first.opened_session("s", source, to, "10")
+    *charges, one, other = await asyncio.gather(
+        *(servers[number % 2].charge(f"key-{number}", session_id, "0.07") for number in range(60)),
+        first.close_session(session_id),
+        second.close_session(session_id),
+    )
+    assert (one.status, one.body) == (200, other.body)
+    assert {(answer.status, answer.error) for answer in charges} <= {(200, None), (409, "session_closed")}
+    await settled_as_answered(first, session_id, charges, 70_000)
+    assert first.balance(to) == 70_000 * sum(answer.status == 200 for answer in charges)
+    assert first.attempts(session_id) == ["landed", "landed"]
+    await settled_books(servers, source, to)
+    assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]
+
+
+async def test_a_daily_limit_is_reached_by_sessions_and_transfers_at_both_and_passed_by_none(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    await second.policy(source, max_daily_spend=10.999999)
+    answers = await asyncio.gather(
+        *(servers[number % 2].open_session(f"s-{number}", source, to, "1") for number in range(15)),
+        *(servers[number % 2].transfer(f"t-{number}", source, to, "1") for number in range(15)),
+    )
+    assert Counter(answer.error for answer in answers) == {None: 10, "policy_violation": 20}
+    assert (await second.detail(source))["spent_usdc"] == "10.000000"
+
+
+async def test_sessions_in_opposite_directions_at_both_wait_for_each_other_and_never_for_good(
+    servers: tuple[World, World],
+) -> None:
+    """Whoever settles locks both accounts, whoever opens and transfers one: in one order, or one is lost."""
+    first, _ = servers
+    one, other = await first.account("100"), await first.account("100")
+    ways = [(one, other), (other, one)] * 6
+    opened = await asyncio.gather(
+        *(
+            servers[number // 2 % 2].opened_session(f"s-{number}", *way, "2")
+            for number, way in enumerate(ways)
+        )
+    )
+    answers = await asyncio.gather(
+        *(world.charge("key", session_id, "0.5") for session_id in opened for world in servers)
+    )
+    assert {answer.status for answer in answers} == {200}
+    answers = await asyncio.gather(
+        *(world.close_session(session_id) for session_id in opened for world in servers),
+        *(world.transfer(f"t-{number}", *way, "1") for number, way in enumerate(ways) for world in servers),
+        *(world.open_session(f"u-{n}", *way, "1") for n, way in enumerate(ways) for world in servers),
+    )
+    assert Counter(answer.status for answer in answers) == {200: 48, 201: 24}
+    left = {str(answer.body["session_id"]) for answer in answers[48:]}
+    answers = await asyncio.gather(*(world.close_session(each) for each in left for world in servers))
+    assert {answer.status for answer in answers} == {200}
+    await settled_books(servers, one, other)
+    # Both ways the same was paid.
+    assert (first.balance(one), first.balance(other)) == (100_000_000, 100_000_000)
+    assert len(await first.rows(tables.spends)) == 24
+
+
+@pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.repeated, chains.expiring])
+async def test_a_session_in_trouble_is_funded_once_and_settled_once_by_both(
+    servers: tuple[World, World], fault: Act
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    first.chain.next("send", fault)
+    answers = await asyncio.gather(*(world.open_session("s", source, to, "10") for world in servers * 3))
+    assert {answer.status for answer in answers} == {201}
+    (session_id,) = {str(answer.body["session_id"]) for answer in answers}
+    assert (await second.charge("key", session_id, "4")).status == 200
+    first.chain.next("send", fault)
+    answers = await asyncio.gather(*(world.close_session(session_id) for world in servers * 3))
+    assert {(answer.status, answer.body["settled_usdc"]) for answer in answers} == {(200, "4.000000")}
+    assert first.attempts(session_id).count("landed") == 2
+    assert (first.balance(source), first.balance(to)) == (96_000_000, 4_000_000)
+    await settled_books(servers, source, to)
+    assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]

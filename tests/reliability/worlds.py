@@ -25,6 +25,7 @@ from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay_server.chain import transactions
+from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.signing import sign_transaction
@@ -69,11 +70,14 @@ class InterruptedDatabase:
     def __init__(self, inner: Database, chance: random.Random | None) -> None:
         self._inner = inner
         self._chance = chance
+        self.units_begun = 0
+        """How many units of work have been begun so far, reading ones included."""
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
+        self.units_begun += 1
         with _real_time():
             result = await self._inner.run(unit, *args, **kwargs)
         await self._wander()
@@ -83,6 +87,7 @@ class InterruptedDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
+        self.units_begun += 1
         with _real_time():
             result = await self._inner.read(_unchanging(unit), *args, **kwargs)
         await self._wander()
@@ -187,6 +192,23 @@ class World:
         await self.http.aclose()
         await self.runtime.poster.close()
         await self.runtime.storage.close()
+
+    async def cut_off(self, request: Coroutine[Any, Any, Answer], units: int) -> None:
+        """Let so many units of work begin, of the database and of the chain's ledger, and kill the server.
+
+        The last of them is done or not: nobody is told of it any more. What ends, or waits for time to pass,
+        is not waited for.
+        """
+        storage = self.runtime.storage
+        kept: list[Any] = [storage.database, *([storage.ledger] if storage.ledger else [])]
+        until = sum(each.units_begun for each in kept) + units
+        asking, idle_turns = asyncio.ensure_future(request), 0
+        while sum(each.units_begun for each in kept) < until and not asking.done() and idle_turns < 100:
+            await asyncio.sleep(0)
+            idle_turns = 0 if is_at_work() else idle_turns + 1
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await self.kill()
 
     async def look_back(self) -> None:
         """Find out what has landed in earlier lives of the chain."""
@@ -334,10 +356,10 @@ class World:
     # --- What happens on chain without the service --------------------------------------------------------
 
     def freeze(self, party: Party) -> None:
-        self._freeze_or_thaw(party, b"\x0a")
+        drive(self.set_frozen(party, is_frozen=True))
 
     def thaw(self, party: Party) -> None:
-        self._freeze_or_thaw(party, b"\x0b")
+        drive(self.set_frozen(party, is_frozen=False))
 
     def drain(self, source: Party, to: Party, amount: str) -> None:
         """Move money with the spending key itself, behind the back of the service."""
@@ -353,9 +375,10 @@ class World:
             amount_micro=micro(amount),
             memo=f"drain {self._signed}",
         )
-        self._land(signed.signature, signed.raw)
+        drive(self._landed(signed))
 
-    def _freeze_or_thaw(self, party: Party, instruction: bytes) -> None:
+    async def set_frozen(self, party: Party, *, is_frozen: bool) -> None:
+        """Freeze or thaw a token account; on a chain that is kept in a file this waits for the file."""
         signer = self.runtime.context.signer
         self._signed += 1
         accounts = [
@@ -365,18 +388,19 @@ class World:
                 Pubkey.from_string(signer.address(TEST_MINT_AUTHORITY)), is_signer=True, is_writable=False
             ),
         ]
+        instruction = Instruction(TOKEN_PROGRAM, b"\x0a" if is_frozen else b"\x0b", accounts)
         signed = sign_transaction(
             signer,
-            drive(self.chain.inner.latest_blockhash()),
+            await self.chain.inner.latest_blockhash(),
             # The memo makes it another transaction than an equal one before.
-            [Instruction(TOKEN_PROGRAM, instruction, accounts), memo(f"freeze or thaw {self._signed}")],
+            [instruction, memo(f"freeze or thaw {self._signed}")],
             TEST_MINT_AUTHORITY,
         )
-        self._land(signed.signature, signed.raw)
+        await self._landed(signed)
 
-    def _land(self, signature: str, raw: bytes) -> None:
-        drive(self.chain.inner.send(raw))
-        status = drive(self.chain.inner.signature_status(signature))
+    async def _landed(self, signed: SignedTransaction) -> None:
+        await self.chain.inner.send(signed.raw)
+        status = await self.chain.inner.signature_status(signed.signature)
         assert status is not None
         assert status.failure is None
 
