@@ -63,14 +63,18 @@ class Session:
 class MoneyWithSessions(Money):
     """Sessions between the accounts and with a shop, and strangers who send to escrows."""
 
+    # What they do to a transfer is tried without them: there is the more room for sessions.
+    resubmit = race = transfer_while_the_chain_is_away = None  # type: ignore[assignment]
+
     def __init__(self) -> None:
         super().__init__()
         self.sessions: list[Session] = []
         self.shop_holds = 0
         self.is_shop_frozen = False
 
-    @initialize()
-    def let_a_shop_and_agents_in(self) -> None:
+    @initialize(funds=st.lists(st.integers(40, 200), min_size=3, max_size=3))
+    def begin(self, funds: list[int]) -> None:
+        super().begin(funds)
         self.shop: Party = self.do(self.world.outside())
         self.agents: dict[str, str] = {}
 
@@ -166,10 +170,10 @@ class MoneyWithSessions(Money):
                 getattr(self, verb)(data)
 
     # Hypothesis takes one rule as often as another: what is most of all that happens here is several.
-    some_session_steps = rule(data=st.data(), count=st.integers(1, 6))(use_sessions)
-    other_session_steps = rule(data=st.data(), count=st.integers(1, 6))(use_sessions)
-    more_session_steps = rule(data=st.data(), count=st.integers(1, 6))(use_sessions)
-    last_session_steps = rule(data=st.data(), count=st.integers(1, 6))(use_sessions)
+    some_session_steps = rule(data=st.data(), count=st.integers(1, 8))(use_sessions)
+    other_session_steps = rule(data=st.data(), count=st.integers(1, 8))(use_sessions)
+    more_session_steps = rule(data=st.data(), count=st.integers(1, 8))(use_sessions)
+    last_session_steps = rule(data=st.data(), count=st.integers(1, 8))(use_sessions)
 
     # --- Opening ------------------------------------------------------------------------------------------
 
@@ -348,6 +352,8 @@ class MoneyWithSessions(Money):
     @rule(expired=st.booleans())
     def black_holes_end(self, expired: bool) -> None:
         super().black_holes_end(expired)
+        # A settlement that came late finds what strangers have sent to the escrow since, and is signed again.
+        self.do(self.world.advance())
         for session in self.sessions:
             if session.status == "opening":
                 session.status = "open"
