@@ -33,9 +33,11 @@ SHOP = 4
 payees = st.integers(0, SHOP)
 caps = st.integers(1, 60)
 charges = st.integers(1, 30)
-fates = st.sampled_from([*sorted(ACTS), "lost", "away"])
+fates = st.sampled_from([*sorted(ACTS), *3 * ["lost"], "away"])
 keys = st.sampled_from("abcde")
 askers = st.sampled_from(["operator", "operator", "agent"])
+limits = st.none() | st.integers(10, 200)
+thresholds = st.none() | st.integers(1, 60)
 LIVING = ("open", "closing")
 
 
@@ -160,7 +162,7 @@ class MoneyWithSessions(Money):
         *("open_session", "open_session", "open_again"),
         *("charge", "charge", "charge", "charge"),
         *("close_session", "close_session"),
-        *("send_dust", "freeze_or_thaw"),
+        *("send_dust", "freeze_or_thaw", "change_policy", "end_trouble"),
     )
 
     def use_sessions(self, data: st.DataObject, count: int) -> None:
@@ -346,6 +348,14 @@ class MoneyWithSessions(Money):
 
     def owed_to_the_shop(self) -> list[Session]:
         return [s for s in self.living() if s.terms[1] == self.shop.account_id and s.total]
+
+    def change_policy(self, data: st.DataObject) -> None:
+        single, daily, threshold = data.draw(limits), data.draw(limits), data.draw(thresholds)
+        source = data.draw(st.sampled_from([session.terms[0] for session in self.sessions]))
+        self.set_policy(source, single, daily, threshold, paused=data.draw(st.booleans()))
+
+    def end_trouble(self, data: st.DataObject) -> None:
+        self.black_holes_end(expired=data.draw(st.booleans()))
 
     # --- The end of trouble -------------------------------------------------------------------------------
 
