@@ -407,7 +407,7 @@ class MoneyWithSessions(Money):
 
     @invariant()
     def the_shop_holds_what_it_was_paid(self) -> None:
-        if self.accounts and hasattr(self, "shop"):
+        if self.accounts:
             assert self.world.balance(self.shop) == self.shop_holds
 
     async def check_books(self) -> None:
