@@ -36,6 +36,8 @@ _SIGN_SETTLEMENT: Final = (
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
         settlements=sessions.c.settlements + 1,
         deposited=bindparam("deposited"),
+        # It may have been put off meanwhile.
+        closes_us=null(),
         leased_until_us=bindparam("leased_until_us"),
     )
 )
@@ -66,6 +68,7 @@ _SET_SETTLED: Final = (
         tx_raw=null(),
         tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
+        closes_us=null(),
         key_expires_us=bindparam("key_expires_us"),
         leased_until_us=null(),
     )

@@ -9,7 +9,8 @@ import json_rpc_server
 import pytest
 import rpc_proxy
 import rpc_world
-from rpc_proxy import Act, RpcProxy
+from rpc_proxy import RpcProxy
+from rpc_trouble import FAULTS
 from rpc_world import RpcWorld
 from surfpool import Surfpool
 
@@ -32,19 +33,6 @@ async def world(surfpool: Surfpool, proxy: RpcProxy) -> AsyncIterator[RpcWorld]:
         yield running
 
 
-FAULTS: dict[str, Act] = {
-    "request lost": rpc_proxy.request_lost,
-    "reply lost": rpc_proxy.reply_lost,
-    "delivered twice": rpc_proxy.delivered_twice,
-    "silent": rpc_proxy.silent,
-    "delayed": rpc_proxy.delayed(0.2),
-    "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5),
-    "rate limited": rpc_proxy.rate_limited,
-    "overloaded": rpc_proxy.overloaded,
-    "crashed": rpc_proxy.crashed,
-    "garbled": rpc_proxy.garbled,
-    "unhealthy": rpc_proxy.unhealthy,
-}
 HARMLESS = {"delivered twice", "delayed"}
 
 

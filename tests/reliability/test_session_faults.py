@@ -314,6 +314,34 @@ async def test_closing_ends_the_charges_though_the_chain_hangs(world: World) -> 
     await assert_settled(world, source, to, await closing, 4_000_000)
 
 
+async def test_a_settlement_that_another_close_has_put_off_leaves_nothing_to_be_tried_again(
+    world: World,
+) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    await world.charge("k", session_id, "4")
+    asked, answering = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: chains.FaultyChain, proceed: chains.Proceed) -> Any:
+        seen = await proceed()
+        asked.set()
+        await answering.wait()
+        return seen
+
+    world.chain.next("token_accounts", slow)
+    closing = asyncio.ensure_future(world.close_session(session_id))
+    await asked.wait()
+    world.freeze(to)
+    assert (await world.close_session(session_id)).error == "transfer_failed"
+    world.thaw(to)
+    answering.set()
+    await assert_settled(world, source, to, await closing, 4_000_000)
+    (row,) = await world.rows(tables.sessions, session_id=session_id)
+    assert (row["closes_us"], row["leased_until_us"], row["error"]) == (None, None, None)
+    # Nothing is due any more: an advance would never end otherwise.
+    await asyncio.wait_for(world.advance(24 * 3600), 60)
+
+
 async def test_sessions_that_wait_for_the_chain_write_nothing(world: World) -> None:
     source, to = await pair(world)
     sessions = [await world.opened_session(f"s{number}", source, to, "10") for number in range(3)]
