@@ -10,7 +10,7 @@ deadlock): it keeps nothing outside the database but what it returns.
 """
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import MetaData
 
@@ -40,12 +40,13 @@ class NewerSchemaError(StartRefusedError):
 
 
 class Database(Protocol):
-    """Runs units of work."""
+    """Runs units of work.
 
-    @property
-    def is_inline(self) -> bool:
-        """Whether a unit runs before anybody else does, so that nobody can be cancelled amid it."""
-        ...
+    Attributes:
+        is_inline: whether a unit runs before anybody else does, so that nobody can be cancelled amid it.
+    """
+
+    is_inline: ClassVar[bool]
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs

@@ -29,7 +29,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from attrs import frozen
 from sqlalchemy import MetaData
@@ -80,7 +80,7 @@ class FileDatabase:
         DatabaseUnavailableError: it cannot be opened, or is no database.
     """
 
-    is_inline: Final = False
+    is_inline: ClassVar[bool] = False
 
     def __init__(self, path: Path) -> None:
         self._path = path

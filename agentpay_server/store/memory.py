@@ -4,7 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import MetaData, create_engine
 
@@ -22,7 +22,7 @@ class MemoryDatabase:
     A new database is a copy of a template that was laid out once in the process.
     """
 
-    is_inline: Final = True
+    is_inline: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 import sqlalchemy
@@ -66,7 +66,7 @@ class PostgresDatabase:
         ValueError: `url` is not one of a PostgreSQL database.
     """
 
-    is_inline: Final = False
+    is_inline: ClassVar[bool] = False
 
     def __init__(self, url: str) -> None:
         self._url = _url(url)
