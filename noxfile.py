@@ -64,6 +64,7 @@ BEHAVIOUR = [
         "requests",
         "sandbox",
         "sessions",
+        "sessions_closing",
         "spending",
         "transfers",
         "transfers_over_a_port",

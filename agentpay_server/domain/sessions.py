@@ -315,7 +315,7 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
 
 
 def retry_us(put_offs: int) -> int:
-    """Return for how long a settlement that was found impossible is left alone.
+    """Return for how many microseconds a settlement that was found impossible is left alone.
 
     Args:
         put_offs: how often it was found so before.

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from command_line import CommandLine
 from server_world import START, Funded, raw_client
+from session_desk import Desk
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -89,3 +90,8 @@ def shared_agent_http(shared_server: AgentPayServer, shared_account: Account) ->
     key = shared_server.console.create_agent_key(shared_account.account_id).key
     with raw_client(shared_server, key) as plain:
         yield plain
+
+
+@pytest.fixture
+def desk(server: AgentPayServer, http: httpx.Client, funded: Funded, client: AgentPay) -> Desk:
+    return Desk(server, http, funded("100"), client.accounts.create(name="Payee"))

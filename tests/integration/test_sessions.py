@@ -1,18 +1,14 @@
-"""Sessions over HTTP and through their client: opened, charged, closed, read, refused (D39)."""
+"""Sessions over HTTP and through their client: opened, charged, settled, read, refused (D39)."""
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-import httpx
 import money
 import pytest
-from attrs import frozen
-from server_world import START, UNKNOWN, Funded, raw_client
+from server_world import UNKNOWN, Funded, raw_client
+from session_desk import Desk, refused
 
-from agentpay import AgentPay, errors
-from agentpay.contract.accounts import Account
-from agentpay_server import AgentPayServer, Settings
+from agentpay import errors
 from agentpay_server.store import tables
 
 FIELDS = [
@@ -31,71 +27,6 @@ FIELDS = [
     "opened_at",
     "settled_at",
 ]
-
-
-@frozen
-class Desk:
-    """A payer with 100 USDC, a payee with none, and the ways to open a session between them."""
-
-    server: AgentPayServer
-    http: httpx.Client
-    payer: Account
-    payee: Account
-
-    def terms(self, **changed: Any) -> dict[str, Any]:
-        body = {
-            "account_id": self.payer.account_id,
-            "to": self.payee.account_id,
-            "cap_usdc": "10",
-            "idempotency_key": "key-1",
-            **changed,
-        }
-        return {name: value for name, value in body.items() if value is not ...}
-
-    def ask(self, **changed: Any) -> httpx.Response:
-        return self.http.post("/sessions", json=self.terms(**changed))
-
-    def open(self, **changed: Any) -> str:
-        response = self.ask(**changed)
-        assert response.status_code == 201, response.text
-        return str(response.json()["session_id"])
-
-    def charge(self, session_id: str, amount: str, key: str | None = None) -> httpx.Response:
-        body = {"amount": amount, "idempotency_key": key or f"charge {amount}"}
-        return self.http.post(f"/sessions/{session_id}/charges", json=body)
-
-    def close(self, session_id: str) -> httpx.Response:
-        return self.http.post(f"/sessions/{session_id}/close")
-
-    def held(self) -> tuple[int, int]:
-        """What payer and payee hold on chain."""
-        parties = (self.payer, self.payee)
-        payer, payee = (money.held(self.server, party.usdc_token_account) for party in parties)
-        return payer, payee
-
-    def books(self, account: Account) -> dict[str, Any]:
-        (row,) = money.rows(self.server, tables.accounts, account_id=account.account_id)
-        return row
-
-    def events(self, *types: str) -> list[dict[str, Any]]:
-        return [event for event in money.events(self.server) if event["type"] in types]
-
-    def detail(self) -> Any:
-        return self.server.console.account(self.payer.account_id)
-
-
-@pytest.fixture
-def desk(server: AgentPayServer, http: httpx.Client, funded: Funded, client: AgentPay) -> Desk:
-    return Desk(server, http, funded("100"), client.accounts.create(name="Payee"))
-
-
-def refused(response: httpx.Response, error: str, status: str, session_id: str | None) -> str:
-    """Assert that an answer is the 402 of a session; return its message."""
-    body = response.json()
-    assert response.status_code == 402, body
-    assert set(body) == {"error", "message", "session_id", "status"}
-    assert (body["error"], body["status"], body["session_id"]) == (error, status, session_id)
-    return str(body["message"])
 
 
 # --- The whole life
@@ -416,102 +347,6 @@ def test_closing_lets_no_balance_fall_below_and_opening_does(desk: Desk) -> None
     assert len(desk.events("balance.low_threshold")) == 2
 
 
-# --- Dust, and a payee who cannot be paid
-
-
-def test_what_strangers_send_to_an_escrow_is_booked_once_and_stops_nothing(desk: Desk) -> None:
-    session_id = desk.open()
-    escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
-    sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))
-    assert sent.status_code == 200
-    desk.charge(session_id, "10")
-    session = desk.close(session_id).json()
-    assert (session["settled_usdc"], session["returned_usdc"]) == ("10.000000", "0.000000")
-    assert desk.held() == (90_000_000, 10_000_000)
-    dust = [
-        entry
-        for entry in money.entries(desk.server, desk.payer.account_id)
-        if entry["type"] == "deposit" and entry["session_id"]
-    ]
-    assert [(entry["amount_usdc"], entry["counterparty"]) for entry in dust] == [
-        (Decimal("0.000003"), escrow)
-    ]
-    assert dust[0]["tx_signature"] == session["settlement_tx_signature"]
-    assert desk.books(desk.payer)["balance"] == 90_000_000
-
-
-def test_a_payee_whose_account_is_frozen_is_paid_once_it_is_not(desk: Desk) -> None:
-    outside = desk.server.sandbox.create_token_account().usdc_token_account
-    session_id = desk.open(to=outside)
-    desk.charge(session_id, "4")
-    money.freeze(desk.server, outside)
-    for _ in range(2):
-        message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
-        assert outside in message
-        assert "safe in the escrow" in message
-    assert desk.charge(session_id, "1").json()["error"] == "session_closed"
-    assert desk.detail().reserved_usdc == 10
-    money.thaw(desk.server, outside)
-    assert desk.close(session_id).json()["settled_usdc"] == "4.000000"
-    assert money.held(desk.server, outside) == 4_000_000
-    assert desk.detail().reserved_usdc == 0
-
-
-def test_what_cannot_be_settled_is_tried_again_after_longer_and_longer(desk: Desk) -> None:
-    outside = desk.server.sandbox.create_token_account().usdc_token_account
-    session_id = desk.open(to=outside)
-    desk.charge(session_id, "4")
-    money.freeze(desk.server, outside)
-    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
-    clock = desk.server.sandbox.clock
-
-    def is_settled() -> bool:
-        return desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
-
-    # After 1, 2 and 4 minutes it is still frozen; 8 minutes later it no longer is.
-    clock.advance(minutes=7)
-    assert not is_settled()
-    money.thaw(desk.server, outside)
-    clock.advance(seconds=8 * 60 - 1)
-    assert not is_settled()
-    clock.advance(seconds=1)
-    assert is_settled()
-    assert money.held(desk.server, outside) == 4_000_000
-
-
-def test_a_payee_that_stays_unpayable_is_tried_once_an_hour(desk: Desk) -> None:
-    outside = desk.server.sandbox.create_token_account().usdc_token_account
-    session_id = desk.open(to=outside)
-    desk.charge(session_id, "4")
-    money.freeze(desk.server, outside)
-    desk.close(session_id)
-    desk.server.sandbox.clock.advance(hours=24 * 30)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "closing"
-    money.thaw(desk.server, outside)
-    desk.server.sandbox.clock.advance(hours=1)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
-
-
-def test_a_session_cannot_pay_into_the_escrow_of_another(desk: Desk) -> None:
-    escrow = desk.http.get(f"/sessions/{desk.open()}").json()["escrow_token_account"]
-    body = {
-        "account_id": desk.payer.account_id,
-        "to": escrow,
-        "cap_usdc": "1",
-        "idempotency_key": "into-escrow",
-    }
-    answer = desk.http.post("/sessions", json=body)
-    assert (answer.status_code, answer.json()["error"]) == (422, "invalid_recipient")
-    assert "escrow" in answer.json()["message"]
-
-
-def test_a_payee_who_is_owed_nothing_is_not_in_the_way(desk: Desk) -> None:
-    outside = desk.server.sandbox.create_token_account().usdc_token_account
-    session_id = desk.open(to=outside)
-    money.freeze(desk.server, outside)
-    assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
-
-
 # --- Who may
 
 
@@ -603,67 +438,3 @@ def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> Non
     entries = [entry for entry in desk.server.console.audit() if entry.subject == session_id]
     assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
     assert all(entry.request_id for entry in entries)
-
-
-# --- Sessions that close by themselves
-
-
-@pytest.fixture
-def limited() -> Callable[..., AgentPayServer]:
-    def serve(**settings: Any) -> AgentPayServer:
-        return AgentPayServer(clock=START, settings=Settings(**settings))
-
-    return serve
-
-
-def opened(server: AgentPayServer) -> str:
-    client = server.client()
-    payer = client.accounts.create(name="Payer").account_id
-    payee = client.accounts.create(name="Payee").account_id
-    server.sandbox.fund(payer, 100)
-    return server.sessions.open(account_id=payer, to=payee, cap_usdc=10).session_id
-
-
-def test_without_limits_a_session_stays_open(desk: Desk) -> None:
-    session_id = desk.open()
-    desk.server.sandbox.clock.advance(hours=24 * 365)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "open"
-
-
-def test_a_session_that_is_idle_closes_at_its_limit(limited: Callable[..., AgentPayServer]) -> None:
-    with limited(session_idle_seconds=60) as server:
-        session_id = opened(server)
-        server.sandbox.clock.advance(seconds=59)
-        server.sessions.charge(session_id, amount=1)
-        server.sandbox.clock.advance(seconds=59)
-        assert server.sessions.get(session_id).status == "open"
-        server.sandbox.clock.advance(seconds=1)
-        session = server.sessions.get(session_id)
-        assert (session.status, session.settled_usdc) == ("settled", 1)
-        assert (session.settled_at - START).total_seconds() == 119
-
-
-def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not(
-    limited: Callable[..., AgentPayServer],
-) -> None:
-    with limited(session_lifetime_seconds=60, session_idle_seconds=50) as server:
-        session_id = opened(server)
-        server.sandbox.clock.advance(seconds=40)
-        session = server.sessions.charge(session_id, amount=1)
-        server.client().policies.pause(session.account_id)
-        server.sandbox.clock.advance(seconds=3600)
-        session = server.sessions.get(session_id)
-        assert (session.settled_at - START).total_seconds() == 60
-
-
-def test_a_session_that_is_due_while_the_chain_is_away_is_settled_later(
-    limited: Callable[..., AgentPayServer],
-) -> None:
-    with limited(session_lifetime_seconds=60) as server:
-        session_id = opened(server)
-        with server.sandbox.fault("chain_down"):
-            server.sandbox.clock.advance(seconds=3600)
-            assert server.sessions.get(session_id).status == "closing"
-            with pytest.raises(errors.SessionClosedError):
-                server.sessions.charge(session_id, amount=1)
-        assert server.sessions.close(session_id).status == "settled"

@@ -84,15 +84,7 @@ class Opening:
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
     ) -> SessionRecord | None:
-        """Decide, and return the new session.
-
-        Args:
-            connection: the unit's.
-            sight: what was read from the chain; None when the account was paused at the first look.
-            is_last_look: whether there is no time left to read the balance again should it be contended.
-
-        Returns:
-            None when the world has moved since it was looked at, and must be looked at again.
+        """Decide, as any `SpendUnit`, and return the new session.
 
         Raises:
             Problem: the policy refuses it, or the balance is too low; nothing is stored.

@@ -101,19 +101,7 @@ class Acceptance(ABC):
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
     ) -> TransferRecord | None:
-        """Decide, and return the transfer.
-
-        Args:
-            connection: the unit's.
-            sight: what was read from the chain; None when the account was paused at the first look.
-            is_last_look: whether there is no time left to read the balance again should it be contended.
-
-        Returns:
-            None when the world has moved since it was looked at, and must be looked at again.
-
-        Raises:
-            Contended: the balance must be read again.
-        """
+        """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored."""
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._terms.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
