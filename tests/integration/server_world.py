@@ -103,13 +103,18 @@ def faults(response: httpx.Response) -> dict[str, str]:
 
 
 def state_of(server: AgentPayServer) -> tuple[bytes, int]:
-    """Return all that a request could change: the database, and what the treasury has left."""
+    """Return all that a request could change: the database, and what the treasury has left.
+
+    What earlier requests have begun comes to its end first, the on-chain records of policies above all.
+    """
     context: Any = server._running.runtime.context
     # On a cluster these go on with its blocks, whoever asks for what.
     going_on = ("confirmed_transactions", "accounts.deposit_cursor", "policy_records")
     watched = () if validators.is_embedded() else going_on
 
     async def read() -> tuple[bytes, int]:
+        if validators.is_embedded():
+            assert await context.tasks.rest(within_seconds=30)
         # Every transaction of the service costs its treasury a fee.
         treasury = await context.chain.inner.account_size(context.signer.address(TREASURY))
         return await stores.contents(context.database, left_out=watched), treasury[0]
