@@ -162,7 +162,8 @@ class Settlement:
             steps: what to book at each end.
         """
         running = self._drivers.get(subject)
-        if running is None:
+        # One that is done is there for a turn of the loop yet, and may have driven the subject's step before.
+        if running is None or running.done():
             running = self._tasks.start(self._to_its_end(signed, steps))
             self._drivers[subject] = running
             running.add_done_callback(lambda driver: self._ended(subject, driver))
@@ -170,7 +171,8 @@ class Settlement:
         return cast("asyncio.Task[T]", running)
 
     def _ended(self, subject: str, driver: "asyncio.Task[Any]") -> None:
-        self._drivers.pop(subject, None)
+        if self._drivers.get(subject) is driver:
+            del self._drivers[subject]
         if not driver.cancelled() and (error := driver.exception()) is not None:
             # What it drove is stored, and is taken up again.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject)

@@ -39,6 +39,7 @@ class Poller(Generic[T]):
         self._waiting: dict[str, asyncio.Future[T]] = {}
         self._asked_at = -math.inf
         self._is_collecting = False
+        self._asking = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, name: str) -> T:
@@ -53,8 +54,10 @@ class Poller(Generic[T]):
             answer = self._waiting[name] = loop.create_future()
             # Looked at, lest asyncio takes it for lost when nobody waits any more.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if not self._is_collecting and len(self._tasks) < self._at_once:
+        if not self._is_collecting and self._asking < self._at_once:
             self._is_collecting = True
+            # Counted here, not by the tasks: one that has ended is still in the set for a turn of the loop.
+            self._asking += 1
             task = loop.create_task(self._ask_while_anyone_waits())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -64,6 +67,7 @@ class Poller(Generic[T]):
         """Stop asking; who waits is told that the chain is gone."""
         for task in self._tasks:
             task.cancel()
+        self._asking, self._is_collecting = 0, False
         _fail(self._waiting, ChainUnavailableError("the server stops"))
         self._waiting = {}
 
@@ -79,6 +83,8 @@ class Poller(Generic[T]):
             parts = [waiting[at : at + self._most] for at in range(0, len(waiting), self._most)]
             await asyncio.gather(*(self._ask(dict(part)) for part in parts))
             if not self._waiting or self._is_collecting:
+                # In the turn that found nobody waiting: whoever comes next has to start another.
+                self._asking -= 1
                 return
 
     async def _ask(self, answers: dict[str, asyncio.Future[T]]) -> None:

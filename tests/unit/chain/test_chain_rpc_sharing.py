@@ -160,6 +160,18 @@ async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> N
     assert (await first, await second) == (1, 2)
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_who_comes_just_when_the_last_question_ends_is_asked_for_too(turns: int) -> None:
+    statuses = Statuses()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    first = asyncio.create_task(poller.answer("first"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await poller.answer("late")
+        await first
+
+
 async def test_questions_keep_their_distance() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0.1, most=MAX_SIGNATURES)
@@ -207,3 +219,7 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
     for waiting in (under_way, queued):
         with pytest.raises(ChainUnavailableError, match="stops"):
             await waiting
+    # Whoever comes after that is answered as the source answers.
+    statuses.gate.set()
+    async with asyncio.timeout(10):
+        assert await poller.answer("c") == 2
