@@ -100,7 +100,6 @@ class PolicyRecords:
         if signed is None or version is None:
             if record.due_us is None or record.due_us > self._context.clock.now_us():
                 return False
-            await asyncio.sleep(0.004)
             fault_point(Operation.POLICY_RECORD, Step.BEGUN)
             signed, version, is_new = await self._sign(account, record), account.policy_version, True
             if not await database.run(store.set_signed, account_id, version, signed):
