@@ -48,6 +48,7 @@ _ALONE: Final = "SELECT pg_try_advisory_lock($1)"
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
 _HOLD_TRIES: Final = 30
 _HOLD_PAUSE_SECONDS: Final = 0.1
+_LAST_UNITS_SECONDS: Final = 5.0
 _PROBE_PAUSE_SECONDS: Final = 30.0
 _PROBE_ANSWER_SECONDS: Final = 10.0
 _PROBE: Final = "SELECT 1"
@@ -131,7 +132,8 @@ class PostgresDatabase:
         """Keep every other server that asks for the same away from this database, until it is closed.
 
         Args:
-            lost: called once others are kept away no longer; nothing runs on the database from then on.
+            lost: called once others are kept away no longer. What runs on the database is cut off, and
+                nothing runs on it from then on.
 
         Raises:
             DatabaseInUseError: another server holds it.
@@ -144,10 +146,19 @@ class PostgresDatabase:
             self._probing = asyncio.get_running_loop().create_task(_probe(holder))
 
     async def close(self) -> None:
-        """Finish what is under way and let go of all connections. Calling it again does nothing."""
+        """Finish what is under way and let go of all connections. Calling it again does nothing.
+
+        What does not end within five seconds is cut off, as on a network that lets packets vanish.
+        """
         self._is_open = False
         if self._under_way:
-            await asyncio.wait(self._under_way)
+            _, late = await asyncio.wait(self._under_way, timeout=_LAST_UNITS_SECONDS)
+            if late:
+                # Before the units, which would else ask for a rollback and wait for the answer.
+                self._pool.cut_off()
+                for unit in late:
+                    unit.cancel()
+                await asyncio.wait(late)
         if self._probing is not None:
             self._probing.cancel()
         holder, self._holder = self._holder, None
@@ -248,6 +259,8 @@ class PostgresDatabase:
         # Another server may hold the database from now on: this one must not touch it again.
         if self._holder is not None:
             self._is_hold_lost = True
+            # What is not committed yet must not be: the other server decides by what it reads.
+            self._pool.cut_off()
             self._lost()
 
 

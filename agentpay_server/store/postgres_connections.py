@@ -217,27 +217,50 @@ class Pool:
         _, self._options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
+        self._taken: set[Session] = set()
+        self._is_cut_off = False
 
     async def connect(self) -> Session:
         """Return a connection that is no part of the pool."""
         return Session(await asyncpg.connect(**self._options, server_settings=_SETTINGS))
 
     async def take(self) -> Session:
-        """Return a connection that nobody else uses, to be given back."""
+        """Return a connection that nobody else uses, to be given back.
+
+        Raises:
+            ConnectionAbortedError: all were cut off.
+        """
         await self._places.acquire()
         try:
-            while self._free:
-                # The newest: what is prepared, here and in the caches of the server, is warm on it.
-                session = self._free.pop()
-                if session.is_idle:
-                    return session
-            return await self.connect()
+            session = await self._usable()
         except BaseException:
             self._places.release()
             raise
+        self._taken.add(session)
+        return session
+
+    async def _usable(self) -> Session:
+        while self._free:
+            # The newest: what is prepared, here and in the caches of the server, is warm on it.
+            session = self._free.pop()
+            if session.is_idle:
+                return session
+        if not self._is_cut_off:
+            session = await self.connect()
+            if not self._is_cut_off:
+                return session
+            session.driver.terminate()
+        raise ConnectionAbortedError("this server has given up its connections")
+
+    def cut_off(self) -> None:
+        """End every connection, whatever runs on it; there is none from then on."""
+        self._is_cut_off = True
+        for session in (*self._taken, *self._free):
+            session.driver.terminate()
 
     def give_back(self, session: Session) -> None:
         """Take back a connection that was taken; one that is not as it was is closed."""
+        self._taken.discard(session)
         if session.is_idle:
             self._free.append(session)
         else:
@@ -246,5 +269,5 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections, none of which is in use."""
-        while self._free:
-            await self._free.pop().close()
+        free, self._free = self._free, []
+        await asyncio.gather(*(session.close() for session in free))

@@ -15,7 +15,7 @@ from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.store import accounts, deliveries, events, postgres, transfers, webhooks
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.store.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.store.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.store.tables import counters
 
@@ -373,7 +373,11 @@ async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url,
         lost = asyncio.Event()
         await database.hold_alone(lost.set)
         wire.swallows = True
+        # Of this one the network will never tell.
+        asking = asyncio.ensure_future(database.read(values))
         await lost.wait()
+        with pytest.raises(DatabaseUnavailableError):
+            await asking
 
         wire.swallows = False
         with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
@@ -382,6 +386,57 @@ async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url,
         await other.hold_alone()
         listening.close()
         await listening.wait_closed()
+
+
+SLEEP = text("SELECT pg_sleep(30)")
+
+
+async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other, holder):
+    lost = asyncio.Event()
+    await database.run(put, "one")
+    await database.hold_alone(lost.set)
+    pid = database._holder.driver.get_server_pid()
+
+    def unit(connection):
+        add(connection, "one")
+        connection.execute(SLEEP)
+
+    running = asyncio.ensure_future(database.run(unit))
+    await until_one_sleeps(holder)
+    await holder.execute("SELECT pg_terminate_backend($1)", pid)
+    await lost.wait()
+    await other.hold_alone()
+
+    with pytest.raises(DatabaseUnavailableError):
+        await running
+    assert await other.read(values) == {"one": 0}
+
+
+async def test_a_close_cuts_off_what_does_not_end(database, other, holder, monkeypatch):
+    monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
+    await database.run(put, "one")
+
+    def unit(connection):
+        add(connection, "one")
+        connection.execute(SLEEP)
+
+    running = asyncio.ensure_future(database.run(unit))
+    await until_one_sleeps(holder)
+    # More than there are connections: some have none, and wait for one.
+    waiting = [asyncio.ensure_future(database.run(unit)) for _ in range(POOL_SIZE + 1)]
+    await asyncio.sleep(0)
+    await database.close()
+
+    ends = await asyncio.gather(running, *waiting, return_exceptions=True)
+    assert {type(end) for end in ends} <= {DatabaseUnavailableError, asyncio.CancelledError}
+    assert await other.read(values) == {"one": 0}
+
+
+async def until_one_sleeps(holder):
+    while not await holder.fetchval(  # noqa: ASYNC110 - another process does
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+    ):
+        await asyncio.sleep(0)
 
 
 async def test_after_the_close_nothing_runs(database):
