@@ -18,6 +18,7 @@ from agentpay_server.clock import SECOND_US
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.tasks import all_ended
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
@@ -42,7 +43,8 @@ class PolicyRecords:
         # The writer may have read the policy before this change: it looks once more before it ends.
         self._wanted.add(account_id)
         writer = self._writers.get(account_id)
-        if writer is None:
+        # One that was cut off before it began is still named here.
+        if writer is None or writer.done():
             writer = self._context.tasks.start(self._write(account_id))
             self._writers[account_id] = writer
         return writer
@@ -65,11 +67,7 @@ class PolicyRecords:
         now_us = self._context.clock.now_us()
         due = await self._context.database.read(store.due, now_us, _BATCH)
         for account_id in due:
-            writer = self.write_soon(account_id)
-            # A writer that is cut off takes nobody with it who waits for it.
-            await asyncio.wait({writer})
-            if not writer.cancelled():
-                writer.result()
+            await all_ended({self.write_soon(account_id)})
         return bool(due)
 
     async def _write(self, account_id: str) -> None:

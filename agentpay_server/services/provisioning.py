@@ -73,7 +73,11 @@ class Provisioning:
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
         parts = [waiting[start : start + transactions.MOST_PROVISIONED] for start in starts]
-        await asyncio.gather(*(self._together(part) for part in parts))
+        try:
+            await asyncio.gather(*(self._together(part) for part in parts))
+        finally:
+            # Cut off in the turn in which they were started, they have told nobody.
+            _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
         """Put some on chain, in one transaction if it can be, and tell those who wait."""

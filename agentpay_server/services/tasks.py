@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 from agentpay_server.domain.problems import Problem
@@ -13,6 +13,18 @@ T = TypeVar("T")
 _LAST_WORD_SECONDS: Final = 0.5
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: float | None = None) -> None:
+    """Wait for tasks of others, and raise what one of them failed with.
+
+    One that is cut off takes nobody with it who waits for it, and those that take longer go on.
+    """
+    if tasks:
+        ended, _ = await asyncio.wait(tasks, timeout=within_seconds)
+        for task in ended:
+            if not task.cancelled():
+                task.result()
 
 
 class Tasks:

@@ -4,11 +4,11 @@ What is settled here or by a caller is the same; who brings on a settlement that
 `workers/settlement.py`.
 """
 
-import asyncio
 from typing import Final
 
 from agentpay_server.clock import Clock
 from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.tasks import all_ended
 
 _WAIT_SECONDS: Final = 5.0
 """How long the next look waits for a chain that does not answer; the closings go on all the same."""
@@ -26,8 +26,7 @@ class SessionWorker:
         return await self._sessions.next_close_us()
 
     async def run_due(self) -> bool:
-        """Close those that are due, one batch of them, and wait for their end."""
+        """Close those that are due, one batch of them, and wait for their end; fail if one of them does."""
         closes = await self._sessions.close_due()
-        if closes:
-            await asyncio.wait(closes, timeout=_WAIT_SECONDS)
+        await all_ended(closes, within_seconds=_WAIT_SECONDS)
         return bool(closes)

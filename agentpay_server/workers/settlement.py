@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
+from agentpay_server.services.tasks import all_ended
 
 LOOK_EVERY_US: Final = 10 * SECOND_US
 """Often enough to renew a lease twice before it runs out."""
@@ -61,8 +62,7 @@ class SettlementWorker:
         if self._clock.is_manual:
             drivers = [*drivers, *self._awaited]
             self._awaited.clear()
-            if drivers:
-                await asyncio.wait(drivers, timeout=_MANUAL_WAIT_SECONDS)
+            await all_ended(drivers, within_seconds=_MANUAL_WAIT_SECONDS)
         elif not drivers:
             self._next_look_us = real_now_us() + LOOK_EVERY_US
         return bool(drivers)

@@ -11,6 +11,8 @@ from session_desk import Desk, refused
 
 from agentpay import errors
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.store.database import DatabaseUnavailableError
 
 # --- Dust, and a payee who cannot be paid
 
@@ -81,7 +83,7 @@ def test_a_payee_that_stays_unpayable_is_tried_once_an_hour(desk: Desk) -> None:
     desk.charge(session_id, "4")
     money.freeze(desk.server, outside)
     desk.close(session_id)
-    desk.server.sandbox.clock.advance(hours=24 * 30)
+    desk.server.sandbox.clock.advance(hours=24 * 3)
     assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "closing"
     money.thaw(desk.server, outside)
     desk.server.sandbox.clock.advance(hours=1)
@@ -157,6 +159,23 @@ def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not(
         server.sandbox.clock.advance(seconds=3600)
         session = server.sessions.get(session_id)
         assert (session.settled_at - START).total_seconds() == 60
+
+
+def test_a_session_that_cannot_be_claimed_holds_no_advance_up_for_ever(
+    limited: Callable[..., AgentPayServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise DatabaseUnavailableError("the disk takes no more")
+
+    with limited(session_idle_seconds=60) as server:
+        session_id = opened(server)
+        monkeypatch.setattr(Closing, "_claim", refused)
+        with pytest.raises(errors.ServiceUnavailableError):
+            server.sandbox.clock.advance(seconds=60)
+        assert server.sessions.get(session_id).status == "open"
+        monkeypatch.undo()
+        server.sandbox.clock.advance(0)
+        assert server.sessions.get(session_id).status == "settled"
 
 
 def test_a_session_that_is_due_while_the_chain_is_away_is_settled_later(

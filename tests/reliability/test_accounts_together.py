@@ -11,6 +11,7 @@ from worlds import Answer, World
 from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason, SignatureStatus
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.transactions import MOST_PROVISIONED
+from agentpay_server.services import provisioning
 from agentpay_server.services.provisioning import COLLECTING_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -80,10 +81,10 @@ async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
 
 
 async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
-    provisioning, tasks = world.runtime.accounts._provisioning, world.runtime.context.tasks
+    accounts, tasks = world.runtime.accounts._provisioning, world.runtime.context.tasks
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.
-        asking = [asyncio.create_task(provisioning.provision(number)) for number in range(50, 53)]
+        asking = [asyncio.create_task(accounts.provision(number)) for number in range(50, 53)]
         await asyncio.sleep(turns * COLLECTING_SECONDS / 2)
         assert not any(each.done() for each in asking)
         assert await tasks.cut_off(within_seconds=10)
@@ -91,3 +92,17 @@ async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
         assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
     # Nor anybody who comes later.
     assert {answer.status for answer in await asked_for(world, 2)} == {201}
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_whenever_the_collecting_is_cut_off_who_waits_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    monkeypatch.setattr(provisioning, "COLLECTING_SECONDS", 0)
+    asking = asyncio.create_task(world.runtime.accounts._provisioning.provision(50))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert await world.runtime.context.tasks.cut_off(within_seconds=10)
+    with pytest.raises(ChainUnavailableError):
+        async with asyncio.timeout(10):
+            await asking

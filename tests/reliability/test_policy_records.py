@@ -221,3 +221,14 @@ async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> No
     for raw in {raw for _, raw in world.chain.sent}:
         await world.chain.inner.send(raw)
     await assert_newest_is_on_chain(world, account)
+
+
+async def test_a_writer_that_was_cut_off_before_it_began_holds_nobody_up(world: World) -> None:
+    account = await world.account("10")
+    records = world.runtime.policies._records
+    writer = records.write_soon(account.account_id)
+    writer.cancel()
+    await asyncio.wait({writer})
+    await world.policy(account, paused=True)
+    await world.rest()
+    await assert_newest_is_on_chain(world, account)

@@ -81,7 +81,11 @@ class Poller(Generic[T]):
             self._is_collecting = False
             waiting, self._waiting = list(self._waiting.items()), {}
             parts = [waiting[at : at + self._most] for at in range(0, len(waiting), self._most)]
-            await asyncio.gather(*(self._ask(dict(part)) for part in parts))
+            try:
+                await asyncio.gather(*(self._ask(dict(part)) for part in parts))
+            finally:
+                # Cut off in the turn in which they were started, they have told nobody.
+                _fail(dict(waiting), ChainUnavailableError("the server stops"))
             if not self._waiting or self._is_collecting:
                 # In the turn that found nobody waiting: whoever comes next has to start another.
                 self._asking -= 1

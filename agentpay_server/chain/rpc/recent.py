@@ -22,10 +22,14 @@ class Recent(Generic[T]):
         self._fetch = fetch
         self._max_age_seconds = max_age_seconds
         self._task: asyncio.Task[T] | None = None
+        self._forgotten: asyncio.Task[T] | None = None
         self._asked_at = -math.inf
 
     async def get(self) -> T:
         """Return the value; giving up on waiting for it disturbs nobody else who waits."""
+        while self._forgotten is not None and not self._forgotten.done():
+            # One question at a time, and this one was asked too early.
+            await asyncio.wait({self._forgotten})
         task = self._task
         now = asyncio.get_running_loop().time()
         if task is None or (task.done() and (_failed(task) or now >= self._asked_at + self._max_age_seconds)):
@@ -40,7 +44,8 @@ class Recent(Generic[T]):
             raise
 
     def forget(self) -> None:
-        """Use no longer what was asked for until now."""
+        """Use no longer what was asked for until now, answered or not."""
+        self._forgotten = self._task
         self._asked_at = -math.inf
 
     def close(self) -> None:

@@ -68,6 +68,22 @@ async def test_a_forgotten_value_is_asked_for_again() -> None:
     assert await recent.get() == 2
 
 
+async def test_what_was_asked_for_before_it_was_forgotten_is_for_those_alone_who_asked_then() -> None:
+    source = Source()
+    source.gate.clear()
+    recent = Recent(source, 60)
+    before = asyncio.create_task(recent.get())
+    await turn()
+    recent.forget()
+    after = [asyncio.create_task(recent.get()) for _ in range(3)]
+    await turn()
+    assert source.asked == 1  # One question at a time.
+    source.gate.set()
+    assert await before == 1
+    assert await asyncio.gather(*after) == [2, 2, 2]
+    assert await recent.get() == 2
+
+
 async def test_an_error_is_told_to_all_and_not_kept() -> None:
     source = Source()
     source.fails = True
@@ -176,10 +192,9 @@ async def test_questions_keep_their_distance() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0.1, most=MAX_SIGNATURES)
     loop = asyncio.get_running_loop()
-    await poller.answer("s")
     started = loop.time()
-    await poller.answer("s")
-    await poller.answer("s")
+    for _ in range(3):
+        await poller.answer("s")
     assert loop.time() - started >= 0.15
 
 
@@ -223,3 +238,22 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
     statuses.gate.set()
     async with asyncio.timeout(10):
         assert await poller.answer("c") == 2
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_whenever_it_is_closed_who_waits_is_told(turns: int) -> None:
+    statuses = Statuses()
+    statuses.gate.clear()
+    poller = Poller(statuses, 0, most=MAX_SIGNATURES)
+    waiting = asyncio.create_task(poller.answer("a"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    poller.close()
+    async with asyncio.timeout(10):
+        if turns:
+            with pytest.raises(ChainUnavailableError, match="stops"):
+                await waiting
+        else:
+            # It had not asked yet, and is answered as the source answers.
+            statuses.gate.set()
+            assert await waiting == 1
