@@ -66,9 +66,7 @@ class WebhookInbox:
     @property
     def events(self) -> list[Event]:
         """The events that were received, each once, in the order in which they were first accepted."""
-        with self._changed:
-            accepted = [r.event for r in self._receipts if r.event and r.status_code == 200]
-        return list({event.id: event for event in reversed(accepted)}.values())[::-1]
+        return _events(self.receipts)
 
     def trust(self, secret: str) -> None:
         """Accept signatures by this secret too, as an updated receiver does after a rotation."""
@@ -113,15 +111,17 @@ class WebhookInbox:
         while True:
             if self._pump is not None:
                 self._pump()
-            with self._changed:
-                found = self._found(event_type, where)
-                if found is not None:
-                    return found
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    seen = ", ".join(event.type for event in self.events) or "nothing"
-                    raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
-                self._changed.wait(min(remaining, _POLL_SECONDS))
+            receipts = self.receipts
+            # Without the lock: `where` may ask the server, which may be about to post here.
+            events = _events(receipts)
+            for event in events:
+                if event.type == event_type and (where is None or where(event)):
+                    return event
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                seen = ", ".join(event.type for event in events) or "nothing"
+                raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
+            self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
 
     async def wait_for_async(
         self,
@@ -132,6 +132,10 @@ class WebhookInbox:
     ) -> Event:
         """Do as `wait_for` does, without holding up the caller's event loop."""
         return await asyncio.to_thread(self.wait_for, event_type, where=where, timeout=timeout)
+
+    def _wait_for_more_than(self, count: int, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._receipts) != count, seconds)
 
     def capture(self) -> Callable[[], None]:
         """Return what brings back what was received, and what is to fail, as of now."""
@@ -158,9 +162,10 @@ class WebhookInbox:
             self._changed.notify_all()
             return answer
 
-    def _found(self, event_type: str, where: Callable[[Event], bool] | None) -> Event | None:
-        matching = (event for event in self.events if event.type == event_type)
-        return next((event for event in matching if where is None or where(event)), None)
+
+def _events(receipts: Sequence[Receipt]) -> list[Event]:
+    accepted = [receipt.event for receipt in receipts if receipt.event and receipt.status_code == 200]
+    return list({event.id: event for event in reversed(accepted)}.values())[::-1]
 
 
 class InboxTransport(httpx.AsyncBaseTransport):

@@ -119,6 +119,8 @@ class OwnerThread:
         def end(ended: Future[T]) -> None:
             self._calls.discard(ended)
             if ended.cancelled():
+                # Only then does it count as ended for `concurrent.futures.wait`.
+                ended.set_running_or_notify_cancel()
                 self._loop.call_soon_threadsafe(task.cancel)
 
         future.add_done_callback(end)

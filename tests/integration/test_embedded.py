@@ -1,6 +1,7 @@
 """The server in process: its life, its ways in, its threads, and callers who hang up."""
 
 import asyncio
+import concurrent.futures
 import gc
 import logging
 import pickle
@@ -516,6 +517,12 @@ async def test_async_calls_that_never_end_are_cut_off_by_the_close(
 
     with pytest.raises(RuntimeError, match="this server is closed"):
         await asyncio.wait_for(call, 10)
+
+
+def test_a_call_that_its_caller_gave_up_is_not_waited_for_by_the_close(slow: AgentPayServer):
+    call = slow._running._owner._submit(asyncio.sleep(3600))
+    assert call.cancel()
+    assert concurrent.futures.wait({call}, timeout=60).not_done == set()
 
 
 # --- As an ASGI application -------------------------------------------------------------------------------

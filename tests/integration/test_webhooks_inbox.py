@@ -45,6 +45,22 @@ def test_an_event_is_waited_for_on_either_clock(clock):
         assert inbox.events == [event]
 
 
+def test_what_else_must_be_true_may_be_asked_of_the_server_while_it_posts(running: AgentPayServer):
+    payer, payee = payer_and_payee(running)
+    client = running.client()
+    inbox = running.webhook_inbox(events=["transfer.settled"])
+    pay(running, payer, payee)
+
+    def is_followed_by_another(event: TransferSettled) -> bool:
+        received = len(inbox.receipts)
+        pay(running, payer, payee)
+        while len(inbox.receipts) == received:
+            client.transfers.get(event.data.transfer_id)
+        return True
+
+    assert inbox.wait_for("transfer.settled", where=is_followed_by_another, timeout=60)
+
+
 def test_by_default_it_asks_for_every_type(server: AgentPayServer):
     server.webhook_inbox()
 
