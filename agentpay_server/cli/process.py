@@ -210,8 +210,12 @@ class _Server(uvicorn.Server):
 
     def _begin_to_stop(self, name: str) -> None:
         log(logger, logging.INFO, "server.stopping", signal=name, within_seconds=self._wait_seconds)
-        self._loop.call_later(self._wait_seconds, self._runtime.context.tasks.close)
-        self._loop.call_later(self._wait_seconds + _CUT_OFF_SECONDS, self._cut_off)
+        self._loop.call_later(self._wait_seconds, self._hurry)
+
+    def _hurry(self) -> None:
+        self._runtime.context.tasks.close()
+        # From here on: however late this is, those who wait have the time to be told.
+        self._loop.call_later(_CUT_OFF_SECONDS, self._cut_off)
 
     def _cut_off(self) -> None:
         for connection in list(self.server_state.connections):

@@ -123,7 +123,7 @@ def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServe
         server.sandbox.fault(TRANSFERS, effect="delay", delay_ms=60_000),
         pytest.raises(TransferOutcomeUnknownError),
     ):
-        pay(order(payer, payee), timeout=0.2, max_retries=0)
+        pay(order(payer, payee), timeout=1, max_retries=0)
     assert pay(order(payer, payee)).status == "settled"
     assert money.held(server, payee.usdc_token_account) == 8_000_000
 
@@ -182,7 +182,7 @@ def test_a_delayed_request_is_not_processed_after_a_restore(server: AgentPayServ
     if not stores.has_snapshots():
         pytest.skip("only a server that keeps everything in memory has snapshots")
     snapshot = server.sandbox.snapshot()
-    server.sandbox.set_fault("http:POST /v1/accounts", effect="delay", delay_ms=200)
+    server.sandbox.set_fault("http:POST /v1/accounts", effect="delay", delay_ms=2_000)
 
     def restored() -> None:
         while not money.on_owner(server, _delayed):

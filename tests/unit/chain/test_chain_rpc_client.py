@@ -156,7 +156,7 @@ async def test_a_node_cannot_silence_the_server_for_long(header: str, seconds: f
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_node_that_is_asked_too_much_is_left_alone_for_as_long_as_it_says(status: int) -> None:
-    script = Script((status, {"retry-after": "1"}, b""), json_rpc_server.result("ok"))
+    script = Script((status, {"retry-after": "3"}, b""), json_rpc_server.result("ok"))
     async with client_of(script) as client:
         with pytest.raises(ChainUnavailableError, match=f"status {status}"):
             await client.call("getThing")
