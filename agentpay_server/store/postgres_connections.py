@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
+_CONNECTING_SECONDS: Final = 10.0
 _CLOSING_SECONDS: Final = 2.0
 # Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
 _SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
@@ -214,7 +215,8 @@ class Pool:
     """
 
     def __init__(self, url: URL, size: int) -> None:
-        _, self._options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
+        _, options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
+        self._options = {"timeout": _CONNECTING_SECONDS, **options}
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
         self._taken: set[Session] = set()

@@ -372,6 +372,7 @@ async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url,
         )
         lost = asyncio.Event()
         await database.hold_alone(lost.set)
+        assert await database.read(values) == {}
         wire.swallows = True
         # Of this one the network will never tell.
         asking = asyncio.ensure_future(database.read(values))
@@ -388,7 +389,16 @@ async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url,
         await listening.wait_closed()
 
 
-SLEEP = text("SELECT pg_sleep(30)")
+LOCK_ONE = "BEGIN; UPDATE counters SET value = 7 WHERE name = 'one'"
+OTHERS_WAITING = """
+    SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+async def until_waiting(holder, count):
+    while await holder.fetchval(OTHERS_WAITING) != count:  # noqa: ASYNC110 - another process does
+        await asyncio.sleep(0)
 
 
 async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other, holder):
@@ -397,46 +407,33 @@ async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other,
     await database.hold_alone(lost.set)
     pid = database._holder.driver.get_server_pid()
 
-    def unit(connection):
-        add(connection, "one")
-        connection.execute(SLEEP)
-
-    running = asyncio.ensure_future(database.run(unit))
-    await until_one_sleeps(holder)
+    await holder.execute(LOCK_ONE)
+    running = asyncio.ensure_future(database.run(add, "one"))
+    await until_waiting(holder, 1)
     await holder.execute("SELECT pg_terminate_backend($1)", pid)
     await lost.wait()
-    await other.hold_alone()
-
     with pytest.raises(DatabaseUnavailableError):
         await running
-    assert await other.read(values) == {"one": 0}
+    await other.hold_alone()
+    await holder.execute("ROLLBACK")
+    await until_waiting(holder, 0)
+    assert await other.run(add, "one") == 1
 
 
 async def test_a_close_cuts_off_what_does_not_end(database, other, holder, monkeypatch):
     monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
     await database.run(put, "one")
 
-    def unit(connection):
-        add(connection, "one")
-        connection.execute(SLEEP)
-
-    running = asyncio.ensure_future(database.run(unit))
-    await until_one_sleeps(holder)
-    # More than there are connections: some have none, and wait for one.
-    waiting = [asyncio.ensure_future(database.run(unit)) for _ in range(POOL_SIZE + 1)]
-    await asyncio.sleep(0)
+    await holder.execute(LOCK_ONE)
+    # More than there are connections: the last has none, and waits for one.
+    running = [asyncio.ensure_future(database.run(add, "one")) for _ in range(POOL_SIZE + 1)]
+    await until_waiting(holder, POOL_SIZE)
     await database.close()
-
-    ends = await asyncio.gather(running, *waiting, return_exceptions=True)
+    ends = await asyncio.gather(*running, return_exceptions=True)
     assert {type(end) for end in ends} <= {DatabaseUnavailableError, asyncio.CancelledError}
-    assert await other.read(values) == {"one": 0}
-
-
-async def until_one_sleeps(holder):
-    while not await holder.fetchval(  # noqa: ASYNC110 - another process does
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
-    ):
-        await asyncio.sleep(0)
+    await holder.execute("ROLLBACK")
+    await until_waiting(holder, 0)
+    assert await other.run(add, "one") == 1
 
 
 async def test_after_the_close_nothing_runs(database):
