@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import httpx
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.clusters import ClusterRefusedError
@@ -17,11 +17,18 @@ from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.connecting import connect
+from agentpay_server.chain.rpc.client import RpcCaller
+from agentpay_server.chain.rpc.connecting import connect, http_client
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SECOND_US, Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
-from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness, randomness
+from agentpay_server.randomness import (
+    Identifiers,
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    randomness,
+)
 from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.confirmations import Confirmations
@@ -70,6 +77,23 @@ class ClusterError(StartRefusedError):
 def manual_clock(start: datetime | None = None) -> ManualClock:
     """Return a clock that stands still, at `start` or at the time of the call."""
     return ManualClock(datetime.now(UTC) if start is None else start)
+
+
+@frozen(kw_only=True)
+class Edge:
+    """Where a server meets what it cannot control. A simulation puts parts of its own here.
+
+    Attributes:
+        entropy: source of secrets that never follow from a seed, such as nonces.
+        rpc_client: returns what calls the RPC endpoint of the settings.
+    """
+
+    entropy: Randomness = field(factory=SystemRandomness)
+    rpc_client: Callable[[RpcSettings], RpcCaller] = http_client
+
+    def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
+        """Return a source that repeats itself where there is a seed, as `randomness` does, else `entropy`."""
+        return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
 @frozen(kw_only=True)
@@ -155,6 +179,7 @@ async def start_runtime(
     wrap_chain: Callable[[Any], WatchedChain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
     may_crash: bool = False,
+    edge: Edge | None = None,
 ) -> Runtime:
     """Put a server together on the running event loop, whose thread owns it from now on.
 
@@ -171,6 +196,7 @@ async def start_runtime(
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
         mounts: transports for receivers of events within the process, by URL prefix.
         may_crash: whether the sandbox may kill the process, because it is the server's own.
+        edge: where secrets come from and how RPC calls are made; the operating system and HTTP if None.
 
     Raises:
         ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
@@ -191,6 +217,7 @@ async def start_runtime(
             wrap_chain=wrap_chain,
             mounts=mounts,
             may_crash=may_crash,
+            edge=edge or Edge(),
         )
         opened.pop_all()
     return runtime
@@ -208,15 +235,17 @@ async def _started(
     wrap_chain: Callable[[Any], WatchedChain] | None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
     may_crash: bool,
+    edge: Edge,
 ) -> Runtime:
     database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
-    source = randomness(seed, start=await identity.count_start(database))
-    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
-    custody = await _custody(database, vault, source, rpc)
+    source = edge.randomness(seed, start=await identity.count_start(database))
+    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
+    # Stored before it is known which cluster the keys are for: on none may they follow from a seed.
+    custody = await _custody(database, vault, source if rpc is None else edge.entropy, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
-    inner = await _chain(storage, custody, clock, source, rpc)
+    inner = await _chain(storage, custody, clock, source, rpc, edge=edge)
     opened.push_async_callback(inner.close)
     chain = FaultyChain(
         inner if wrap_chain is None else wrap_chain(inner),
@@ -273,7 +302,7 @@ async def _started(
     # A clock that runs by itself and the system's source of chance cannot go back.
     parts: list[Part] = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
     parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
-    names = Identifiers(clock, randomness(seed, stream="snapshots"))
+    names = Identifiers(clock, edge.randomness(seed, stream="snapshots"))
     snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
     runtime = Runtime(
         context=context,
@@ -317,11 +346,17 @@ def _with_world(parts: list[Part], storage: Storage, chain: EmbeddedChain | RpcC
 
 
 async def _chain(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings | None
+    storage: Storage,
+    custody: Custody,
+    clock: Clock,
+    source: Randomness,
+    rpc: RpcSettings | None,
+    *,
+    edge: Edge,
 ) -> EmbeddedChain | RpcChain:
     if rpc is None:
         return await _embedded_chain(storage, custody, clock, source)
-    return await _cluster(storage, custody, clock, source, rpc)
+    return await _cluster(storage, custody, clock, source, rpc, edge=edge)
 
 
 async def _embedded_chain(
@@ -343,7 +378,7 @@ async def _embedded_chain(
 
 
 async def _cluster(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings, *, edge: Edge
 ) -> RpcChain:
     try:
         chain = await connect(
@@ -351,6 +386,7 @@ async def _cluster(
             stored_genesis_hash=await identity.known_genesis(storage.database),
             treasury=custody.address(TREASURY),
             mint_authority=custody.address(TEST_MINT_AUTHORITY),
+            make_client=edge.rpc_client,
         )
     except ClusterRefusedError as error:
         raise ClusterError(str(error)) from error
@@ -389,9 +425,7 @@ def _check_use(chain: RpcChain, storage: Storage, clock: Clock, source: Randomne
 
 
 async def _custody(database: Database, vault: Vault, source: Randomness, rpc: RpcSettings | None) -> Custody:
-    # The keys are stored before it is known which cluster they are for: on none can they be worked out.
-    chance = source if rpc is None else randomness(None)
-    return Custody(await identity.custody_seed(database, vault, chance), given=_given_keys(rpc))
+    return Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
 
 
 def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:

@@ -133,12 +133,19 @@ class Transfers(Resource):
             WaitTimeoutError: it was not seen final in time. It may still be settled later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
-        flow = looks(transfer_id, timeout=timeout, poll_interval=poll_interval, now=self._http.monotonic)
+        http = self._http
+        flow = looks(
+            transfer_id,
+            timeout=timeout,
+            poll_interval=poll_interval,
+            now=http.monotonic,
+            random=http.random,
+        )
         try:
             step = next(flow)
             while True:
                 if isinstance(step, Sleep):
-                    self._http.sleep(step.seconds)
+                    http.sleep(step.seconds)
                     step = next(flow)
                 else:
                     step = flow.send(self._look(request, step.timeout))

@@ -4,11 +4,12 @@ The identifier of the record is authenticated with the ciphertext, so that one m
 open. The key comes from the settings and is never stored.
 """
 
-import secrets
 from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from agentpay_server.randomness import Randomness, SystemRandomness
 
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
@@ -23,17 +24,19 @@ class Vault:
 
     Args:
         key: 32 bytes.
+        entropy: source of nonces; the operating system's if None.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, entropy: Randomness | None = None) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"an encryption key has {KEY_BYTES} bytes, not {len(key)}")
         self._cipher = AESGCM(key)
+        self._entropy = entropy or SystemRandomness()
 
     def seal(self, secret: str, record_id: str) -> bytes:
         """Return `secret`, to be stored with the record `record_id` and opened with it alone."""
-        # From the system even where a seed repeats all else: a nonce that comes twice opens the cipher.
-        nonce = secrets.token_bytes(_NONCE_BYTES)
+        # Not from a seed that repeats all else: a nonce that comes twice opens the cipher.
+        nonce = self._entropy.randbytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), record_id.encode("utf-8"))
 
     def open(self, sealed: bytes, record_id: str) -> str:
