@@ -38,7 +38,9 @@ def test_any_offset_is_read_as_utc(moment):
     assert read.tzinfo is UTC
 
 
-@pytest.mark.parametrize("value", ["2026-01-31T12:00:00z", "2026-01-31t12:00:00Z", "2026-01-31t12:00:00.000z"])
+@pytest.mark.parametrize(
+    "value", ["2026-01-31T12:00:00z", "2026-01-31t12:00:00Z", "2026-01-31t12:00:00.000z"]
+)
 def test_a_timestamp_may_be_written_in_lower_case(value):
     assert parse_timestamp(value) == datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -242,6 +242,10 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
         ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
         ("transfers._SUBMITTED", "ix_transfers_submitted"),
+        ("transfers._HELD_BY[of_operator]", "ux_transfers_claimed_key"),
+        ("transfers._HELD_BY[of_operator]", "ix_transfers_agents_key"),
+        ("sessions._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
+        ("sessions._HELD_BY[of_operator]", "ix_sessions_agents_key"),
         ("webhooks._OF_OPERATOR", "ix_webhooks_operator"),
     ],
 )
