@@ -195,6 +195,7 @@ MAY_SCAN = {
     "transfers._ABANDONED": "goes along an index of what is under way, and nothing else",
     "transfers._ABANDONED_LOCKED": "goes along an index of what is under way, and nothing else",
     "transfers._FREE_ALL": "goes along an index of what is under way, once, at the start",
+    "webhooks._SEALED": "reads every webhook, once, when a database is sealed anew",
     "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
 
