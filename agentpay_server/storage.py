@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.services.identity import CUSTODY_SEED
+from agentpay_server.services.resealing import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
 from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
@@ -106,7 +106,7 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
             ledger = FileDatabase(directory / _LEDGER_NAME)
             opened.push_async_callback(ledger.close)
             await migrations.upgrade(ledger)
-        is_first_start = await database.read(state.get, CUSTODY_SEED) is None
+        is_first_start = await database.read(state.get, CUSTODY_SEED.row) is None
         key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))

@@ -96,10 +96,20 @@ class KeyHolder:
     key_expires_us: int | None
 
 
-def opening_verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:
-    """Judge a request to open a session by the session that holds its key, as D29 judges transfers."""
+def opening_verdict(
+    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
+) -> Verdict:
+    """Judge a request to open a session by the session that holds its key, as D29 and D50 judge transfers.
+
+    Args:
+        holder: the session that holds the key under the account, if there is one.
+        terms: what is asked.
+        now_us: when.
+        is_held_elsewhere: whether an operator key asks, and the key is in force under another of its
+            accounts. What the account itself holds comes first.
+    """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-        return Verdict.NEW
+        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
     if holder.terms != terms:
         return Verdict.CONFLICT
     if holder.status == SessionStatus.OPENING:

@@ -40,6 +40,7 @@ from agentpay_server.store import confirmed, spends
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.sessions import SessionRecord
 
 _SHORT: Final = Refusal(
@@ -61,7 +62,7 @@ class Opening:
         context: the parts of the server.
         principal: who asks.
         request: what is asked.
-        superseded: the ended session that holds the key of the request, if one does; it loses it.
+        held: what the key of the request stood for when it was judged: an ended session loses it.
         rent_exempt_lamports: what keeps an escrow alive.
     """
 
@@ -70,14 +71,15 @@ class Opening:
         context: Context,
         principal: Principal,
         request: OpenSession,
-        superseded: SessionRecord | None,
+        held: Held[SessionRecord],
         *,
         rent_exempt_lamports: int,
     ) -> None:
         self._context = context
         self._principal = principal
         self._request = request
-        self._superseded = superseded
+        self._asked = asked_under(principal, request)
+        self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
 
@@ -94,33 +96,18 @@ class Opening:
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._request.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
-        if not self._finds_key_as_it_was(connection):
-            return None
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
             return None
-        superseded = self._superseded
-        if superseded is not None and not store.free_key(connection, superseded.session_id):
-            return None
         now_us = self._context.clock.now_us()
+        if not store.KEYS.take(connection, self._asked, self._held, now_us):
+            return None
         if refusal is None and sight is not None:
             refusal = self._refusal(connection, source, sight, now_us, is_last_look=is_last_look)
         if refusal is not None:
             raise refused(refusal, None)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
         return self._reserved(connection, source, sight, now_us)
-
-    def _finds_key_as_it_was(self, connection: Connection) -> bool:
-        """Whether nobody has taken the idempotency key meanwhile.
-
-        It is read, rather than left to the constraint: an insertion would wait for whoever is changing the
-        session that has the key, and that one for the account, which is locked here.
-        """
-        holder = store.key_holder(connection, self._principal.operator_id, self._request.idempotency_key)
-        known = self._superseded
-        if holder is None or known is None:
-            return holder is known
-        return holder.session_id == known.session_id
 
     def _refusal(
         self,
@@ -191,6 +178,7 @@ class Opening:
             closes_us=None,
             created_us=now_us,
             leased_until_us=real_now_us() + LEASE_US,
+            claimed_by_operator=self._asked.by_operator,
         )
         store.insert_session(connection, record)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
@@ -341,6 +329,15 @@ def _signed(
         source=source.usdc_token_account,
         cap_micro=cap_micro,
         rent_exempt_lamports=rent_exempt_lamports,
+    )
+
+
+def asked_under(principal: Principal, request: OpenSession) -> Asked:
+    """Return who asks under which key."""
+    return Asked(
+        account_id=request.account_id,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
     )
 
 

@@ -6,15 +6,28 @@ from pathlib import Path
 
 import pytest
 import stores
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import StaticPool, create_engine, insert, inspect, text
+from sqlalchemy import (
+    Boolean,
+    LargeBinary,
+    MetaData,
+    StaticPool,
+    Table,
+    Text,
+    create_engine,
+    insert,
+    inspect,
+    text,
+)
 
-from agentpay_server.store import migrations
+from agentpay_server.store import migrations, sessions, transfers
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.store.tables import metadata, server_state
@@ -96,6 +109,100 @@ def words(sql):
     for mark in '",()':
         sql = sql.replace(mark, " ")
     return sorted(sql.replace(" IF NOT EXISTS", "").split())
+
+
+# --- Step by step -----------------------------------------------------------------------------------------
+
+
+async def to_step(database, revision):
+    """Bring a database to the tables of an older version."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+    def work(connection):
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+    await on_connection(database, work)
+
+
+async def insert_rows(database, table, *rows):
+    """Insert rows into a table as it is: columns that are not given are 0, "" or NULL."""
+
+    def work(connection):
+        found = Table(table, MetaData(), autoload_with=connection)
+        for row in rows:
+            blank = {
+                column.name: b"" if isinstance(column.type, LargeBinary) else "" if is_text(column) else 0
+                for column in found.columns
+                if not column.nullable and column.name != "seq"
+            }
+            if isinstance(database, PostgresDatabase):
+                booleans = {c.name for c in found.columns if isinstance(c.type, Boolean)}
+                blank = {name: name not in booleans and value for name, value in blank.items()}
+            connection.execute(insert(found), {**blank, **row})
+
+    await on_connection(database, work)
+
+
+def is_text(column):
+    return isinstance(column.type, Text)
+
+
+@pytest.mark.parametrize("kind", ["transfers", "sessions"])
+async def test_0002_keeps_the_keys_that_are_held(bare, kind):
+    await to_step(bare, "0001")
+    await insert_rows(
+        bare,
+        "api_keys",
+        {"key_id": "key_operator", "operator_id": "op_1", "digest": "1"},
+        {"key_id": "key_agent", "operator_id": "op_1", "account_id": "acct_2", "digest": "2"},
+    )
+    await insert_rows(
+        bare,
+        "accounts",
+        *(
+            {
+                "account_id": f"acct_{number}",
+                "operator_id": "op_1",
+                "key_index": number,
+                "usdc_token_account": f"{number}",
+            }
+            for number in (1, 2)
+        ),
+    )
+    held = [
+        ("first", "acct_1", "key_operator", "k1"),
+        ("second", "acct_2", "key_agent", "k2"),
+        ("third", "acct_2", "key_agent", None),
+    ]
+    for name, account_id, key_id, held_key in held:
+        row = {
+            f"{kind[:-1]}_id": name,
+            "operator_id": "op_1",
+            "account_id": account_id,
+            "key_id": key_id,
+            "held_key": held_key,
+        }
+        unique = {"escrow_token_account": name} if kind == "sessions" else {}
+        await insert_rows(bare, kind, row | unique)
+
+    await upgrade(bare)
+
+    keys = {"transfers": transfers.KEYS, "sessions": sessions.KEYS}[kind]
+    for account, key, found in [
+        ("acct_1", "k1", ("first", "first", False)),
+        ("acct_2", "k1", (None, "first", True)),
+        ("acct_2", "k2", ("second", None, False)),
+        ("acct_1", "k2", (None, None, True)),
+    ]:
+        asked = Asked(account_id=account, idempotency_key=key, by_operator=True)
+        held_now = await bare.read(keys.find, asked, 0)
+        assert (held_now.holder_id, held_now.claim_id, held_now.is_held_elsewhere) == found
+    assert await on_connection(bare, differences) == []
+
+
+# --- Starts -----------------------------------------------------------------------------------------------
 
 
 async def test_what_is_stored_outlives_a_second_start(bare):
