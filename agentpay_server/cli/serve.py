@@ -11,7 +11,8 @@ import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.values import SchemaName, Seconds
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
 
@@ -37,6 +38,15 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     show_envvar=True,
     metavar="URL",
     help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
+)
+@click.option(
+    "--database-schema",
+    type=SchemaName(),
+    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
+    show_envvar=True,
+    metavar="NAME",
+    help="Schema of that database that holds all tables; made if it does not exist.  "
+    f"[default: {DATABASE_SCHEMA}]",
 )
 @click.option(
     "--operator-key",
@@ -124,6 +134,7 @@ def serve(
     in_memory: bool,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str | None,
     operator_key: str | None,
     clock: str,
     policy_update: str,
@@ -150,6 +161,8 @@ def serve(
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
         raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
+    if database_schema is not None and database_url is None:
+        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
     settings = Settings(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
@@ -170,6 +183,7 @@ def serve(
             settings,
             data_dir=data_dir,
             database_url=database_url,
+            database_schema=database_schema or DATABASE_SCHEMA,
             rpc=rpc,
             is_clock_manual=clock == "manual",
             operator_key=operator_key,
