@@ -5,13 +5,14 @@ where it is reached and with which key; everything else is logged to standard er
 """
 
 import ipaddress
+from decimal import Decimal
 from pathlib import Path
 
 import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import SchemaName, Seconds
+from agentpay_server.cli.values import SchemaName, Seconds, Sol, Usdc
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
@@ -95,13 +96,38 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "--session-idle",
     type=Seconds(0.000001),
     metavar="SECONDS",
-    help="How long a session may go without a charge before it closes by itself; without it there is no end.",
+    help="How long a session may go without a charge before it closes by itself.  [default: 24 hours on "
+    "mainnet, devnet and testnet; unlimited elsewhere]",
 )
 @click.option(
     "--session-lifetime",
     type=Seconds(0.000001),
     metavar="SECONDS",
     help="How long a session may last before it closes by itself; without it there is no end.",
+)
+@click.option(
+    "--max-open-sessions",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="COUNT",
+    help="How many sessions of one account may be unsettled at once.",
+)
+@click.option(
+    "--min-session-cap",
+    type=Usdc(),
+    default="0.01",
+    show_default=True,
+    metavar="USDC",
+    help="The smallest cap of a session.",
+)
+@click.option(
+    "--treasury-low",
+    type=Sol(),
+    default="0.1",
+    show_default=True,
+    metavar="SOL",
+    help="Log a warning when the treasury, which pays fees and rents, holds less.",
 )
 @click.option(
     "--rate-limit",
@@ -143,6 +169,9 @@ def serve(
     approval_ttl: float,
     session_idle: float | None,
     session_lifetime: float | None,
+    max_open_sessions: int,
+    min_session_cap: Decimal,
+    treasury_low: Decimal,
     rate_limit: int | None,
     shutdown_wait: float,
     log_format: str,
@@ -171,6 +200,9 @@ def serve(
         rate_limit_per_minute=rate_limit,
         session_idle_seconds=session_idle,
         session_lifetime_seconds=session_lifetime,
+        max_open_sessions=max_open_sessions,
+        min_session_cap_usdc=min_session_cap,
+        treasury_low_sol=treasury_low,
         shutdown_seconds=shutdown_wait,
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.

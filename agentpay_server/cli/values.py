@@ -2,7 +2,7 @@
 
 import math
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import click
@@ -31,6 +31,27 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value} is no number of seconds.", param, ctx)
         return seconds
+
+
+class Sol(click.ParamType[Decimal]):
+    """An amount of SOL, from 0."""
+
+    name = "sol"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Decimal:
+        """Return the amount."""
+        try:
+            amount = Decimal(str(value))
+        except InvalidOperation:
+            amount = Decimal("NaN")
+        if not (amount.is_finite() and amount >= 0):
+            self.fail(f"{value} is no amount of SOL, such as 0.1.", param, ctx)
+        return amount
 
 
 class Usdc(click.ParamType[Decimal]):

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -112,6 +114,24 @@ def test_a_schema_that_holds_tables_of_others_is_refused_and_left_alone(url: str
     assert "--database-schema" in str(refusal.value)
     assert schemas_with_tables(url) == {"public"}
     assert fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(2,)]
+
+
+def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
+    (statements,) = re.findall(r"```sql\n(ALTER SCHEMA.*?)```", page, re.DOTALL)
+    with server(url) as first:
+        account = first.client().accounts.create(name="Mine").account_id
+    # As they were before there were schemas.
+    administer(
+        url,
+        "ALTER TABLE agentpay.agentpay_version RENAME TO alembic_version",
+        "DROP SCHEMA public",
+        "ALTER SCHEMA agentpay RENAME TO public",
+    )
+    administer(url, statements)
+    with server(url) as second:
+        assert [each.account_id for each in second.client().accounts.list()] == [account]
+    assert schemas_with_tables(url) == {"agentpay"}
 
 
 def test_the_command_line_says_so_in_one_sentence(url: str) -> None:

@@ -50,6 +50,13 @@ sessions: Final = Table(
     # Until when, in real time, a session that is opening or closing is left to whoever drives it; NULL when
     # nobody is to: of one that was put off, too.
     Column("leased_until_us", BigInteger),
+    # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
+    # before this was stored.
+    Column("recipient_owner", Text),
+    # Which limit of time has closed it (`ClosingReason`); NULL when a caller has, or nobody yet.
+    Column("closed_by", Text),
+    # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
+    Column("stuck_reason", Text),
     UniqueConstraint("operator_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),

@@ -6,11 +6,23 @@ from pathlib import Path
 
 import pytest
 import stores
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import StaticPool, create_engine, insert, inspect, text
+from sqlalchemy import (
+    Boolean,
+    MetaData,
+    StaticPool,
+    Table,
+    Text,
+    create_engine,
+    insert,
+    inspect,
+    select,
+    text,
+)
 
 from agentpay_server.store import migrations
 from agentpay_server.store.database import NewerSchemaError
@@ -18,7 +30,7 @@ from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.store.postgres_schema import VERSION_TABLE
-from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.store.tables import metadata, server_state, sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +123,44 @@ async def test_what_is_stored_outlives_a_second_start(bare):
         return [tuple(row) for row in connection.execute(server_state.select())]
 
     assert await bare.read(stored) == [("a", b"1")]
+
+
+async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_before(bare):
+    def to_the_first_tables(connection):
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        is_postgres = connection.dialect.name == "postgresql"
+        version_table = VERSION_TABLE if is_postgres else "alembic_version"
+        config.attributes.update(connection=connection, version_table=version_table)
+        command.upgrade(config, "0001")
+        for name, rows in (("accounts", [PAYEE]), ("sessions", [TO_ACCOUNT, TO_OUTSIDE])):
+            table = Table(name, MetaData(), autoload_with=connection)
+            connection.execute(insert(table), [row_of(table, row) for row in rows])
+
+    await on_connection(bare, to_the_first_tables)
+    await upgrade(bare)
+
+    def owners(connection):
+        chosen = select(sessions.c.session_id, sessions.c.recipient_owner, sessions.c.stuck_reason)
+        return sorted(tuple(row) for row in connection.execute(chosen))
+
+    assert await bare.read(owners) == [("sess_inside", "owner", None), ("sess_outside", None, None)]
+
+
+PAYEE = {"account_id": "acct_payee", "chain_address": "owner"}
+TO_ACCOUNT = {"session_id": "sess_inside", "recipient_account_id": "acct_payee"}
+TO_OUTSIDE = {"session_id": "sess_outside", "recipient_account_id": None}
+
+
+def row_of(table, values):
+    """A row with something in every column that needs a value."""
+    row = {
+        column.name: False if isinstance(column.type, Boolean) else 0
+        for column in table.columns
+        if not column.nullable and column.name != "seq"
+    }
+    texts = {name for name in row if isinstance(table.columns[name].type, Text)}
+    return row | {name: f"{name} of {values}" for name in texts} | values
 
 
 async def test_a_newer_schema_is_refused_and_left_alone(bare):
