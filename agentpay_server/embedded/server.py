@@ -25,6 +25,7 @@ from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us
 from agentpay_server.contract.webhooks import Delivery, RecordedEvent
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
@@ -77,6 +78,7 @@ class AgentPayServer:
         settings: Settings | None = None,
         data_dir: Path | str | None = None,
         database_url: str | None = None,
+        database_schema: str = DATABASE_SCHEMA,
         rpc: RpcSettings | None = None,
     ) -> None:
         """Put a server together; it starts with `with`, or with `start`.
@@ -93,16 +95,18 @@ class AgentPayServer:
             database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
                 encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
                 With neither, everything ends with the server.
+            database_schema: the schema of that database that holds all tables, made if it does not exist.
             rpc: a Solana cluster to work on, in the place of the chain within the server.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another word for `clock`; or both a data_dir and
-                a database_url.
+                a database_url; or a database_schema that cannot name one.
         """
         if data_dir is not None and database_url is not None:
             raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._database_url = database_url
+        self._database_schema = check_database_schema(database_schema)
         self._rpc = rpc
         self._clock = _clock(clock)
         self._seed = seed
@@ -140,6 +144,7 @@ class AgentPayServer:
                 self._settings or Settings(),
                 data_dir=self._data_dir,
                 database_url=self._database_url,
+                database_schema=self._database_schema,
                 keeps_chain=self._rpc is None,
             ),
             rpc=self._rpc,

@@ -56,6 +56,14 @@ class SessionRecord:
     created_us: int
     leased_until_us: int | None
     claimed_by_operator: bool
+    recipient_owner: str | None
+    closed_by: str | None
+    stuck_reason: str | None
+
+    @property
+    def closing_reason(self) -> str | None:
+        """What the settlement waits for, else which limit of time has closed the session, else None."""
+        return self.stuck_reason or self.closed_by
 
     @property
     def signed(self) -> SignedTransaction | None:
@@ -140,6 +148,13 @@ _OPENING_OF_ACCOUNT: Final = (
 )
 _OPENING_CAPS: Final = select(func.coalesce(func.sum(sessions.c.cap), 0)).where(
     _IS_OPENING, sessions.c.account_id == bindparam("account_id")
+)
+_UNSETTLED: Final = select(func.count()).where(
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.status.in_(
+        literal_column(f"'{status}'")
+        for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+    ),
 )
 _ABANDONED: Final = (
     select(sessions)
@@ -285,6 +300,14 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
     # What is in flight of sessions is a part of what they reserve: it counts once.
     opening_caps = int(connection.execute(_OPENING_CAPS, {"account_id": account.account_id}).scalar_one())
     return account.in_flight - opening_caps + account.session_reserved
+
+
+def unsettled(connection: Connection, account_id: str) -> int:
+    """Return how many sessions of an account are opening, open or closing.
+
+    While the account is locked none is added.
+    """
+    return int(connection.execute(_UNSETTLED, {"account_id": account_id}).scalar_one())
 
 
 def next_close_us(connection: Connection) -> int | None:

@@ -171,11 +171,12 @@ def test_another_encryption_key_is_refused(place: Place) -> None:
 def test_a_newer_schema_is_refused(place: Place) -> None:
     with place.server():
         pass
-    place.spoil("UPDATE alembic_version SET version_num = '9999'")
+    table = "alembic_version" if "data_dir" in place.where else "agentpay_version"
+    place.spoil(f"UPDATE {table} SET version_num = '9999'")
     with pytest.raises(NewerSchemaError, match="newer version"):
         place.server().start()
     # The database is a template's copy again for whoever comes next.
-    place.spoil(f"UPDATE alembic_version SET version_num = '{HEAD}'")
+    place.spoil(f"UPDATE {table} SET version_num = '{HEAD}'")
 
 
 def test_another_chain_is_refused(place: Place) -> None:

@@ -25,7 +25,14 @@ from agentpay_server.contract.sessions import OpenSession, SessionStatus
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.sessions import KeyHolder, Terms, check_transition, closes_us, opening_refusal
+from agentpay_server.domain.sessions import (
+    KeyHolder,
+    Terms,
+    check_transition,
+    closes_us,
+    crowd_refusal,
+    opening_refusal,
+)
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation
 from agentpay_server.services import audit
@@ -89,7 +96,8 @@ class Opening:
         """Decide, as any `SpendUnit`, and return the new session.
 
         Raises:
-            Problem: the policy refuses it, or the balance is too low; nothing is stored.
+            Problem: the policy refuses it, the balance is too low, or the account has too many sessions;
+                nothing is stored.
             Contended: the balance must be read again.
             ConflictError: another session has taken the idempotency key.
         """
@@ -129,7 +137,12 @@ class Opening:
             Means(spent_micro=counted, available_micro=sight.available_micro(source)),
             is_operator=not self._principal.is_agent,
         )
-        return sight.confirmed(refusal, source, is_last_look=is_last_look)
+        refusal = sight.confirmed(refusal, source, is_last_look=is_last_look)
+        if refusal is not None:
+            return refusal
+        # The account is locked: nobody opens another session of it before this one is stored.
+        unsettled = store.unsettled(connection, source.account_id)
+        return crowd_refusal(unsettled, self._context.settings.max_open_sessions)
 
     def _reserved(
         self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
@@ -179,6 +192,9 @@ class Opening:
             created_us=now_us,
             leased_until_us=real_now_us() + LEASE_US,
             claimed_by_operator=self._asked.by_operator,
+            recipient_owner=sight.recipient.owner,
+            closed_by=None,
+            stuck_reason=None,
         )
         store.insert_session(connection, record)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
@@ -247,7 +263,7 @@ class OpeningSteps:
             self._session.session_id,
             tx_signature=signed.signature,
             opened_us=now_us,
-            closes_us=closes_us(limits_of(self._context.settings), opened_us=now_us, charged_us=None),
+            closes_us=closes_us(limits_of(self._context), opened_us=now_us, charged_us=None),
         )
         session = self._current(connection)
         if is_ours:

@@ -8,8 +8,9 @@ and book, and `services/settlement.py` brings signed bytes to their end.
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import format_number
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.contract.sessions import (
@@ -21,7 +22,7 @@ from agentpay_server.contract.sessions import (
 )
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, chain_unavailable, not_found
+from agentpay_server.domain.problems import Problem, chain_unavailable, invalid, not_found
 from agentpay_server.domain.sessions import closing_refusal, opening_verdict
 from agentpay_server.domain.transfers import Verdict
 from agentpay_server.faults import Operation, Step, fault_point
@@ -70,7 +71,7 @@ class Sessions:
         self._settlement = settlement
         self._closing = closing
         self._decisions = decisions
-        self._limits = limits_of(context.settings)
+        self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
         """Put a session's cap into escrow, or say why not.
@@ -79,8 +80,9 @@ class Sessions:
             The open session; for a key that was used before its session as it stands now.
 
         Raises:
-            Problem: `not_found` of the account, `idempotency_conflict`, a 402, `invalid_recipient`,
-                `chain_unavailable`: without a session nothing was done, with one its outcome is not known.
+            Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
+                smallest, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
+                session nothing was done, with one its outcome is not known.
         """
         principal.require_account(request.account_id, "POST /sessions")
         # A caller who hangs up cancels nothing.
@@ -196,7 +198,14 @@ class Sessions:
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> SessionRecord | None:
-        """Have it decided about a new session; None asks for another look at everything."""
+        """Have it decided about a new session; None asks for another look at everything.
+
+        The smallest cap is a setting, which may have changed: a session that was opened under a key before is
+        not asked for it.
+        """
+        smallest = self._context.settings.min_session_cap_usdc
+        if request.cap_usdc < smallest:
+            raise invalid(FieldFault(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
         rent = 0
         if not view.parties.source.paused:
             if view.is_to_escrow:

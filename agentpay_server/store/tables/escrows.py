@@ -64,6 +64,13 @@ sessions: Final = Table(
     Column("leased_until_us", BigInteger),
     # Whether it carries the operator's claim to its key (store/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
+    # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
+    # before this was stored.
+    Column("recipient_owner", Text),
+    # Which limit of time has closed it (`ClosingReason`); NULL when a caller has, or nobody yet.
+    Column("closed_by", Text),
+    # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
+    Column("stuck_reason", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),

@@ -21,6 +21,7 @@ from sqlalchemy import (
     create_engine,
     insert,
     inspect,
+    select,
     text,
 )
 
@@ -30,7 +31,9 @@ from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.store.postgres_schema import VERSION_TABLE
 from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.store.tables import sessions as sessions_table
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +65,8 @@ async def on_connection(database, work):
 
 
 def differences(connection):
-    return compare_metadata(MigrationContext.configure(connection), metadata)
+    options = {} if connection.dialect.name == "sqlite" else {"version_table": VERSION_TABLE}
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
 
 def shapes(connection):
@@ -72,13 +76,15 @@ def shapes(connection):
             text("SELECT name, sql FROM sqlite_master WHERE tbl_name != 'alembic_version'")
         )
         return sorted((name, " ".join((sql or "").replace("\n", " ").split())) for name, sql in rows)
-    rows = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
-    keys = sorted(tuple(row) for row in rows if not row[0].startswith("alembic"))
+    rows = connection.execute(
+        text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()")
+    )
+    keys = sorted(tuple(row) for row in rows if not row[0].startswith(VERSION_TABLE))
     inspector = inspect(connection)
     columns = [
         (name, [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)])
         for name in sorted(inspector.get_table_names())
-        if name != "alembic_version"
+        if name != VERSION_TABLE
     ]
     return [*keys, *columns]
 
@@ -216,11 +222,52 @@ async def test_what_is_stored_outlives_a_second_start(bare):
     assert await bare.read(stored) == [("a", b"1")]
 
 
+async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_before(bare):
+    def to_the_first_tables(connection):
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        is_postgres = connection.dialect.name == "postgresql"
+        version_table = VERSION_TABLE if is_postgres else "alembic_version"
+        config.attributes.update(connection=connection, version_table=version_table)
+        command.upgrade(config, "0001")
+        for name, rows in (("accounts", [PAYEE]), ("sessions", [TO_ACCOUNT, TO_OUTSIDE])):
+            table = Table(name, MetaData(), autoload_with=connection)
+            connection.execute(insert(table), [row_of(table, row) for row in rows])
+
+    await on_connection(bare, to_the_first_tables)
+    await upgrade(bare)
+
+    def owners(connection):
+        chosen = select(
+            sessions_table.c.session_id, sessions_table.c.recipient_owner, sessions_table.c.stuck_reason
+        )
+        return sorted(tuple(row) for row in connection.execute(chosen))
+
+    assert await bare.read(owners) == [("sess_inside", "owner", None), ("sess_outside", None, None)]
+
+
+PAYEE = {"account_id": "acct_payee", "chain_address": "owner"}
+TO_ACCOUNT = {"session_id": "sess_inside", "recipient_account_id": "acct_payee"}
+TO_OUTSIDE = {"session_id": "sess_outside", "recipient_account_id": None}
+
+
+def row_of(table, values):
+    """A row with something in every column that needs a value."""
+    row = {
+        column.name: False if isinstance(column.type, Boolean) else 0
+        for column in table.columns
+        if not column.nullable and column.name != "seq"
+    }
+    texts = {name for name in row if isinstance(table.columns[name].type, Text)}
+    return row | {name: f"{name} of {values}" for name in texts} | values
+
+
 async def test_a_newer_schema_is_refused_and_left_alone(bare):
     await upgrade(bare)
 
     def make_newer(connection):
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        table = VERSION_TABLE if isinstance(bare, PostgresDatabase) else "alembic_version"
+        connection.execute(text(f"UPDATE {table} SET version_num = '9999'"))
 
     await on_connection(bare, make_newer)
     with pytest.raises(NewerSchemaError, match="newer version of agentpay-server") as refusal:
@@ -231,12 +278,15 @@ async def test_a_newer_schema_is_refused_and_left_alone(bare):
 
 
 async def test_a_step_that_fails_leaves_nothing_behind(bare):
-    await on_connection(bare, lambda connection: connection.execute(text("CREATE TABLE webhooks (a TEXT)")))
+    # What only the step itself meets: a schema of PostgreSQL that holds other tables is refused before it.
+    is_postgres = isinstance(bare, PostgresDatabase)
+    in_the_way = "CREATE TYPE webhooks AS ENUM ('a')" if is_postgres else "CREATE TABLE webhooks (a TEXT)"
+    await on_connection(bare, lambda connection: connection.execute(text(in_the_way)))
 
     with pytest.raises(Exception, match="webhooks"):
         await upgrade(bare)
     left = await on_connection(bare, lambda connection: inspect(connection).get_table_names())
-    assert left == ["webhooks"]
+    assert left == ([] if is_postgres else ["webhooks"])
 
 
 async def test_servers_that_start_at_once_lay_the_tables_out_once(bare):

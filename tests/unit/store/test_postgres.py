@@ -62,7 +62,7 @@ async def database(url):
 @pytest.fixture
 async def holder(url):
     """A connection beside those of the databases."""
-    made = await asyncpg.connect(url)
+    made = await stores.connect(url)
     yield made
     await made.close()
 
