@@ -190,8 +190,8 @@ def _check_fixtures(item: pytest.Item) -> None:
         for name in marker.kwargs if marker.name == MARKER else ():
             if _ARGUMENTS[name] not in used:
                 pytest.fail(
-                    f"@pytest.mark.agentpay({name}=…) is for the fixture {_ARGUMENTS[name]}, which this test does "
-                    "not use: add it to the test's arguments, or drop the marker's argument",
+                    f"@pytest.mark.agentpay({name}=…) is for the fixture {_ARGUMENTS[name]}, which this test "
+                    f"does not use: add it to the test's arguments, or drop {name}=",
                     pytrace=False,
                 )
 

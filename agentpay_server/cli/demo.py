@@ -168,9 +168,7 @@ def _introduce(output: Output, base_url: str, operator_key: str | None, seed: in
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you gave")
     output.line("and then: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
-    output.line(
-        "There are payments, a refusal, a transfer that waits for approval and an open session already."
-    )
+    output.line("It holds payments, a refusal, a transfer that waits for approval, and an open session.")
     output.line(f"--seed {seed} tells the same story again; Ctrl-C ends it.")
     output.line()
 

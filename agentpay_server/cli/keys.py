@@ -62,7 +62,7 @@ def generate_key(*, is_json: bool) -> None:
 
     \b
     export AGENTPAY_SERVER_OPERATOR_KEY="$(agentpay-server keys generate)"
-    """
+    """  # noqa: D301 - the escape keeps a line of the help as it is
     key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
     if is_json:
         Output(is_json=True).document({"key": key})

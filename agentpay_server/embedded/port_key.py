@@ -1,7 +1,7 @@
 """A port's own operator key, where the server's key follows from a seed that anybody can work out.
 
-In process the key of the seed stays valid, so that a test repeats. On a port it is refused; a random key stands
-for it there, which no snapshot, restore or reset touches, since the server itself never sees it.
+In process the key of the seed stays valid, so that a test repeats. On a port it is refused; a random key
+stands for it there, which no snapshot, restore or reset touches, since the server itself never sees it.
 """
 
 import secrets
