@@ -176,6 +176,7 @@ async def start_runtime(
     settings: Settings | None = None,
     clock: Clock | None = None,
     seed: int | None = None,
+    seeds_all_keys: bool = True,
     operator_key: str | None = None,
     lend_key: bool = False,
     storage: Storage | None = None,
@@ -192,6 +193,7 @@ async def start_runtime(
         clock: what tells the time; the machine's clock if None.
         seed: makes identifiers, keys and signatures repeat, but for the keys that hold money on a cluster;
             None takes them from the system. None alone is for a public cluster.
+        seeds_all_keys: whether all API keys follow from the seed; False keeps that to the first operator's.
         operator_key: a key of the first operator; None makes a new one at the first start.
         lend_key: whether a key is made for this run where none is given and the first is long known.
         storage: where everything is stored, from `open_storage`; it is closed when the server stops. Its
@@ -216,6 +218,7 @@ async def start_runtime(
             rpc=rpc,
             clock=clock or SystemClock(),
             seed=seed,
+            seeds_all_keys=seeds_all_keys,
             operator_key=operator_key,
             lend_key=lend_key,
             wrap_chain=wrap_chain,
@@ -234,6 +237,7 @@ async def _started(
     rpc: RpcSettings | None,
     clock: Clock,
     seed: int | None,
+    seeds_all_keys: bool,
     operator_key: str | None,
     lend_key: bool,
     wrap_chain: Callable[[Any], WatchedChain] | None,
@@ -275,7 +279,7 @@ async def _started(
     execution = Execution(context, settlement, decisions)
     approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
-    keys = Keys(context)
+    keys = Keys(context, are_all_seeded=seeds_all_keys)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
     resumption = Resumption(context, settlement)

@@ -6,6 +6,8 @@ the encryption key, readable by its owner alone. Without it the databases give n
 
 import asyncio
 import os
+import shlex
+import stat
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,14 @@ _KEY_NAME: Final = "key"
 
 class EncryptionKeyError(StartRefusedError):
     """There is no usable key to seal secrets with."""
+
+
+class ExposedDirectoryError(StartRefusedError):
+    """Other users of the machine can write to the data directory."""
+
+
+class MissingDriverError(StartRefusedError):
+    """The driver of PostgreSQL is not installed."""
 
 
 @frozen(kw_only=True)
@@ -117,8 +127,15 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
 
 
 async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
+    try:
+        from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        from agentpay_server.installation import install_command  # noqa: PLC0415
+
+        raise MissingDriverError(
+            f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"
+        ) from missing
     from agentpay_server.store import migrations  # noqa: PLC0415
-    from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
 
     if settings.encryption_key is None:
         raise EncryptionKeyError(
@@ -139,10 +156,23 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
 
 
 def _make_directory(path: Path) -> None:
+    """Create a directory that only its owner can write to, or accept an existing one.
+
+    Whoever can write to it can replace the database, and so take the money.
+
+    Raises:
+        ExposedDirectoryError: other users can write to it.
+        DatabaseUnavailableError: it cannot be created.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = path.stat().st_mode
     except OSError as error:
         raise DatabaseUnavailableError(f"{path} cannot be made: {error.strerror}") from error
+    if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ExposedDirectoryError(
+            f"other users can write to the data directory {path}: chmod go-w {shlex.quote(str(path))}"
+        )
 
 
 def _key_in(directory: Path, *, may_make: bool) -> bytes:

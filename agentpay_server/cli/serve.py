@@ -53,7 +53,8 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "--operator-key",
     envvar="AGENTPAY_SERVER_OPERATOR_KEY",
     show_envvar=True,
-    help="Operator key to use instead of a new one; at a later start, one to use beside those there are.",
+    help="Operator key to use instead of a new one; it is never printed. At a later start on the same data "
+    "it is added to the existing ones. agentpay-server keys generate makes one.",
 )
 @click.option(
     "--clock",
@@ -180,13 +181,14 @@ def serve(
 ) -> None:
     """Serve until it is stopped.
 
-    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key
-    when that was made now or given. SIGTERM and SIGINT stop it in good order; a second one ends it at once.
+    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key:
+    the key if it was made now, null if it was given. On a terminal, lines to paste follow on standard error.
+    SIGTERM and SIGINT stop it in good order; a second one ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
-            f"{host} can be reached by other machines: give --allow-remote and --operator-key, or keep the "
-            "default --host."
+            f"{host} can be reached by other machines: give --allow-remote, and an --operator-key from "
+            "agentpay-server keys generate; or keep the default --host."
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
         raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")

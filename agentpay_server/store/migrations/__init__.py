@@ -5,14 +5,17 @@ laid out is refused: this one would not know what it means.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
 
 from agentpay_server.store import postgres_schema
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.postgres import PostgresDatabase
+
+if TYPE_CHECKING:
+    # Its driver is an extra of its own: a server on files runs without it.
+    from agentpay_server.store.postgres import PostgresDatabase
 
 HEAD: Final = "0003"
 """The newest step."""
@@ -20,17 +23,17 @@ HEAD: Final = "0003"
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
-async def upgrade(database: FileDatabase | PostgresDatabase) -> None:
+async def upgrade(database: "FileDatabase | PostgresDatabase") -> None:
     """Bring a database to the tables of this version: from nothing, or from those of an older one.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
         DatabaseUnavailableError: there is no answer.
     """
-    if isinstance(database, PostgresDatabase):
-        await database.lay_out(_upgrade)
-    else:
+    if isinstance(database, FileDatabase):
         await database.with_driver(_upgrade_driver)
+    else:
+        await database.lay_out(_upgrade)
 
 
 def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
