@@ -9,6 +9,7 @@ leaves. Whether to send again, and what a reply means, is decided elsewhere.
 # ruff: noqa: ASYNC109
 
 import logging
+import random
 import ssl
 import threading
 import time
@@ -73,7 +74,10 @@ class _Edge:
         except httpx.InvalidURL:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
+        # Time and chance of retries and polling: a simulation sets its own.
+        self.now: Callable[[], float] = time.time
         self.monotonic: Callable[[], float] = time.monotonic
+        self.random: Callable[[], float] = random.random
         # The same few paths again and again: to take an address apart is most of what a request costs.
         self._url = lru_cache(maxsize=_URLS_KEPT)(lambda target: httpx.URL(base_url + target))
         # The defaults of a given client stay, where the contract does not decide.

@@ -6,6 +6,7 @@ a moment, and see the same thing twice. Waits on the network are not the clock's
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -14,6 +15,18 @@ HOUR_US: Final = 3_600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _system_now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+MACHINE_NOW_US: Final[ContextVar[Callable[[], int]]] = ContextVar("MACHINE_NOW_US", default=_system_now_us)
+"""The clock of the machine that a server runs on, in microseconds since 1970, UTC.
+
+Tasks inherit the context of the task that started them, so a value set around the start of a server holds for
+that server alone. The simulator runs several servers in one process this way, each on a clock of its own.
+"""
 
 
 class Clock(Protocol):
@@ -39,7 +52,7 @@ class SystemClock:
 
     def now_us(self) -> int:
         """Return microseconds since 1970, UTC."""
-        return time.time_ns() // 1_000
+        return MACHINE_NOW_US.get()()
 
 
 class ManualClock:
@@ -79,7 +92,7 @@ class ManualClock:
 
 def real_now_us() -> int:
     """Return real time, for leases: they must run out even where the server's clock stands still."""
-    return time.time_ns() // 1_000
+    return MACHINE_NOW_US.get()()
 
 
 def to_us(moment: datetime) -> int:

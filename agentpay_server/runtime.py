@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import httpx
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.clusters import ClusterRefusedError
@@ -17,11 +17,18 @@ from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.connecting import connect
+from agentpay_server.chain.rpc.client import RpcCaller
+from agentpay_server.chain.rpc.connecting import connect, http_client
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SECOND_US, Clock, ManualClock, SystemClock
 from agentpay_server.domain.principals import Principal
-from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness, randomness
+from agentpay_server.randomness import (
+    Identifiers,
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    randomness,
+)
 from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.confirmations import Confirmations
@@ -46,6 +53,7 @@ from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.treasury import Treasury
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
@@ -61,6 +69,7 @@ from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
+from agentpay_server.workers.treasury import TreasuryWorker
 
 
 class ClusterError(StartRefusedError):
@@ -70,6 +79,23 @@ class ClusterError(StartRefusedError):
 def manual_clock(start: datetime | None = None) -> ManualClock:
     """Return a clock that stands still, at `start` or at the time of the call."""
     return ManualClock(datetime.now(UTC) if start is None else start)
+
+
+@frozen(kw_only=True)
+class Edge:
+    """Where a server meets what it cannot control. A simulation puts parts of its own here.
+
+    Attributes:
+        entropy: source of secrets that never follow from a seed, such as nonces.
+        rpc_client: returns what calls the RPC endpoint of the settings.
+    """
+
+    entropy: Randomness = field(factory=SystemRandomness)
+    rpc_client: Callable[[RpcSettings], RpcCaller] = http_client
+
+    def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
+        """Return a source that repeats itself where there is a seed, as `randomness` does, else `entropy`."""
+        return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
 @frozen(kw_only=True)
@@ -93,6 +119,7 @@ class Runtime:
         schedule: due work.
         faults: what the sandbox lets fail.
         http_faults: those of requests.
+        treasury: what pays fees and rents.
         snapshots: all that the server has known, and the way back.
         operator: the operator that the server was first started with.
         storage: where everything is stored.
@@ -115,6 +142,7 @@ class Runtime:
     schedule: Schedule
     faults: Faults
     http_faults: HttpFaults
+    treasury: Treasury
     snapshots: Snapshots
     operator: FirstOperator
     storage: Storage
@@ -156,6 +184,7 @@ async def start_runtime(
     wrap_chain: Callable[[Any], WatchedChain] | None = None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
     may_crash: bool = False,
+    edge: Edge | None = None,
 ) -> Runtime:
     """Put a server together on the running event loop, whose thread owns it from now on.
 
@@ -173,6 +202,7 @@ async def start_runtime(
         wrap_chain: returns the chain that the services see, given the one that executes; that one if None.
         mounts: transports for receivers of events within the process, by URL prefix.
         may_crash: whether the sandbox may kill the process, because it is the server's own.
+        edge: where secrets come from and how RPC calls are made; the operating system and HTTP if None.
 
     Raises:
         ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
@@ -194,6 +224,7 @@ async def start_runtime(
             wrap_chain=wrap_chain,
             mounts=mounts,
             may_crash=may_crash,
+            edge=edge or Edge(),
         )
         opened.pop_all()
     return runtime
@@ -212,15 +243,17 @@ async def _started(
     wrap_chain: Callable[[Any], WatchedChain] | None,
     mounts: Mapping[str, httpx.AsyncBaseTransport] | None,
     may_crash: bool,
+    edge: Edge,
 ) -> Runtime:
     database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
-    source = randomness(seed, start=await identity.count_start(database))
-    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
-    custody = await _custody(database, vault, source, rpc)
+    source = edge.randomness(seed, start=await identity.count_start(database))
+    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
+    # Stored before it is known which cluster the keys are for: on none may they follow from a seed.
+    custody = await _custody(database, vault, source if rpc is None else edge.entropy, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
-    inner = await _chain(storage, custody, clock, source, rpc)
+    inner = await _chain(storage, custody, clock, source, rpc, edge=edge)
     opened.push_async_callback(inner.close)
     chain = FaultyChain(
         inner if wrap_chain is None else wrap_chain(inner),
@@ -260,6 +293,8 @@ async def _started(
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
     deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
+    # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
+    treasury = Treasury(inner, custody.address(TREASURY), low_sol=settings.treasury_low_sol)
     workers: list[Worker] = [
         settlement_worker,
         deposit_worker,
@@ -267,6 +302,7 @@ async def _started(
         records,
         ApprovalWorker(approvals),
         DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup),
+        TreasuryWorker(treasury, clock=clock),
     ]
     if rpc is not None:
         workers.append(ConfirmationWorker(Confirmations(context, settlement), clock=clock))
@@ -277,8 +313,11 @@ async def _started(
     # A clock that runs by itself and the system's source of chance cannot go back.
     parts: list[Part] = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
     parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
-    names = Identifiers(clock, randomness(seed, stream="snapshots"))
-    snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
+    snapshots = Snapshots(
+        context,
+        Identifiers(clock, edge.randomness(seed, stream="snapshots")),
+        _with_world(parts, storage, inner),
+    )
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -296,6 +335,7 @@ async def _started(
         schedule=schedule,
         faults=faults,
         http_faults=http_faults,
+        treasury=treasury,
         snapshots=snapshots,
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,
@@ -321,11 +361,17 @@ def _with_world(parts: list[Part], storage: Storage, chain: EmbeddedChain | RpcC
 
 
 async def _chain(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings | None
+    storage: Storage,
+    custody: Custody,
+    clock: Clock,
+    source: Randomness,
+    rpc: RpcSettings | None,
+    *,
+    edge: Edge,
 ) -> EmbeddedChain | RpcChain:
     if rpc is None:
         return await _embedded_chain(storage, custody, clock, source)
-    return await _cluster(storage, custody, clock, source, rpc)
+    return await _cluster(storage, custody, clock, source, rpc, edge=edge)
 
 
 async def _embedded_chain(
@@ -347,7 +393,7 @@ async def _embedded_chain(
 
 
 async def _cluster(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness, rpc: RpcSettings, *, edge: Edge
 ) -> RpcChain:
     try:
         chain = await connect(
@@ -355,6 +401,7 @@ async def _cluster(
             stored_genesis_hash=await identity.known_genesis(storage.database),
             treasury=custody.address(TREASURY),
             mint_authority=custody.address(TEST_MINT_AUTHORITY),
+            make_client=edge.rpc_client,
         )
     except ClusterRefusedError as error:
         raise ClusterError(str(error)) from error
@@ -393,9 +440,7 @@ def _check_use(chain: RpcChain, storage: Storage, clock: Clock, source: Randomne
 
 
 async def _custody(database: Database, vault: Vault, source: Randomness, rpc: RpcSettings | None) -> Custody:
-    # The keys are stored before it is known which cluster they are for: on none can they be worked out.
-    chance = source if rpc is None else randomness(None)
-    return Custody(await identity.custody_seed(database, vault, chance), given=_given_keys(rpc))
+    return Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
 
 
 def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:

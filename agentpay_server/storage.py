@@ -14,7 +14,8 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.services.identity import CUSTODY_SEED
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.services.resealing import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
 from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
@@ -74,6 +75,7 @@ async def open_storage(
     *,
     data_dir: Path | None = None,
     database_url: str | None = None,
+    database_schema: str = DATABASE_SCHEMA,
     keeps_chain: bool = True,
 ) -> Storage:
     """Open the database of a server and bring it to the tables of this version.
@@ -83,13 +85,15 @@ async def open_storage(
             AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
         data_dir: a directory, made if it is not there.
         database_url: a PostgreSQL database, `postgresql://…`. With neither, everything is in memory.
+        database_schema: the schema of that database that holds all tables, made if it does not exist.
         keeps_chain: whether the chain is within the server and kept here too. Servers whose chain is a
             cluster may share a PostgreSQL database.
 
     Raises:
-        StartRefusedError: another server uses it, a newer version laid it out, or there is no key for it.
+        StartRefusedError: another server uses it, a newer version laid it out, there is no key for it, or the
+            schema holds tables of other software.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: both are given, or the URL is none.
+        ValueError: both are given, the URL is none, or the schema cannot have that name.
     """
     if data_dir is not None and database_url is not None:
         raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
@@ -97,7 +101,7 @@ async def open_storage(
     if data_dir is not None:
         return await _in_directory(settings, data_dir, keeps_chain=keeps_chain)
     if database_url is not None:
-        return await _in_postgres(settings, database_url, keeps_chain=keeps_chain)
+        return await _in_postgres(settings, database_url, database_schema, keeps_chain=keeps_chain)
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 
@@ -116,13 +120,13 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
             ledger = FileDatabase(directory / _LEDGER_NAME)
             opened.push_async_callback(ledger.close)
             await migrations.upgrade(ledger)
-        is_first_start = await database.read(state.get, CUSTODY_SEED) is None
+        is_first_start = await database.read(state.get, CUSTODY_SEED.row) is None
         key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
 
 
-async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> Storage:
+async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
     try:
         from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
     except ModuleNotFoundError as missing:
@@ -140,10 +144,10 @@ async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> St
         )
     lost = asyncio.Event()
     async with AsyncExitStack() as opened:
-        database = PostgresDatabase(url)
+        database = PostgresDatabase(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
-            # Before anything is changed: the chain inside this server makes the database its own.
+            # Before anything is changed: the chain inside this server makes the schema its own.
             await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()

@@ -147,7 +147,7 @@ class AsyncAgentPay:
         """Send a request until it is answered; return the model of the answer, and the answer."""
         http = self._http
         seconds = self._timeout(timeout)
-        flow = attempts(request, max_retries=self._retries(max_retries))
+        flow = attempts(request, max_retries=self._retries(max_retries), now=http.now, random=http.random)
         try:
             step = next(flow)
             while True:

@@ -52,8 +52,8 @@ class AsyncTransfers(AsyncResource):
                 as `"25.50"`. Floats are refused.
             memo: at most 200 characters; needed where the policy says `require_memo`.
             category: spend category, 1 to 64 characters; needed where the policy has `categories`.
-            idempotency_key: 1 to 128 characters; the same key never moves money twice within 24 hours. A
-                random one by default, returned in the transfer.
+            idempotency_key: 1 to 128 characters; the same key never moves money out of an account twice
+                within 24 hours. A random one by default, returned in the transfer.
             timeout: seconds, for each attempt.
             max_retries: retries, for this call.
 
@@ -132,12 +132,19 @@ class AsyncTransfers(AsyncResource):
             WaitTimeoutError: it was not seen final in time. It may still be settled later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
-        flow = looks(transfer_id, timeout=timeout, poll_interval=poll_interval, now=self._http.monotonic)
+        http = self._http
+        flow = looks(
+            transfer_id,
+            timeout=timeout,
+            poll_interval=poll_interval,
+            now=http.monotonic,
+            random=http.random,
+        )
         try:
             step = next(flow)
             while True:
                 if isinstance(step, Sleep):
-                    await self._http.sleep(step.seconds)
+                    await http.sleep(step.seconds)
                     step = next(flow)
                 else:
                     step = flow.send(await self._look(request, step.timeout))

@@ -94,6 +94,7 @@ def run(
     *,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str,
     rpc: RpcSettings | None,
     is_clock_manual: bool,
     operator_key: str | None,
@@ -123,6 +124,7 @@ def run(
                     settings,
                     data_dir=data_dir,
                     database_url=database_url,
+                    database_schema=database_schema,
                     rpc=rpc,
                     clock=clock,
                     operator_key=operator_key,
@@ -145,13 +147,18 @@ async def _serve(
     *,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str,
     rpc: RpcSettings | None,
     clock: Clock,
     operator_key: str | None,
 ) -> None:
     try:
         storage = await open_storage(
-            settings, data_dir=data_dir, database_url=database_url, keeps_chain=rpc is None
+            settings,
+            data_dir=data_dir,
+            database_url=database_url,
+            database_schema=database_schema,
+            keeps_chain=rpc is None,
         )
     except ValueError as error:
         raise OptionError("--database-url", str(error)) from None

@@ -5,13 +5,15 @@ where it is reached and with which key; everything else is logged to standard er
 """
 
 import ipaddress
+from decimal import Decimal
 from pathlib import Path
 
 import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.values import SchemaName, Seconds, Sol, Usdc
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
 
@@ -37,6 +39,15 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     show_envvar=True,
     metavar="URL",
     help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
+)
+@click.option(
+    "--database-schema",
+    type=SchemaName(),
+    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
+    show_envvar=True,
+    metavar="NAME",
+    help="Schema of that database that holds all tables; made if it does not exist.  "
+    f"[default: {DATABASE_SCHEMA}]",
 )
 @click.option(
     "--operator-key",
@@ -86,13 +97,38 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "--session-idle",
     type=Seconds(0.000001),
     metavar="SECONDS",
-    help="How long a session may go without a charge before it closes by itself; without it there is no end.",
+    help="How long a session may go without a charge before it closes by itself.  [default: 24 hours on "
+    "mainnet, devnet and testnet; unlimited elsewhere]",
 )
 @click.option(
     "--session-lifetime",
     type=Seconds(0.000001),
     metavar="SECONDS",
     help="How long a session may last before it closes by itself; without it there is no end.",
+)
+@click.option(
+    "--max-open-sessions",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="COUNT",
+    help="How many sessions of one account may be unsettled at once.",
+)
+@click.option(
+    "--min-session-cap",
+    type=Usdc(),
+    default="0.01",
+    show_default=True,
+    metavar="USDC",
+    help="The smallest cap of a session.",
+)
+@click.option(
+    "--treasury-low",
+    type=Sol(),
+    default="0.1",
+    show_default=True,
+    metavar="SOL",
+    help="Log a warning when the treasury, which pays fees and rents, holds less.",
 )
 @click.option(
     "--rate-limit",
@@ -125,6 +161,7 @@ def serve(
     in_memory: bool,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str | None,
     operator_key: str | None,
     clock: str,
     policy_update: str,
@@ -133,6 +170,9 @@ def serve(
     approval_ttl: float,
     session_idle: float | None,
     session_lifetime: float | None,
+    max_open_sessions: int,
+    min_session_cap: Decimal,
+    treasury_low: Decimal,
     rate_limit: int | None,
     shutdown_wait: float,
     log_format: str,
@@ -152,6 +192,8 @@ def serve(
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
         raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
+    if database_schema is not None and database_url is None:
+        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
     settings = Settings(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
@@ -160,6 +202,9 @@ def serve(
         rate_limit_per_minute=rate_limit,
         session_idle_seconds=session_idle,
         session_lifetime_seconds=session_lifetime,
+        max_open_sessions=max_open_sessions,
+        min_session_cap_usdc=min_session_cap,
+        treasury_low_sol=treasury_low,
         shutdown_seconds=shutdown_wait,
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.
@@ -172,6 +217,7 @@ def serve(
             settings,
             data_dir=data_dir,
             database_url=database_url,
+            database_schema=database_schema or DATABASE_SCHEMA,
             rpc=rpc,
             is_clock_manual=clock == "manual",
             operator_key=operator_key,

@@ -25,6 +25,7 @@ from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us
 from agentpay_server.contract.webhooks import Delivery, RecordedEvent
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
@@ -77,6 +78,7 @@ class AgentPayServer:
         settings: Settings | None = None,
         data_dir: Path | str | None = None,
         database_url: str | None = None,
+        database_schema: str = DATABASE_SCHEMA,
         rpc: RpcSettings | None = None,
         seeded_port_keys: bool = True,
     ) -> None:
@@ -94,6 +96,7 @@ class AgentPayServer:
             database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
                 encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
                 With neither, everything ends with the server.
+            database_schema: the schema of that database that holds all tables, made if it does not exist.
             rpc: a Solana cluster to work on, in the place of the chain within the server.
             seeded_port_keys: whether a port accepts API keys that follow from `seed`. Pass False if nobody
                 chose the seed: `listen` then replaces `operator_key` by a random key, the only one of the
@@ -102,7 +105,8 @@ class AgentPayServer:
 
         Raises:
             ValueError: a datetime without a UTC offset, or another word for `clock`; both a data_dir and a
-                database_url; or one of them without `seeded_port_keys`.
+                database_url; one of them without `seeded_port_keys`; or a database_schema that cannot name
+                one.
         """
         if data_dir is not None and database_url is not None:
             raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
@@ -111,6 +115,7 @@ class AgentPayServer:
             raise ValueError("seeded_port_keys=False is for servers in memory: leave out the seed instead")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._database_url = database_url
+        self._database_schema = check_database_schema(database_schema)
         self._rpc = rpc
         self._clock = _clock(clock)
         self._seed = seed
@@ -156,6 +161,7 @@ class AgentPayServer:
                 self._settings or Settings(),
                 data_dir=self._data_dir,
                 database_url=self._database_url,
+                database_schema=self._database_schema,
                 keeps_chain=self._rpc is None,
             ),
             rpc=self._rpc,

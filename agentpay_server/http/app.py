@@ -10,7 +10,6 @@ what a caller wrote into a path is nobody's business.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -107,7 +106,7 @@ class Application:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
-        start = time.perf_counter()
+        start = asyncio.get_running_loop().time()
         if scope["path"] in self._operations:
             trace = _Trace(None, scope["path"])
             answer = await self._operations.answer(scope["path"], scope["method"])
@@ -170,7 +169,7 @@ class Application:
                 error=trace.error,
                 transfer_id=trace.transfer_id,
                 key_id=None if principal is None else principal.key_id,
-                duration_ms=round((time.perf_counter() - start) * 1000, 3),
+                duration_ms=round((asyncio.get_running_loop().time() - start) * 1000, 3),
             )
 
 

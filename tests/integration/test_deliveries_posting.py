@@ -440,6 +440,8 @@ def named(authority, monkeypatch: pytest.MonkeyPatch):
     if hasattr(httpcore, "default_ssl_context"):
         trusting = ssl.create_default_context(cafile=authority)
         monkeypatch.setattr(httpcore, "default_ssl_context", lambda **_: trusting)
+    # Read once in a process, and here under another authority.
+    monkeypatch.setattr(posting, "_ssl_context", posting._ssl_context.__wrapped__)
     monkeypatch.setattr(posting, "is_public", lambda address: address == "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)

@@ -35,7 +35,7 @@ from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.failures import json_failure_reason
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.budgets import Budgets
-from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
+from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
 from agentpay_server.chain.rpc.history import read_deposit
 from agentpay_server.chain.rpc.notices import Notices
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
@@ -69,7 +69,7 @@ class RpcChain:
         cluster: which cluster it must serve.
     """
 
-    def __init__(self, client: RpcClient, settings: RpcSettings, cluster: Cluster) -> None:
+    def __init__(self, client: RpcCaller, settings: RpcSettings, cluster: Cluster) -> None:
         self._client = client
         self._settings = settings
         self._cluster = cluster

@@ -6,7 +6,7 @@ where providers put their keys. While an endpoint limits our rate, calls fail he
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import httpx2
 from solana.rpc.async_api import AsyncClient
@@ -34,6 +34,18 @@ class RpcRefusalError(ChainUnavailableError):
         self.code = code
         self.detail = detail
         self.data = data
+
+
+class RpcCaller(Protocol):
+    """Makes JSON-RPC calls: `RpcClient`, or what takes its place where there is no network."""
+
+    async def call(self, method: str, /, *params: object) -> object:
+        """Return the result of a call, as `RpcClient.call` does."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        ...
 
 
 class RpcClient:

@@ -1,6 +1,7 @@
 """The first words with a cluster: which one it is, and whether a server may run on it."""
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from solders.token.state import Mint
@@ -9,7 +10,7 @@ from agentpay_server.chain.clusters import Cluster, ClusterRefusedError, choose_
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcClient
+from agentpay_server.chain.rpc.client import RpcCaller, RpcClient
 from agentpay_server.chain.rpc.replies import ChainAccount
 from agentpay_server.chain.rpc.settings import RpcSettings
 
@@ -18,8 +19,20 @@ _OPTIONS: Final = {"encoding": "base64", "commitment": "confirmed"}
 logger: logging.Logger = logging.getLogger(__name__)
 
 
+def http_client(settings: RpcSettings) -> RpcCaller:
+    """Return a client that calls the endpoint of the settings over HTTP."""
+    return RpcClient(
+        settings.url, timeout_seconds=settings.timeout_seconds, max_connections=settings.max_connections
+    )
+
+
 async def connect(
-    settings: RpcSettings, *, stored_genesis_hash: str | None, treasury: str, mint_authority: str
+    settings: RpcSettings,
+    *,
+    stored_genesis_hash: str | None,
+    treasury: str,
+    mint_authority: str,
+    make_client: Callable[[RpcSettings], RpcCaller] = http_client,
 ) -> RpcChain:
     """Return the cluster behind an endpoint, once it is certain that a server may run on it.
 
@@ -29,14 +42,13 @@ async def connect(
             must store `RpcChain.genesis_hash` before anything is signed.
         treasury: the address that pays fees and rents; it is told when it cannot.
         mint_authority: the address that mints on a cluster of our own; it is told when it cannot.
+        make_client: returns what calls the endpoint.
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.
         ChainUnavailableError: the endpoint does not tell.
     """
-    client = RpcClient(
-        settings.url, timeout_seconds=settings.timeout_seconds, max_connections=settings.max_connections
-    )
+    client = make_client(settings)
     try:
         cluster = choose_cluster(
             replies.read_hash(await client.call("getGenesisHash")),
