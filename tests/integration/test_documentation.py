@@ -197,7 +197,7 @@ def test_the_commands_of_the_server_exist(path: Path) -> None:
 def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -> None:
     words = prose(path)
     known = set().union(*(options(command) for command in commands(cli.main).values()))
-    others = {"--check", "--chain", "--strict", "--store"}  # of scripts and of pytest
+    others = {"--check", "--chain", "--strict", "--store", "--write"}  # of scripts and of pytest
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
     named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)
     assert [name for name in named if not (ROOT / name).exists()] == []
