@@ -146,6 +146,7 @@ class Agent(Worker):
             account_id=source, to=to, cap_usdc=usdc(cap_micro), idempotency_key=key
         )
         self._sessions.append(opened.session_id)
+        self.world.judges.opened(key, opened.session_id, str(opened.status))
         self.world.sessions[opened.session_id] = None
         self.note("answer", key, opened.session_id, opened.status)
 
@@ -155,6 +156,8 @@ class Agent(Worker):
 
         async def charge(client: SimulatedClient) -> None:
             self.note("ask", "charge", session_id, key, micro)
+            tried = self.world.charges_tried.setdefault((session_id, key), set())
+            tried.add(micro)
             await client.sessions.charge(session_id, amount=usdc(micro), idempotency_key=key)
             self.world.charges[session_id, key] = micro
             self.note("answer", "charged", session_id, key)
@@ -186,17 +189,20 @@ async def pay(
     world: "World", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
 ) -> None:
     """Ask for a transfer, and have the answer judged."""
-    world.judges.will_ask(key, source, to, micro)
-    asked_at = world.loop.time()
+    judges, asked_at = world.judges, world.loop.time()
+    is_new, pause = key not in judges.asked, judges.paused_since.get(source)
+    judges.will_ask(key, source, to, micro)
     world.timeline.note("ask", who, "pay", key, micro)
     try:
         transfer = await client.transfers.create(from_=source, to=to, amount=usdc(micro), idempotency_key=key)
     except ConflictError:
         raise
     except APIError as error:
-        world.judges.refused(key, source, error)
+        judges.refused(key, source, error)
         raise
-    world.judges.answered(transfer, asked_at, micro)
+    judges.answered(transfer, asked_at, micro)
+    if is_new and pause is not None and judges.paused_since.get(source) == pause:
+        world.violate("a paused account pays", transfer.transfer_id, transfer.status)
     if transfer.status == "pending_approval":
         world.waiting[transfer.transfer_id] = None
     world.timeline.note("answer", who, key, transfer.transfer_id, transfer.status)
@@ -220,8 +226,10 @@ class Operator(Worker):
             self.note("operator", "pauses", account_id)
             try:
                 await client.policies.pause(account_id)
+                world.judges.paused_since[account_id] = world.loop.time()
                 await asyncio.sleep(chance.uniform(0, 4))
             finally:
+                world.judges.paused_since.pop(account_id, None)
                 await client.policies.resume(account_id)
         elif x < 0.8:
             await self._rotate(chance)

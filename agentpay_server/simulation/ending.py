@@ -25,6 +25,7 @@ LIVENESS_SECONDS: Final = 180.0
 """How long after the last fault nothing may be in flight any more."""
 
 _UP_SECONDS: Final = 60.0
+_CLOSING_SECONDS: Final = 90.0
 _LOOK_EVERY_SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
 _DEPOSITS_SECONDS: Final = 40.0
@@ -139,9 +140,14 @@ async def _close_sessions(world: "World", client: SimulatedClient) -> None:
     """Close every session and judge what became of it."""
     names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
     for name in sorted(names):
-        session = await client.sessions.get(name)
-        if session.status == "open":
-            session = await client.sessions.close(name)
+        began = world.loop.time()
+        while not (session := await client.sessions.get(name)).is_final:
+            if world.loop.time() > began + _CLOSING_SECONDS:
+                break
+            if session.status == "open":
+                await client.sessions.close(name)
+            else:
+                await asyncio.sleep(1)  # It closes by the clock.
         _judge_session(world, session)
 
 
@@ -162,8 +168,9 @@ def _judge_session(world: "World", session: Session) -> None:
     if session.escrow_token_account in world.cluster.all_usdc():
         world.violate("the escrow of a settled session is still there", name)
     charged = sum(micro for (session_id, _), micro in world.charges.items() if session_id == name)
-    if charged > settled:
-        world.violate("an answered charge was not paid", name, charged, settled)
+    tried = sum(max(each) for (session_id, _), each in world.charges_tried.items() if session_id == name)
+    if not charged <= settled <= tried:
+        world.violate("what was paid is not what was charged", name, charged, settled, tried)
 
 
 async def _judge_payments(world: "World", client: SimulatedClient) -> None:

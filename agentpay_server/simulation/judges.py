@@ -62,6 +62,7 @@ class Judges:
         landed: what has landed and succeeded, by subject and kind.
         limits: what each account may spend, by its token account.
         escrows: the token accounts that openings pay into.
+        paused_since: since when each account that is paused for certain has been, by its identifier.
         spent: what each account has spent, by its token account, and when.
     """
 
@@ -78,7 +79,9 @@ class Judges:
         self._landed_keys: dict[str, str] = {}
         self._final: dict[str, tuple[Transfer, float]] = {}
         self._sources: dict[str, str] = {}
+        self._opened: dict[str, str] = {}
         self.escrows: list[str] = []
+        self.paused_since: dict[str, float] = {}
         self.cluster: Cluster
         self.asked: dict[str, Asked] = {}
         self.told: dict[str, Transfer] = {}
@@ -192,6 +195,11 @@ class Judges:
         if final is None or status in _FINAL:
             self.told[transfer_id] = transfer
         self._learn(transfer.idempotency_key, transfer.from_, transfer_id, status)
+
+    def opened(self, key: str, session_id: str, status: str) -> None:
+        """Judge what the service says of the session of a key."""
+        if status != "failed" and self._opened.setdefault(key, session_id) != session_id:
+            self._violate("one key, two sessions", key, self._opened[key], session_id)
 
     def refused(self, key: str, account_id: str, error: APIError) -> None:
         """Judge an error that names a transfer."""

@@ -85,13 +85,7 @@ class Life(Actor):
     def bury(self) -> None:
         """Free what a dead life holds."""
         while self._tasks:
-            task = self._tasks.pop()
-            if not task.done():
-                # The task never ends, which is no news.
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
-                coroutine = task.get_coro()
-                if coroutine is not None:
-                    self.context.run(_close, coroutine)
+            self.context.run(close_task, self._tasks.pop())
         self.runtime = self.app = None
 
 
@@ -256,9 +250,15 @@ def _lose(answer: asyncio.Future[Any]) -> None:
         answer.set_exception(ConnectionLostError())
 
 
-def _close(coroutine: Any) -> None:  # noqa: ANN401 - a coroutine or a generator
+def close_task(task: asyncio.Task[Any]) -> None:
+    """Free what a task holds that never goes on."""
+    if task.done():
+        return
+    # That it is pending at its end is no news.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    coroutine: Any = task.get_coro()
     try:
         coroutine.close()
-    except (RuntimeError, ValueError, asyncio.CancelledError):
-        # It waits on, or is under way: nobody is there who could mind.
+    except (RuntimeError, ValueError):
+        # It would wait for something else first: nobody is there who could mind.
         return

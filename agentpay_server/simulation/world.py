@@ -15,6 +15,7 @@ from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.event_types import EventType
+from agentpay.errors import AgentPayError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.settings import Settings
@@ -33,11 +34,12 @@ from agentpay_server.simulation.network import Receivers
 from agentpay_server.simulation.nodes import Nodes
 from agentpay_server.simulation.plan import Plan
 from agentpay_server.simulation.rpc import RpcLink
-from agentpay_server.simulation.servers import Life, Server
+from agentpay_server.simulation.servers import Life, Server, close_task
 from agentpay_server.simulation.timeline import Timeline
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0
+_TASKS_KEPT: Final = 256
 _EVENTS: Final = [each.value for each in EventType]
 
 
@@ -75,6 +77,7 @@ class Outcome:
         crashes: how often a server was killed.
         landed: how many transactions landed.
         units: how many units of work ran.
+        work_began_seconds: when work and faults began.
         settled_seconds: how long after the faults stopped nothing was in flight any more.
         lines: the timeline.
     """
@@ -90,6 +93,7 @@ class Outcome:
     crashes: int
     landed: int
     units: int
+    work_began_seconds: float
     settled_seconds: float
     lines: tuple[str, ...]
 
@@ -136,6 +140,8 @@ class World:
         self.violations: list[Violation] = []
         self._stops_early, self._watch = stops_early, watch
         self._stop: asyncio.Future[None] | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._most_tasks = _TASKS_KEPT
         self.is_healing = True
         self.database = SharedDatabase()
         self.judges = Judges(
@@ -175,19 +181,20 @@ class World:
         self.outside: list[str] = []
         self.sessions: dict[str, None] = {}
         self.charges: dict[tuple[str, str], int] = {}
+        self.charges_tried: dict[tuple[str, str], set[int]] = {}
         self.waiting: dict[str, None] = {}
         self.secrets: dict[str, WebhookSecrets] = {}
         self.replayed: set[str] = set()
         self.calls: list[str] = []
         self.crashes = 0
-        self.works_until = 0.0
+        self.work_began = self.works_until = 0.0
         self.settled_seconds = -1.0
         self.log_secrets: list[str] = [self.operator_key, (self.settings.encryption_key or b"-").hex()]
 
     def run(self) -> Outcome:
         """Run it to its end and return what came of it."""
         started = time.process_time()
-        self.loop.on_task, self.loop.on_exception = _remember, self._reported
+        self.loop.on_task, self.loop.on_exception = self._remember, self._reported
         # INFO tells of every request: now and then, since a line takes time to make.
         level = logging.INFO if self.chance.stream("log level").random() < 0.1 else logging.WARNING
         judge = LogJudge(self.log_secrets, self.violate, self.timeline.note)
@@ -195,10 +202,7 @@ class World:
             try:
                 self.loop.run_until_complete(self._history())
             finally:
-                for server in self.servers:
-                    if server.life is not None:
-                        server.life.is_dead = True
-                        server.life.bury()
+                self._end()
                 self.loop.close()
                 self.cluster.close()
                 self.database.close()
@@ -236,7 +240,8 @@ class World:
     async def _story(self) -> None:
         await self._begin()
         self.timeline.note("world", "-", "work begins")
-        self.works_until = self.loop.time() + self.plan.minutes * 60
+        self.work_began = self.loop.time()
+        self.works_until = self.work_began + self.plan.minutes * 60
         self.faults.are_on, self.is_healing = True, False
         workers = [*self._workers, Operator(self, 1), Stranger(self)]
         work = [self.loop.create_task(worker.work()) for worker in workers]
@@ -246,9 +251,12 @@ class World:
             trouble.cancel()
         await asyncio.wait(troubles) if troubles else None
         self.timeline.note("world", "-", "faults stop")
-        await ending.come_to_rest(self)
-        self.timeline.note("world", "-", "at rest")
-        await ending.judge(self)
+        try:
+            await ending.come_to_rest(self)
+            self.timeline.note("world", "-", "at rest")
+            await ending.judge(self)
+        except AgentPayError as error:
+            self.violate("refused, though nothing is wrong", type(error).__name__, error)
 
     async def _begin(self) -> None:
         """Start the servers, make accounts and give them money."""
@@ -302,6 +310,24 @@ class World:
             if int(self.loop.time()) % _COLLECT_EVERY_SECONDS == 0:
                 gc.collect()
 
+    def _end(self) -> None:
+        """Close whatever waits yet: it has no loop any more to wait on."""
+        for server in self.servers:
+            if server.life is not None:
+                server.life.is_dead = True
+                server.life.bury()
+        for task in self._tasks:
+            close_task(task)
+
+    def _remember(self, task: asyncio.Task[Any], actor: Actor | None) -> None:
+        if isinstance(actor, Life):
+            actor.add(task)
+        else:
+            self._tasks.append(task)
+            if len(self._tasks) > self._most_tasks:
+                self._tasks = [each for each in self._tasks if not each.done()]
+                self._most_tasks = 2 * len(self._tasks) + _TASKS_KEPT
+
     def _link(self, server: str) -> RpcLink:
         return RpcLink(
             self.plan,
@@ -333,6 +359,7 @@ class World:
             crashes=self.crashes,
             landed=self.cluster.executed,
             units=self.database.units,
+            work_began_seconds=self.work_began,
             settled_seconds=self.settled_seconds,
             lines=tuple(self.timeline.lines),
         )
@@ -341,11 +368,6 @@ class World:
 def simulate(plan: Plan, **options: Any) -> Outcome:  # noqa: ANN401 - each of its own type
     """Run a plan; the options are those of `World`."""
     return World(plan, **options).run()
-
-
-def _remember(task: asyncio.Task[Any], actor: Actor | None) -> None:
-    if isinstance(actor, Life):
-        actor.add(task)
 
 
 def _key(seed: int, name: str) -> Keypair:
