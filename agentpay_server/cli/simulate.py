@@ -66,8 +66,8 @@ def simulate(
     """Run servers, a cluster, agents and faults on virtual time, and judge what they do.
 
     Servers and SDK are the real ones; database, cluster and network are simulated. Nothing leaves the
-    process. A seed always gives the same run. The first run that breaks a rule is made smaller and its timeline
-    printed, with exit code 1.
+    process. A seed always gives the same run. The first run that breaks a rule is made smaller and its
+    timeline printed, with exit code 1.
     """
     from agentpay_server.simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
     from agentpay_server.simulation.world import simulate as run  # noqa: PLC0415

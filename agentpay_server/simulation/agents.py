@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SMALLEST_CAP_MICRO: Final = 10_000
 _RECENT_SESSIONS: Final = 6
-_OPERATORS_THINK_SECONDS: Final = 4.0
-_STRANGERS_THINK_SECONDS: Final = 15.0
+_OPERATORS_PAUSES: Final = 10
+_STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
 
 
@@ -212,7 +212,7 @@ class Operator(Worker):
     """An operator: approves and rejects, pauses and resumes, rotates secrets, replays events, mints."""
 
     def __init__(self, world: "World", number: int) -> None:
-        super().__init__(world, f"op{number}", _OPERATORS_THINK_SECONDS)
+        super().__init__(world, f"op{number}", _OPERATORS_PAUSES * world.plan.skew.think_seconds)
         self._client = SimulatedClient(world, self.name, world.operator_key)
         self._webhooks: list[str] = []
 
@@ -281,7 +281,7 @@ class Stranger(Worker):
     """Somebody outside who sends USDC: to accounts, and now and then to the escrow of a session."""
 
     def __init__(self, world: "World") -> None:
-        super().__init__(world, "stranger", _STRANGERS_THINK_SECONDS)
+        super().__init__(world, "stranger", _STRANGERS_PAUSES * world.plan.skew.think_seconds)
 
     async def act(self, chance: random.Random) -> None:
         """Send something."""

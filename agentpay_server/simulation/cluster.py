@@ -107,6 +107,10 @@ class Watcher(Protocol):
         """A transaction is in a block."""
         ...
 
+    def undone(self, landing: Landed) -> None:
+        """A transaction has vanished with its block."""
+        ...
+
 
 @define
 class _History:
@@ -253,7 +257,9 @@ class Cluster:
             return signature
         delay = self._landing.expovariate(1 / _LANDING_SECONDS)
         if late := self._faults.strike("tx.late", by):
-            delay = late.uniform(1, 75)
+            left = (about.last_valid_height - self.height(self.slot())) * self.slot_seconds
+            # Often in one of the last blocks that can hold it, when an expiry is about to be believed.
+            delay = late.choice((late.uniform(1, 75), max(left - late.uniform(0, 15), 0.1)))
         self._loop.happen_in(delay, self._land, transaction)
         if again := self._faults.strike("tx.repeated", by):
             self._loop.happen_in(again.uniform(0.1, 70), self._land, transaction)
@@ -396,6 +402,7 @@ class Cluster:
             del history.places[signature]
             history.slots.pop()
             history.signatures.pop()
+        self._watcher.undone(landing)
         return landing
 
     # --- What is known

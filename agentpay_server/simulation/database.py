@@ -135,9 +135,7 @@ class DatabaseLink:
     ) -> T:
         """Run a unit that changes nothing."""
         await self._travel()
-        result = self._shared.read(unit, args, kwargs)
-        await self._travel_back()
-        return result
+        return self._shared.read(unit, args, kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
         """Create tables that are missing."""

@@ -116,15 +116,19 @@ async def _under_way(world: "World", client: SimulatedClient, done: set[str]) ->
 
 async def _transfers_in_flight(server: "Server") -> int:
     """Return how many transfers are in flight, as the metrics of a server tell."""
+    _, text = await _operations(server, "/metrics")
+    found = _IN_FLIGHT.search(text)
+    return int(float(found.group(1))) if found else -1  # What nobody can read is no proof of rest.
+
+
+async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
+    """Return what a server answers to those who run it."""
     life = server.life
     if life is None or life.app is None:
-        return 0
-    request = httpx.Request("GET", "http://service.invalid/metrics")
-    ask = exchange(life.app, request, b"")
-    _, _, text = await asyncio.get_running_loop().create_task(ask, context=life.context.copy())
-    found = _IN_FLIGHT.search(text)
-    assert found is not None, "the metric of transfers in flight is gone"  # noqa: S101 - the judge would be blind
-    return int(float(found.group(1)))
+        return 503, b"it is not up"
+    ask = exchange(life.app, httpx.Request("GET", f"http://service.invalid{path}"), b"")
+    status, _, text = await asyncio.get_running_loop().create_task(ask, context=life.context.copy())
+    return status, text
 
 
 async def _status(world: "World", client: SimulatedClient, name: str) -> str:
@@ -177,12 +181,11 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
     """Judge every payment that is on chain: who asked for it, and what is said of it."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
-        on_chain = [each for each in signatures if each in world.cluster.landings]
-        if kind != "transfer" or not on_chain:
+        if kind != "transfer" or not signatures:
             continue
         transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
-        if transfer.status != "settled" or [transfer.tx_signature] != on_chain:
-            world.violate("landed, and not settled so", subject, transfer.status, *on_chain)
+        if transfer.status != "settled" or [transfer.tx_signature] != signatures:
+            world.violate("landed, and not settled so", subject, transfer.status, *signatures)
         asked = world.judges.asked.get(transfer.idempotency_key)
         if asked is None or (transfer.to, to_micro(transfer.amount_usdc)) not in asked.terms:
             world.violate("paid, and nobody asked for it", subject, transfer.idempotency_key)
@@ -273,7 +276,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
     told = Counter((event.type, str(event.data.get("transfer_id"))) for event in events)
     closed = Counter((event.type, str(event.data.get("session_id"))) for event in events)
     for (subject, kind), signatures in world.judges.landed.items():
-        if not any(each in world.cluster.landings for each in signatures):
+        if not signatures:
             continue
         match kind:
             case "transfer":
@@ -304,9 +307,8 @@ async def _judge_audit(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_health(world: "World") -> None:
+    """Judge that every server says that it is ready."""
     for server in world.servers:
-        if server.life is None or server.life.runtime is None:
-            continue
-        lag_seconds = server.life.runtime.schedule.lag_seconds()
-        if lag_seconds > _UP_SECONDS:
-            world.violate("a worker is late", server.name, f"{lag_seconds:.0f} s")
+        status, text = await _operations(server, "/readyz")
+        if status != 200:
+            world.violate("a server is not ready", server.name, status, text)

@@ -123,11 +123,8 @@ class Judges:
         if about.subject is None or landing.error is not None:
             return
         name = (about.subject, about.kind)
-        earlier = [signature for signature in self.landed[name] if signature in self.cluster.landings]
-        if about.signature in self.landed[name]:
-            return  # It was undone with its block, and is back.
         self.landed[name].append(about.signature)
-        if any(signature != about.signature for signature in earlier):
+        if len(self.landed[name]) > 1:
             self._violate("landed twice", *name, *self.landed[name])
         if about.subject in self._failed:
             self._violate("landed, though an answer said that it never would", *name)
@@ -135,17 +132,34 @@ class Judges:
         if about.kind == "transfer":
             self._judge_key(about.subject)
 
+    def undone(self, landing: Landed) -> None:
+        """Forget a transaction that has vanished with its block."""
+        about = landing.about
+        if about.subject is None or landing.error is not None:
+            return
+        self.landed[about.subject, about.kind].remove(about.signature)
+        self._landed_keys = {key: name for key, name in self._landed_keys.items() if name != about.subject}
+        if about.kind != "opening":
+            source, taken = self._spent_by(landing)
+            self.total_spent[source] -= taken
+            self.spent[source].append((self._now(), -taken))
+
+    def _spent_by(self, landing: Landed) -> tuple[str, int]:
+        """Return the token account that a transaction spends from, and how much."""
+        source = landing.about.source
+        assert source is not None  # noqa: S101 - it moves USDC
+        taken = landing.before.get(source, 0) - landing.after.get(source, 0)
+        if landing.about.kind == "closing":
+            source = self._sources[str(landing.about.subject)]
+            taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
+        return source, taken
+
     def _judge_spend(self, landing: Landed) -> None:
         about, now = landing.about, self._now()
-        assert about.source is not None  # noqa: S101 - it moves USDC
         if about.kind == "opening":
-            self._sources[str(about.subject)] = about.source
+            self._sources[str(about.subject)] = str(about.source)
             return
-        taken = landing.before.get(about.source, 0) - landing.after.get(about.source, 0)
-        source = about.source
-        if about.kind == "closing":
-            source = self._sources[str(about.subject)]
-            taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
+        source, taken = self._spent_by(landing)
         limits, spent = self.limits.get(source, Limits()), self.spent[source]
         spent.append((now, taken))
         self.total_spent[source] += taken
@@ -210,7 +224,7 @@ class Judges:
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.transfers[transfer_id] = status
         self._keys[transfer_id] = key
-        has_landed = any(one in self.cluster.landings for one in self.landed[transfer_id, "transfer"])
+        has_landed = bool(self.landed.get((transfer_id, "transfer")))
         if status in ("failed", "rejected"):
             self._failed.add(transfer_id)
             if has_landed:

@@ -40,26 +40,22 @@ class _Handle(asyncio.TimerHandle):
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
     ) -> None:
         # Without that of its base, which wants a loop that knows its timers.
-        self._call: Callable[..., object] | None = callback
-        self._arguments = args
+        self.call: Callable[..., object] | None = callback
+        self.arguments = args
         self._due = when
         self.context = copy_context() if context is None else context
 
     def cancel(self) -> None:
-        self._call, self._arguments = None, ()
+        self.call, self.arguments = None, ()
 
     def cancelled(self) -> bool:
-        return self._call is None
+        return self.call is None
 
     def when(self) -> float:
         return self._due
 
-    def run(self) -> None:
-        if self._call is not None:
-            self.context.run(self._call, *self._arguments)
-
     def __repr__(self) -> str:
-        return f"<_Handle of {self._call} at {self._due}>"
+        return f"<_Handle of {self.call} at {self._due}>"
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -188,13 +184,19 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         batch, self._ready = self._ready, []
         if len(batch) > 1:
             batch = self._shuffled(batch)
+        self.turns += len(batch)
+        if self.turns - self._turns_before > _MOST_TURNS_AT_ONE_TIME:
+            raise StuckError(f"{_MOST_TURNS_AT_ONE_TIME} callbacks ran without time going on")
         for handle in batch:
-            actor = handle.context.get(ACTOR)
+            call = handle.call
+            if call is None:
+                continue
+            context = handle.context
+            actor = context.get(ACTOR)
             if actor is not None and actor.is_dead:
                 continue
-            self.turns += 1
             try:
-                handle.run()
+                context.run(call, *handle.arguments)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio does, for whatever a callback raises
@@ -211,18 +213,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _jump(self) -> None:
         """Let it be the time of the next timer, and have all timers of that time ready."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].call is None:
             heapq.heappop(timers)
         if not timers:
             raise StuckError("nothing is ready and no timer is set: whatever is awaited can never happen")
         if timers[0][0] > self._now:
             self._now = timers[0][0]
             self._turns_before = self.turns
-        elif self.turns - self._turns_before > _MOST_TURNS_AT_ONE_TIME:
-            raise StuckError(f"{_MOST_TURNS_AT_ONE_TIME} callbacks ran without time going on")
         while timers and timers[0][0] <= self._now:
             handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
+            if handle.call is not None:
                 self._ready.append(handle)
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
