@@ -63,8 +63,10 @@ BEHAVIOUR = [
         "policies_on_chain",
         "requests",
         "sandbox",
+        "session_bounds",
         "sessions",
         "sessions_closing",
+        "sessions_payees",
         "spending",
         "transfers",
         "transfers_over_a_port",
@@ -85,7 +87,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Run the quickstart in an environment that holds agentpay[server] alone."""
+    """Run the quickstart in an environment that holds the extra `server` alone."""
     session.install("--quiet", "-e", ".[server]")
     session.run("python", "examples/quickstart.py")
 
@@ -152,11 +154,12 @@ def validator(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Build what is published, look into it, install it as users do, and pay with it."""
+    """Build what is published, look into it, install it in every documented way, and use each install."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
     built = session.cache_dir / "dist"
     shutil.rmtree(built, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    by = ["--installer", "uv"] if shutil.which("uv") else []
+    session.run("python", "-m", "build", *by, "--outdir", str(built), silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(built.iterdir())))
     session.run("python", "scripts/try_package.py", str(built))
 

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from agentpay_server.embedded.inbox import Receipt, WebhookInbox
     from agentpay_server.embedded.inspection import ChainTransaction, RecordedRequest, Records
     from agentpay_server.embedded.server import AgentPayServer
+    from agentpay_server.embedded.world import CannotListenError
     from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
 
 __all__ = [
     "AgentPayServer",
     "AsyncServerClient",
+    "CannotListenError",
     "ChainTransaction",
     "Finality",
     "OnchainMemo",
@@ -35,6 +37,7 @@ __all__ = [
 _HOMES = {
     "AgentPayServer": "agentpay_server.embedded.server",
     "AsyncServerClient": "agentpay_server.clients",
+    "CannotListenError": "agentpay_server.embedded.world",
     "ChainTransaction": "agentpay_server.embedded.inspection",
     "Finality": "agentpay_server.chain.rpc.settings",
     "OnchainMemo": "agentpay_server.settings",

@@ -1,6 +1,6 @@
 """Loads parts of the server when they are first needed, and says what to install where they cannot be.
 
-`pip install agentpay` brings this package, and not what it needs: that is `agentpay[server]`.
+A client-only installation includes this package but not its dependencies: those are the extra `server`.
 """
 
 from importlib import import_module
@@ -19,6 +19,9 @@ def load(module: str) -> ModuleType:
         name = missing.name or ""
         if name.partition(".")[0] in ("agentpay", "agentpay_server"):
             raise
+        # Only here: it loads more than everything else that an installation without the server loads.
+        from agentpay_server.installation import install_command  # noqa: PLC0415
+
         raise ModuleNotFoundError(
-            f"the server needs {name}, which is not installed: pip install 'agentpay[server]'", name=name
+            f"the server needs {name}, which is not installed: {install_command('server')}", name=name
         ) from missing

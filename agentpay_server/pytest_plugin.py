@@ -8,6 +8,7 @@ Every pytest that runs where this package is installed loads this module, so tha
 pytest until a test asks for a fixture. When a test fails, its report shows what happened on its server.
 """
 
+import inspect
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -24,7 +25,14 @@ MARKER: Final = "agentpay"
 SECTION: Final = "agentpay timeline"
 """Title of what a failing test's report shows."""
 
-_ARGUMENTS: Final = ("policy", "fund", "clock", "seed")
+_ARGUMENTS: Final[Mapping[str, str]] = {
+    "policy": "agentpay_account",
+    "fund": "agentpay_account",
+    "clock": "agentpay_server",
+    "seed": "agentpay_server",
+}
+"""What the marker takes, and the fixture that each is for."""
+
 _DEFAULT_FUND: Final = "100"
 _MARKER_HELP: Final = (
     'agentpay(policy={...}, fund="100", clock="2026-01-01T00:00:00Z", seed=7): '
@@ -44,9 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a marker that says what no fixture understands, before the test does anything."""
+    """Refuse a marker that nothing would come of, before the test does anything."""
     if item.get_closest_marker(MARKER) is not None:
         _arguments(item)
+        _check_fixtures(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,14 +103,17 @@ def agentpay_server(
 ) -> "Iterator[AgentPayServer]":
     """A payment service of the test's own, in process, on a clock that stands still.
 
-    Its seed is that of the marker, or follows from the name of the test: identifiers and keys are the same
-    in every run, in any order, whatever else runs.
+    Its seed is that of the marker, or follows from the name of the test: identifiers and the operator's key
+    are the same in every run, in any order, whatever else runs. On a port of a server without a seed of the
+    marker the operator's key is random: read `operator_key` after `listen`.
     """
     arguments = _arguments(request.node)
     clock, seed = arguments.get("clock"), arguments.get("seed")
     server = agentpay_server_factory(
         clock="manual" if clock is None else _moment(clock),
         seed=zlib.crc32(request.node.nodeid.encode()) if seed is None else seed,
+        # Anybody who knows the test knows its seed.
+        seeded_port_keys=seed is not None,
         settings=agentpay_settings,
     )
     request.node.stash.setdefault(_servers, []).append(server)
@@ -160,6 +172,28 @@ def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of py
             )
         arguments = {**marker.kwargs, **arguments}
     return arguments
+
+
+def _check_fixtures(item: pytest.Item) -> None:
+    """Refuse what a test's own marker says for a fixture that the test does not use.
+
+    A marker of a class or module is for those of its tests that use the fixture. A test that takes `request`
+    may ask for one by name while it runs.
+
+    Raises:
+        Failed: it would be ignored.
+    """
+    function, used = getattr(item, "function", None), getattr(item, "fixturenames", ())
+    if function is None or "request" in inspect.signature(function).parameters:
+        return
+    for marker in item.own_markers:
+        for name in marker.kwargs if marker.name == MARKER else ():
+            if _ARGUMENTS[name] not in used:
+                pytest.fail(
+                    f"@pytest.mark.agentpay({name}=…) is for the fixture {_ARGUMENTS[name]}, which this test "
+                    f"does not use: add it to the test's arguments, or drop {name}=",
+                    pytrace=False,
+                )
 
 
 def _moment(clock: object) -> datetime:

@@ -53,6 +53,7 @@ from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.treasury import Treasury
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.services.webhooks import Webhooks
@@ -68,6 +69,7 @@ from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
+from agentpay_server.workers.treasury import TreasuryWorker
 
 
 class ClusterError(StartRefusedError):
@@ -117,6 +119,7 @@ class Runtime:
         schedule: due work.
         faults: what the sandbox lets fail.
         http_faults: those of requests.
+        treasury: what pays fees and rents.
         snapshots: all that the server has known, and the way back.
         operator: the operator that the server was first started with.
         storage: where everything is stored.
@@ -139,6 +142,7 @@ class Runtime:
     schedule: Schedule
     faults: Faults
     http_faults: HttpFaults
+    treasury: Treasury
     snapshots: Snapshots
     operator: FirstOperator
     storage: Storage
@@ -172,6 +176,7 @@ async def start_runtime(
     settings: Settings | None = None,
     clock: Clock | None = None,
     seed: int | None = None,
+    seeds_all_keys: bool = True,
     operator_key: str | None = None,
     lend_key: bool = False,
     storage: Storage | None = None,
@@ -188,6 +193,7 @@ async def start_runtime(
         clock: what tells the time; the machine's clock if None.
         seed: makes identifiers, keys and signatures repeat, but for the keys that hold money on a cluster;
             None takes them from the system. None alone is for a public cluster.
+        seeds_all_keys: whether all API keys follow from the seed; False keeps that to the first operator's.
         operator_key: a key of the first operator; None makes a new one at the first start.
         lend_key: whether a key is made for this run where none is given and the first is long known.
         storage: where everything is stored, from `open_storage`; it is closed when the server stops. Its
@@ -212,6 +218,7 @@ async def start_runtime(
             rpc=rpc,
             clock=clock or SystemClock(),
             seed=seed,
+            seeds_all_keys=seeds_all_keys,
             operator_key=operator_key,
             lend_key=lend_key,
             wrap_chain=wrap_chain,
@@ -230,6 +237,7 @@ async def _started(
     rpc: RpcSettings | None,
     clock: Clock,
     seed: int | None,
+    seeds_all_keys: bool,
     operator_key: str | None,
     lend_key: bool,
     wrap_chain: Callable[[Any], WatchedChain] | None,
@@ -271,7 +279,7 @@ async def _started(
     execution = Execution(context, settlement, decisions)
     approvals = Approvals(context, execution)
     records = PolicyRecords(context, settlement)
-    keys = Keys(context)
+    keys = Keys(context, are_all_seeded=seeds_all_keys)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
     resumption = Resumption(context, settlement)
@@ -285,6 +293,8 @@ async def _started(
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
     deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
+    # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
+    treasury = Treasury(inner, custody.address(TREASURY), low_sol=settings.treasury_low_sol)
     workers: list[Worker] = [
         settlement_worker,
         deposit_worker,
@@ -292,6 +302,7 @@ async def _started(
         records,
         ApprovalWorker(approvals),
         DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup),
+        TreasuryWorker(treasury, clock=clock),
     ]
     if rpc is not None:
         workers.append(ConfirmationWorker(Confirmations(context, settlement), clock=clock))
@@ -302,8 +313,11 @@ async def _started(
     # A clock that runs by itself and the system's source of chance cannot go back.
     parts: list[Part] = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
     parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
-    names = Identifiers(clock, edge.randomness(seed, stream="snapshots"))
-    snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
+    snapshots = Snapshots(
+        context,
+        Identifiers(clock, edge.randomness(seed, stream="snapshots")),
+        _with_world(parts, storage, inner),
+    )
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -321,6 +335,7 @@ async def _started(
         schedule=schedule,
         faults=faults,
         http_faults=http_faults,
+        treasury=treasury,
         snapshots=snapshots,
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,

@@ -3,10 +3,13 @@
 A setting is given to `AgentPayServer(...)` by keyword, or to `agentpay-server` by option or environment.
 """
 
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Final
 
 from attrs import field, frozen, validators
+
+from agentpay.contract.usdc import to_decimal
 
 KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 """The environment variable that holds the encryption key, in hexadecimal digits."""
@@ -32,6 +35,18 @@ class OnchainMemo(StrEnum):
     """The transfer_id and the caller's memo, or its SHA-256 where the memo does not fit."""
 
 
+def _to_sol(value: Decimal | int | str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, Decimal | int | str):
+        raise TypeError(f"an amount of SOL is a Decimal, an int or a string, not {type(value).__name__}")
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        raise ValueError("an amount of SOL must be a decimal number such as '0.1'") from None
+    if not amount.is_finite():
+        raise ValueError("an amount of SOL must be a finite number")
+    return amount
+
+
 @frozen(kw_only=True)
 class Settings:
     """How a server behaves where the contract leaves a choice.
@@ -45,9 +60,13 @@ class Settings:
         rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
         encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
             AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
-        session_idle_seconds: how long a session may go without a charge before it closes by itself; None is
-            without end.
+        session_idle_seconds: how long a session may go without a charge before it closes by itself. None is
+            24 hours on mainnet, devnet and testnet, and without end elsewhere; infinity is without end.
         session_lifetime_seconds: how long a session may last before it closes by itself; None is without end.
+        max_open_sessions: how many sessions of one account may be unsettled at once, at least 1. Each holds
+            rent of about 0.002 SOL, which the treasury lends.
+        min_session_cap_usdc: the smallest cap that a session may have, at least 0.000001 USDC.
+        treasury_low_sol: below how many SOL of the treasury the log warns, with `treasury.low`.
         shutdown_seconds: how long a server that is told to stop lets work under way go on.
         ready_lag_seconds: how late a worker may be before the server says that it is not ready.
     """
@@ -69,6 +88,13 @@ class Settings:
     )
     session_lifetime_seconds: float | None = field(
         default=None, validator=validators.optional(validators.ge(0.000001))
+    )
+    max_open_sessions: int = field(default=100, validator=validators.ge(1))
+    min_session_cap_usdc: Decimal = field(
+        default=Decimal("0.01"), converter=to_decimal, validator=validators.ge(Decimal("0.000001"))
+    )
+    treasury_low_sol: Decimal = field(
+        default=Decimal("0.1"), converter=_to_sol, validator=validators.ge(Decimal(0))
     )
     shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
     ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))

@@ -6,13 +6,16 @@ the encryption key, readable by its owner alone. Without it the databases give n
 
 import asyncio
 import os
+import shlex
+import stat
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.services.identity import CUSTODY_SEED
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.services.resealing import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
 from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
@@ -28,6 +31,14 @@ _KEY_NAME: Final = "key"
 
 class EncryptionKeyError(StartRefusedError):
     """There is no usable key to seal secrets with."""
+
+
+class ExposedDirectoryError(StartRefusedError):
+    """Other users of the machine can write to the data directory."""
+
+
+class MissingDriverError(StartRefusedError):
+    """The driver of PostgreSQL is not installed."""
 
 
 @frozen(kw_only=True)
@@ -64,6 +75,7 @@ async def open_storage(
     *,
     data_dir: Path | None = None,
     database_url: str | None = None,
+    database_schema: str = DATABASE_SCHEMA,
     keeps_chain: bool = True,
 ) -> Storage:
     """Open the database of a server and bring it to the tables of this version.
@@ -73,13 +85,15 @@ async def open_storage(
             AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
         data_dir: a directory, made if it is not there.
         database_url: a PostgreSQL database, `postgresql://…`. With neither, everything is in memory.
+        database_schema: the schema of that database that holds all tables, made if it does not exist.
         keeps_chain: whether the chain is within the server and kept here too. Servers whose chain is a
             cluster may share a PostgreSQL database.
 
     Raises:
-        StartRefusedError: another server uses it, a newer version laid it out, or there is no key for it.
+        StartRefusedError: another server uses it, a newer version laid it out, there is no key for it, or the
+            schema holds tables of other software.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: both are given, or the URL is none.
+        ValueError: both are given, the URL is none, or the schema cannot have that name.
     """
     if data_dir is not None and database_url is not None:
         raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
@@ -87,7 +101,7 @@ async def open_storage(
     if data_dir is not None:
         return await _in_directory(settings, data_dir, keeps_chain=keeps_chain)
     if database_url is not None:
-        return await _in_postgres(settings, database_url, keeps_chain=keeps_chain)
+        return await _in_postgres(settings, database_url, database_schema, keeps_chain=keeps_chain)
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 
@@ -106,15 +120,22 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
             ledger = FileDatabase(directory / _LEDGER_NAME)
             opened.push_async_callback(ledger.close)
             await migrations.upgrade(ledger)
-        is_first_start = await database.read(state.get, CUSTODY_SEED) is None
+        is_first_start = await database.read(state.get, CUSTODY_SEED.row) is None
         key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
 
 
-async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> Storage:
+async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
+    try:
+        from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        from agentpay_server.installation import install_command  # noqa: PLC0415
+
+        raise MissingDriverError(
+            f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"
+        ) from missing
     from agentpay_server.store import migrations  # noqa: PLC0415
-    from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
 
     if settings.encryption_key is None:
         raise EncryptionKeyError(
@@ -123,10 +144,10 @@ async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> St
         )
     lost = asyncio.Event()
     async with AsyncExitStack() as opened:
-        database = PostgresDatabase(url)
+        database = PostgresDatabase(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
-            # Before anything is changed: the chain inside this server makes the database its own.
+            # Before anything is changed: the chain inside this server makes the schema its own.
             await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()
@@ -135,10 +156,23 @@ async def _in_postgres(settings: Settings, url: str, *, keeps_chain: bool) -> St
 
 
 def _make_directory(path: Path) -> None:
+    """Create a directory that only its owner can write to, or accept an existing one.
+
+    Whoever can write to it can replace the database, and so take the money.
+
+    Raises:
+        ExposedDirectoryError: other users can write to it.
+        DatabaseUnavailableError: it cannot be created.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = path.stat().st_mode
     except OSError as error:
         raise DatabaseUnavailableError(f"{path} cannot be made: {error.strerror}") from error
+    if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ExposedDirectoryError(
+            f"other users can write to the data directory {path}: chmod go-w {shlex.quote(str(path))}"
+        )
 
 
 def _key_in(directory: Path, *, may_make: bool) -> bytes:

@@ -22,6 +22,7 @@ from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.clock import SECOND_US
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.store import accounts, entries, spends
 from agentpay_server.store.database import Database
 from agentpay_server.store.memory import MemoryDatabase
@@ -270,7 +271,11 @@ async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], caller
     """Return seconds per transfer when its statements are all there is."""
     # Nothing is set on a connection that would have to be reset when it is returned.
     pool = await asyncpg.create_pool(
-        url, min_size=min(callers, POOL_SIZE), max_size=POOL_SIZE, reset=_no_reset
+        url,
+        min_size=min(callers, POOL_SIZE),
+        max_size=POOL_SIZE,
+        reset=_no_reset,
+        server_settings={"search_path": DATABASE_SCHEMA},
     )
     numbers = itertools.count(time.time_ns() // 1000)
 

@@ -1,21 +1,35 @@
-"""Look into the distributions that were built, install them as users do, and pay with them.
+"""Look into the distributions that were built, install them in every documented way, and use each install.
 
     python scripts/try_package.py DIRECTORY
 
-Two environments that hold nothing else: the client alone in one, `agentpay[server]` in the other. The client
-of the first reaches the server of the second over a port.
+Each install has an environment that holds nothing else, so that a package which is missing from it, or an
+import of another extra's, shows. What is then done there is in `package_ways.py`. Environments are made by uv
+where it is on the path, else by virtualenv and pip.
 """
 
-import json
+import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email import message_from_bytes
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import package_ways
+from package_ways import RECEIVERS, Installed
 
 ROOT = Path(__file__).resolve().parent.parent
+NAME = "agentpay_kit"
 
 WHEEL_HOLDS = {
     "agentpay/py.typed",
@@ -36,61 +50,87 @@ SDIST_HOLDS = {
     "tests/conftest.py",
 }
 
-CLIENT = """
-import importlib.metadata, re
-import agentpay, agentpay.webhooks, agentpay.integrations
-from agentpay import AgentPay
 
-installed = {one.name.lower().replace("_", "-") for one in importlib.metadata.distributions()}
-required = importlib.metadata.requires("agentpay")
-of_extras = {re.match(r"[\\w-]+", one)[0] for one in required if "extra ==" in one}
-assert "solders" in of_extras and not of_extras & installed, of_extras & installed
-assert agentpay.__version__ == importlib.metadata.version("agentpay") == VERSION
+@dataclass(frozen=True)
+class Install:
+    """A documented install.
 
-with AgentPay() as client:
-    account = client.accounts.create(name="Packaged bot")
-    client.policies.update(account.account_id, max_daily_spend="10")
-    assert [each.account_id for each in client.accounts.list()] == [account.account_id]
-    print(f"{account.handle} holds {client.accounts.balance(account.account_id).balance_usdc} USDC")
-"""
+    Attributes:
+        extras: of ours.
+        others: what its users bring.
+        ways: what is done with it.
+    """
+
+    extras: tuple[str, ...]
+    others: tuple[str, ...]
+    ways: tuple[Callable[[Installed], None], ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called where it fails."""
+        return " + ".join(["the client", *(f"[{extra}]" for extra in self.extras), *self.others])
 
 
 def main(directory: Path) -> None:
     """Try the one wheel and the one sdist of a directory."""
     (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
-    version = look_into(wheel, sdist)
-    with tempfile.TemporaryDirectory() as scratch:
+    extras = look_into(wheel, sdist)
+    with tempfile.TemporaryDirectory() as scratch, postgres() as database_url:
         client = environment(Path(scratch) / "client", f"{wheel}")
-        server = environment(Path(scratch) / "server", f"{wheel}[server]")
-        run(server, "-I", ROOT / "examples" / "quickstart.py")
-        serve = [server.parent / "agentpay-server", "serve", "--port", "0"]
-        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=scratch) as running:
+        installs = documented(client, database_url)
+        tried = {extra for install in installs for extra in install.extras}
+        if tried != extras:
+            raise SystemExit(f"not every extra is tried, and no other: {sorted(extras ^ tried)}")
+
+        def attempt(number: int, install: Install) -> None:
+            start = time.monotonic()
+            extra = f"[{','.join(install.extras)}]" if install.extras else ""
             try:
-                told = json.loads(running.stdout.readline() if running.stdout else "")
-                run(
-                    client,
-                    "-I",
-                    "-W",
-                    "error",
-                    "-c",
-                    f"VERSION = {version!r}{CLIENT}",
-                    AGENTPAY_BASE_URL=told["base_url"],
-                    AGENTPAY_API_KEY=told["operator_key"],
-                )
-            finally:
-                running.terminate()
+                installed = environment(Path(scratch) / f"{number}", f"{wheel}{extra}", *install.others)
+                for way in install.ways:
+                    way(installed)
+            except (SystemExit, subprocess.SubprocessError) as error:
+                raise SystemExit(f"{install.name}: {error}") from error
+            print(f"{install.name}: {time.monotonic() - start:.0f} s", flush=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            for one in [workers.submit(attempt, *numbered) for numbered in enumerate(installs)]:
+                one.result()
 
 
-def look_into(wheel: Path, sdist: Path) -> str:
-    """Check what the distributions hold, and return the version that they say they are.
+def documented(client: Installed, database_url: str) -> list[Install]:
+    """Return every install that the documentation names, the longest first.
+
+    Args:
+        client: an environment with the client alone, which reaches the servers of the others.
+        database_url: an empty PostgreSQL database.
+    """
+    serves = partial(package_ways.as_server, client=client)
+    stores = partial(package_ways.on_postgres, client=client, database_url=database_url)
+    receivers = [
+        Install((), needs, (partial(package_ways.as_receiver, app=app),)) for app, needs in RECEIVERS.items()
+    ]
+    return [
+        Install(("server", "postgres"), (), (serves, stores)),
+        Install(("server",), (), (serves, package_ways.without_driver)),
+        Install(("server", "fast"), (), (serves,)),
+        Install(("server",), ("pytest",), (package_ways.as_test_suite,)),
+        *receivers,
+        Install((), (), (package_ways.as_client,)),
+    ]
+
+
+def look_into(wheel: Path, sdist: Path) -> set[str]:
+    """Check what the distributions hold, and return the extras that they declare.
 
     Raises:
         SystemExit: something is missing, or does not belong there.
     """
     _, version, *_ = wheel.name.split("-")
+    information = f"{NAME}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as opened:
         held = set(opened.namelist())
-    information = f"agentpay-{version}.dist-info"
+        metadata = message_from_bytes(opened.read(f"{information}/METADATA"))
     expected = WHEEL_HOLDS | {f"{information}/licenses/LICENSE", f"{information}/entry_points.txt"}
     places = {name.split("/")[0] for name in held}
     with tarfile.open(sdist) as opened:
@@ -106,24 +146,41 @@ def look_into(wheel: Path, sdist: Path) -> str:
     ]
     if problems:
         raise SystemExit("\n".join(problems))
-    return version
+    return set(metadata.get_all("Provides-Extra", []))
 
 
-def environment(place: Path, requirement: str) -> Path:
-    """Make an environment that holds a requirement and what it needs, and return its Python."""
-    subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", place], check=True)
+def environment(place: Path, *requirements: str) -> Installed:
+    """Make an environment that holds some requirements and what they need."""
     python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
-    subprocess.run(install, check=True)
-    return python
+    if uv := shutil.which("uv"):
+        make = [uv, "venv", "--quiet", "--python", sys.executable, str(place)]
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), *requirements]
+    else:
+        make = [sys.executable, "-m", "virtualenv", "--quiet", str(place)]
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+        install = [*pip, "install", "--quiet", *requirements]
+    for command in (make, install):
+        subprocess.run(command, check=True)
+    return Installed(python)
 
 
-def run(python: Path, *arguments: str | Path, **variables: str) -> None:
-    """Run a Python that sees nothing of this directory."""
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AGENTPAY", "PYTHON"))
-    }
-    subprocess.run([python, *arguments], check=True, cwd=python.parent, env={**environ, **variables})
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Give the address of an empty PostgreSQL database, on the server of the tests."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import asyncpg  # noqa: PLC0415 - with what the tests need
+    import postgres_server  # noqa: PLC0415
+
+    async def make(server: str, name: str) -> None:
+        connection = await asyncpg.connect(server)
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+
+    with postgres_server.directory() as directory:
+        server = postgres_server.url_of(directory)
+        name = f"{postgres_server.prefix_of(directory)}package"
+        asyncio.run(make(server, name))
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
 
 
 if __name__ == "__main__":

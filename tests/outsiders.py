@@ -48,9 +48,9 @@ class Wallet:
                 instructions.create_associated_token_account_idempotent(
                     payer=treasury, owner=owner, mint=mint
                 ),
-                self._mint_to(self.token_account, micro),
+                *([self._mint_to(self.token_account, micro)] if micro else []),
             ],
-            TEST_MINT_AUTHORITY,
+            *([TEST_MINT_AUTHORITY] if micro else []),
         )
         await self._chain.send(signed.raw)
         return signed.signature
@@ -66,10 +66,29 @@ class Wallet:
         steps = [payer._payment(to, micro) for payer in payers for to, micro in payments]
         return await self.send(*steps, cosigner=also_from)
 
-    async def close(self) -> str:
-        """Close the token account, which must be empty, and return the signature."""
-        account, owner = Pubkey.from_string(self.token_account), self._keypair.pubkey()
+    async def close(self, token_account: str | None = None) -> str:
+        """Close a token account, which must be empty, the associated one if None; return the signature."""
+        account, owner = Pubkey.from_string(token_account or self.token_account), self._keypair.pubkey()
         return await self.send(instructions.close_account(account=account, destination=owner, owner=owner))
+
+    async def open_another(self, seed: str) -> tuple[str, str]:
+        """Make an empty token account beside the associated one; return its address and the signature."""
+        owner, mint = self._keypair.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
+        account = instructions.address_with_seed(owner, seed, TOKEN_PROGRAM)
+        size = instructions.TOKEN_ACCOUNT_BYTES
+        signature = await self.send(
+            instructions.transfer_lamports(owner, account, await self._chain.rent_exemption(size)),
+            instructions.allocate_with_seed(base=owner, seed=seed, size=size, program=TOKEN_PROGRAM),
+            instructions.initialize_token_account(account=account, mint=mint, owner=owner),
+        )
+        return str(account), signature
+
+    async def hand_over(self, owner: str) -> str:
+        """Make somebody else the owner of the associated token account, and return the signature."""
+        account = Pubkey.from_string(self.token_account)
+        set_owner = b"\x06\x02\x01" + bytes(Pubkey.from_string(owner))
+        accounts = [_account(account, changes=True), _account(self._keypair.pubkey(), signs=True)]
+        return await self.send(Instruction(TOKEN_PROGRAM, set_owner, accounts))
 
     async def send(self, *steps: Instruction, cosigner: "Wallet | None" = None) -> str:
         """Send instructions that the wallet signs, and return the signature, whatever becomes of it."""

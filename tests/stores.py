@@ -19,6 +19,7 @@ import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store import tables
@@ -92,9 +93,14 @@ def url_of(name: str) -> str:
     return make_url(postgres_url()).set(database=name).render_as_string(hide_password=False)
 
 
+async def connect(url: str) -> asyncpg.Connection:
+    """Return a connection whose statements find the tables of a server."""
+    return await asyncpg.connect(url, server_settings={"search_path": DATABASE_SCHEMA})
+
+
 async def administer(url: str, *statements: str) -> None:
     """Run statements outside of any transaction."""
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         for statement in statements:
             await connection.execute(statement)
@@ -155,13 +161,18 @@ async def open_anywhere(
     *,
     data_dir: Path | None = None,
     database_url: str | None = None,
+    database_schema: str = DATABASE_SCHEMA,
     keeps_chain: bool = True,
 ) -> Storage:
     """Stand in for `open_storage`: what would be in memory is where the run was told to keep it."""
     keeps_chain = keeps_chain and validators.run.kind == "embedded"
     if data_dir is not None or database_url is not None or run.kind == "memory":
         return await open_storage(
-            settings, data_dir=data_dir, database_url=database_url, keeps_chain=keeps_chain
+            settings,
+            data_dir=data_dir,
+            database_url=database_url,
+            database_schema=database_schema,
+            keeps_chain=keeps_chain,
         )
     settings = evolve(settings, encryption_key=settings.encryption_key or KEY)
     if run.kind == "file":

@@ -52,8 +52,8 @@ class AsyncTransfers(AsyncResource):
                 as `"25.50"`. Floats are refused.
             memo: at most 200 characters; needed where the policy says `require_memo`.
             category: spend category, 1 to 64 characters; needed where the policy has `categories`.
-            idempotency_key: 1 to 128 characters; the same key never moves money twice within 24 hours. A
-                random one by default, returned in the transfer.
+            idempotency_key: 1 to 128 characters; the same key never moves money out of an account twice
+                within 24 hours. A random one by default, returned in the transfer.
             timeout: seconds, for each attempt.
             max_retries: retries, for this call.
 

@@ -25,6 +25,7 @@ class ErrorCode(StrEnum):
     TRANSFER_FAILED = "transfer_failed"
     SESSION_CAP_EXCEEDED = "session_cap_exceeded"
     SESSION_CLOSED = "session_closed"
+    TOO_MANY_SESSIONS = "too_many_sessions"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
@@ -61,6 +62,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.TRANSFER_FAILED: 402,
     ErrorCode.SESSION_CAP_EXCEEDED: 402,
     ErrorCode.SESSION_CLOSED: 409,
+    ErrorCode.TOO_MANY_SESSIONS: 409,
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
@@ -93,6 +95,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: "Idempotency key reused with different parameters.",
     ErrorCode.SESSION_CAP_EXCEEDED: "The charge does not fit under what is left of the session's cap.",
     ErrorCode.SESSION_CLOSED: "The session takes no charges any more.",
+    ErrorCode.TOO_MANY_SESSIONS: "The account has as many unsettled sessions as it may have.",
     ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
     ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
     ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not answer; what was asked for may or may not "

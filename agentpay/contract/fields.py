@@ -46,20 +46,21 @@ def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = 
         minimum: the least number of characters.
         maximum: the greatest number of characters.
         trim: remove white space at both ends before counting.
-        control: allow control characters.
+        control: allow control characters; if not, they are refused at the trimmed ends, too.
     """
 
     def parse(value: object) -> str:
         if not isinstance(value, str):
             raise ValueError("must be a string")
+        # Before trimming: some control characters are white space, and would pass unnoticed at the ends.
+        if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
+            raise ValueError("must not contain control characters")
         result = value.strip() if trim else value
         if len(result) < minimum:
             least = "must not be empty" if minimum == 1 else f"must have at least {minimum} characters"
             raise ValueError(least)
         if len(result) > maximum:
             raise ValueError(f"must have at most {maximum} characters")
-        if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in result):
-            raise ValueError("must not contain control characters")
         return result
 
     keywords: dict[str, Any] = {"minLength": minimum} if minimum else {}
@@ -126,7 +127,8 @@ def parse_timestamp(value: object) -> datetime:
     if not _MOMENT.match(value):
         raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z")
     try:
-        moment = datetime.fromisoformat(value)
+        # It takes a lower-case `t`, but of `Z` only the upper case; ISO 8601 allows both.
+        moment = datetime.fromisoformat(value.upper())
     except ValueError:
         raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:

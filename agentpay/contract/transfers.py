@@ -78,7 +78,8 @@ class CreateTransfer(Request):
         from_: source account_id; must belong to the authenticated operator.
         to: a service account_id or a valid on-chain USDC token account address.
         amount: USDC to move, a decimal string, minimum `0.000001`.
-        idempotency_key: max 128 characters; the same key never moves money twice within 24 hours.
+        idempotency_key: max 128 characters; the same key never moves money out of an account twice within
+            24 hours.
         memo: max 200 characters; required when the source account policy has `require_memo: true`.
         category: spend category, 1 to 64 characters (D25).
     """

@@ -12,9 +12,9 @@ How a chain may refuse them (`base.FailureReason`), whatever it is moving nothin
 - opening: `INSUFFICIENT_FUNDS` when the account holds less than the cap by then; `OTHER` when the escrow
   exists already.
 - settling: `ACCOUNT_NOT_EMPTY` when the escrow held more than was to be moved, since a stranger sent to it:
-  look and sign again. `ACCOUNT_MISSING` or `ACCOUNT_FROZEN` when the payee's token account (or the account's
-  own) cannot receive: the money stays in the escrow until it can. An escrow that is closed already gives
-  `ACCOUNT_MISSING` too: look whether it is still there.
+  look and sign again. `ACCOUNT_MISSING` when the payee's token account is gone, which another settlement can
+  create; an escrow that is closed already gives it too, so look whether that is still there. `ACCOUNT_FROZEN`
+  when a side cannot receive: the money stays in the escrow until it can.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ from agentpay_server.chain import instructions
 from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, Signer, escrow_authority, spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, TOKEN_PROGRAM
-from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.chain.signing import sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
 """Bytes of data of an escrow: the treasury lends it the rent exemption of so many."""
@@ -101,6 +101,7 @@ def settle_escrow(
     number: int = 1,
     payee: str,
     payee_micro: int,
+    new_payee_owner: str | None = None,
     source: str,
     source_micro: int,
 ) -> SignedTransaction:
@@ -119,26 +120,35 @@ def settle_escrow(
             it. One that the chain has refused can only be followed by another transaction than itself.
         payee: the payee's token account.
         payee_micro: micro-USDC for the payee, from 0.
+        new_payee_owner: whose associated token account `payee` is, if it is to be created before it is paid;
+            the treasury pays its rent. It does no harm where somebody else has created it by then.
         source: the account's token account, which gets the rest.
         source_micro: micro-USDC for the account, from 0.
     """
+    treasury = Pubkey.from_string(signer.address(TREASURY))
+    mint = Pubkey.from_string(usdc_mint)
     authority = _authority(signer, account_index)
     escrow = _escrow(authority, session_id)
-    steps = [
+    steps = []
+    if new_payee_owner is not None and payee_micro:
+        owner = Pubkey.from_string(new_payee_owner)
+        steps.append(
+            instructions.create_associated_token_account_idempotent(payer=treasury, owner=owner, mint=mint)
+        )
+        blockhash = with_units_for(blockhash, 2)
+    steps += [
         instructions.transfer_checked(
             source=escrow,
             destination=Pubkey.from_string(destination),
             owner=authority,
-            mint=Pubkey.from_string(usdc_mint),
+            mint=mint,
             amount_micro=amount_micro,
         )
         for destination, amount_micro in ((payee, payee_micro), (source, source_micro))
         if amount_micro != 0
     ]
     steps += [
-        instructions.close_account(
-            account=escrow, destination=Pubkey.from_string(signer.address(TREASURY)), owner=authority
-        ),
+        instructions.close_account(account=escrow, destination=treasury, owner=authority),
         instructions.memo(session_id if number == 1 else f"{session_id} {number}"),
     ]
     return sign_transaction(signer, blockhash, steps, escrow_authority(account_index))

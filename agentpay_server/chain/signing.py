@@ -6,6 +6,7 @@ What the instructions do is not its subject.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from attrs import evolve
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.message import Message, MessageV0, MessageV1
@@ -13,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.base import Blockhash, ComputeBudget, SignedTransaction
+from agentpay_server.chain.base import MOST_COMPUTE_UNITS, Blockhash, ComputeBudget, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
 from agentpay_server.chain.instructions import (
     ASSOCIATED_TOKEN_PROGRAM,
@@ -67,6 +68,15 @@ def sign_transaction(
         raw=b"".join((bytes((count,)), *signatures, payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
     )
+
+
+def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
+    """Return a blockhash whose compute limit is that of so many usual transactions in one."""
+    budget = blockhash.compute_budget
+    if budget is None:
+        return blockhash
+    limit = min(budget.unit_limit * count, MOST_COMPUTE_UNITS)
+    return evolve(blockhash, compute_budget=evolve(budget, unit_limit=limit))
 
 
 def transaction_of(raw: bytes) -> VersionedTransaction:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Literal
 
-from attrs import evolve
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.base import MOST_COMPUTE_UNITS, Blockhash, SignedTransaction
+from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -31,7 +30,7 @@ from agentpay_server.chain.policy_record import (
     VERSION_FIELD,
     PolicyRecord,
 )
-from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction
+from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction, with_units_for
 
 MAX_MEMO_BYTES: Final = 769
 """The longest memo, in bytes of UTF-8, that fits into a transfer, whatever it says of its compute budget."""
@@ -133,11 +132,7 @@ def provision_accounts(
                 payer=treasury, owner=authority, mint=Pubkey.from_string(usdc_mint)
             )
         )
-    budget = blockhash.compute_budget
-    if budget is not None:
-        limit = min(budget.unit_limit * len(present_lamports), MOST_COMPUTE_UNITS)
-        blockhash = evolve(blockhash, compute_budget=evolve(budget, unit_limit=limit))
-    return sign_transaction(signer, blockhash, steps)
+    return sign_transaction(signer, with_units_for(blockhash, len(present_lamports)), steps)
 
 
 def create_token_account(

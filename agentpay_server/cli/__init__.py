@@ -20,7 +20,7 @@ _INTERRUPTED: Final = 130
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Serve until it is stopped."),
     "demo": ("demo:demo", "Serve a living world: agents that pay, are refused, and wait for you."),
-    "keys": ("keys:keys", "The keys of agents, and of operators."),
+    "keys": ("keys:keys", "The keys of agents; and new operator keys."),
     "approvals": ("approvals:approvals", "Transfers that wait for an operator."),
     "deliveries": ("deliveries:deliveries", "Events on their way to webhooks."),
     "listen": ("listen:listen", "Print events as they happen, and forward them, signed."),
@@ -62,7 +62,7 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     serve and demo start one. The other commands ask one that runs: tell them where with --url or
-    AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_SERVER_OPERATOR_KEY.
+    AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as the SDK is told.
 
     Exit codes: 0 done, 1 refused, failed or not reached, 2 not to be meant, 130 interrupted.
     """

@@ -10,15 +10,13 @@ from attrs import field, frozen
 
 from agentpay import errors
 from agentpay_server.cli.output import Output, printable, takes_json
+from agentpay_server.cli.variables import KEY_VARIABLE, URL_VARIABLE
 from agentpay_server.clients import ServerClient
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-URL_VARIABLE: Final = "AGENTPAY_BASE_URL"
-OPERATOR_KEY_VARIABLE: Final = "AGENTPAY_SERVER_OPERATOR_KEY"
-
 _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
-    errors.AuthenticationError: f"Give --key, or set {OPERATOR_KEY_VARIABLE}, as the server printed it",
+    errors.AuthenticationError: f"Give --key, or set {KEY_VARIABLE}, to the operator key of this server",
     errors.PermissionDeniedError: "",
     errors.TransferRejectedError: "No money moved",
     errors.InsufficientBalanceError: "No money moved; fund the account, and do it again",
@@ -87,7 +85,7 @@ def takes_address(command: _Command) -> _Command:
     """Give a command the options `--url` and `--key`."""
     command = click.option(
         "--key",
-        envvar=OPERATOR_KEY_VARIABLE,
+        envvar=KEY_VARIABLE,
         show_envvar=True,
         help="Operator key. Other users of the machine may see what is typed; the variable they do not.",
     )(command)
@@ -109,8 +107,8 @@ def address_of(url: str, key: str | None) -> Address:
     """
     if not key:
         raise click.UsageError(
-            f"no operator key: give --key, or set {OPERATOR_KEY_VARIABLE} to the operator_key that the "
-            "server printed when it started."
+            f"no operator key: give --key, or set {KEY_VARIABLE} to the operator_key that the server printed "
+            "when it started."
         )
     return Address(url=url, key=key)
 

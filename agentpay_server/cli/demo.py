@@ -1,10 +1,12 @@
 """`agentpay-server demo`: a server with a world in it that lives, to look at and to try commands on."""
 
 import contextlib
+import itertools
 import secrets
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -13,9 +15,11 @@ from rich.text import Text
 
 from agentpay_server.cli.output import Output, printable, styled, takes_json
 from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
+    from agentpay_server.embedded.server import AgentPayServer
 
 _HOST: Final = "127.0.0.1"
 _SEEDS: Final = 1_000_000
@@ -31,7 +35,15 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     help=f"Port on {_HOST}; 0 takes a free one.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="The same seed is the same story, and the same operator key."
+    "--seed",
+    type=click.IntRange(min=0),
+    help="The same seed tells the same story. Its keys are the same too: others can compute them.",
+)
+@click.option(
+    "--operator-key",
+    envvar="AGENTPAY_SERVER_OPERATOR_KEY",
+    show_envvar=True,
+    help="Operator key to use instead of a new one; it is never printed.",
 )
 @click.option(
     "--interval",
@@ -41,13 +53,14 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     metavar="SECONDS",
     help="How long to wait after each step.",
 )
-@click.option("--steps", type=click.IntRange(min=0), metavar="N", help="End after so many steps.")
+@click.option("--steps", type=click.IntRange(min=0), metavar="N", help="Run N steps, then end.")
 @click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
 @takes_json
 def demo(
     *,
     port: int,
     seed: int | None,
+    operator_key: str | None,
     interval: float,
     steps: int | None,
     seconds: float | None,
@@ -59,34 +72,44 @@ def demo(
     and transfers that wait for approval. Try the other commands on it. Ctrl-C ends it, with exit code 0.
     """
     output = Output(is_json=is_json)
-    seed = secrets.randbelow(_SEEDS) if seed is None else seed
+    story_seed = secrets.randbelow(_SEEDS) if seed is None else seed
     ends_at = None if seconds is None else time.monotonic() + seconds
     # All of a server takes longer to load than it takes to say what is wrong with the options.
     from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
-    from agentpay_server.cli.process import why_not_bound  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
+    from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
 
-    with _Stop() as stop, AgentPayServer(clock="system", seed=seed) as server:
-        story: list[Step] = []
-        world = DemoWorld(server, seed, story.append)
+    # The seed of the story is printed, and short: only a seed that was asked for may make keys.
+    server = AgentPayServer(clock="system", seed=seed, operator_key=operator_key)
+    with _Stop() as stop, _running(server):
+        world = DemoWorld(server, story_seed, lambda step: _tell(output, step))
         # Before anybody can reach it: the world that is found is always whole.
         with output.progress("Making the world") as say:
             world.begin(say)
         try:
             server.listen(port=port)
-        except OSError as error:
-            raise click.ClickException(f"{why_not_bound(_HOST, port, error)}.") from None
-        _introduce(output, server.base_url, server.operator_key, seed)
-        while not stop.is_told:
-            for step in story:
-                _tell(output, step)
-            story.clear()
-            if steps == 0 or (ends_at is not None and time.monotonic() >= ends_at):
+        except CannotListenError as error:
+            said = str(error).replace("pass another port", "give another --port")
+            raise click.ClickException(f"{said}.") from None
+        _introduce(output, server.base_url, None if operator_key else server.operator_key, story_seed)
+        if seed is not None:
+            output.note("This server is seeded: anybody who knows the seed can compute all of its keys.")
+        for number in itertools.count() if steps is None else range(steps):
+            if number:
+                stop.rest(interval if ends_at is None else max(min(interval, ends_at - time.monotonic()), 0))
+            if stop.is_told or (ends_at is not None and time.monotonic() >= ends_at):
                 break
-            steps = None if steps is None else steps - 1
             world.step()
-            left = interval if ends_at is None else min(interval, ends_at - time.monotonic())
-            stop.rest(max(left, 0))
+
+
+@contextlib.contextmanager
+def _running(server: "AgentPayServer") -> Iterator[None]:
+    try:
+        server.start()
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--operator-key") from None
+    with contextlib.closing(server):
+        yield
 
 
 class _Stop:
@@ -132,7 +155,7 @@ class _Told(BaseException):
     """The demo is told to stop while it rests."""
 
 
-def _introduce(output: Output, base_url: str, operator_key: str, seed: int) -> None:
+def _introduce(output: Output, base_url: str, operator_key: str | None, seed: int) -> None:
     if output.is_json:
         told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
         output.document({"demo": told})
@@ -140,9 +163,12 @@ def _introduce(output: Output, base_url: str, operator_key: str, seed: int) -> N
     output.line(
         Text("A world with test money, in memory. To look around, in another terminal:", style="bold")
     )
-    output.line(f"  export AGENTPAY_BASE_URL={base_url}")
-    output.line(f"  export AGENTPAY_SERVER_OPERATOR_KEY={operator_key}")
+    for line in export_lines(base_url, operator_key):
+        output.line(f"  {line}")
+    if operator_key is None:
+        output.line(f"  and set {KEY_VARIABLE} to the operator key that you gave")
     output.line("and then: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
+    output.line("It holds payments, a refusal, a transfer that waits for approval, and an open session.")
     output.line(f"--seed {seed} tells the same story again; Ctrl-C ends it.")
     output.line()
 

@@ -44,7 +44,7 @@ class Step:
     """Something that was done in the world.
 
     Attributes:
-        number: counts from 1.
+        number: counts the steps of the world, from 1.
         actor: who did it.
         action: what it was.
         status: what became of it: a status of a transfer or a session, or `refused`, `funded`, `failed`.
@@ -77,13 +77,14 @@ class DemoWorld:
         self._random = random.Random(seed)  # noqa: S311 - chance for a story, not for a secret
         self._tell = tell
         self._steps = 0
+        self._has_begun = False
         self._agents: dict[str, AgentPay] = {}
         self._session: Session | None = None
         self._waiting: list[str] = []
         self.accounts: dict[str, str] = {}
 
     def begin(self, say: Callable[[str], None]) -> None:
-        """Make the agents and the shops, and let the first things happen: one of each kind."""
+        """Make the agents and the shops, and let one thing of each kind happen, which is not told."""
         for name in (DATASETS, INFERENCE, AIRLINE, *_POLICIES):
             say(f"Opening the account of {name}")
             self.accounts[name] = self._operator.accounts.create(name=name).account_id
@@ -99,13 +100,21 @@ class DemoWorld:
         self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
         for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
             self._do(act)
+        self._has_begun = True
 
     def step(self) -> None:
-        """Let one more thing happen."""
+        """Let one more thing happen, and tell it."""
+        self._do(self._go_on)
+
+    def _go_on(self) -> None:
+        for name in (RESEARCH, TRAVEL, BUYER):
+            if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
+                self._fund(name, 100)
+                self._told("Operator", f"funds {name} with 100 USDC", "funded")
+                return
         acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
         acts += [self._work_while_paused, self._decide, self._break_receiver]
-        self._do(self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0])
-        self._do(self._top_up)
+        self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0]()
 
     def _do(self, act: Callable[[], None]) -> None:
         try:
@@ -128,9 +137,10 @@ class DemoWorld:
         self._pay(INTERN, INFERENCE, self._amount(10, 90))
 
     def _book(self) -> None:
-        """Ask for what needs approval; with enough of that waiting, decide first."""
+        """Ask for what needs approval; with enough of that waiting, decide instead."""
         if len(self._waiting) == _WAITING_MAX:
             self._decide()
+            return
         number = self._random.randint(100, 999)
         self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
 
@@ -184,12 +194,6 @@ class DemoWorld:
         self._inbox.fail_next(503)
         self._told("Webhook receiver", "answers the next delivery with 503", "retrying")
 
-    def _top_up(self) -> None:
-        for name in (RESEARCH, TRAVEL, BUYER):
-            if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
-                self._fund(name, 100)
-                self._told("Operator", f"funds {name} with 100 USDC", "funded")
-
     def _fund(self, name: str, amount: int) -> None:
         self._server.sandbox.fund(self.accounts[name], amount)
 
@@ -225,5 +229,7 @@ class DemoWorld:
         self._told(actor, action, "refused", message=refusal.message, transfer_id=refusal.transfer_id)
 
     def _told(self, actor: str, action: str, status: str, **details: str | None) -> None:
+        if not self._has_begun:
+            return
         self._steps += 1
         self._tell(Step(number=self._steps, actor=actor, action=action, status=status, **details))

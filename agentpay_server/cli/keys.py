@@ -1,17 +1,20 @@
-"""`agentpay-server keys`: the keys of agents, and of operators on a test chain."""
+"""`agentpay-server keys`: the keys of agents, and new keys for operators."""
+
+import secrets
 
 import click
 
 from agentpay.contract.identifiers import ACCOUNT, KEY
 from agentpay_server.cli.connection import takes_server
-from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.cli.output import Output, takes_json, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
 from agentpay_server.clients import ServerClient
+from agentpay_server.domain.api_keys import KeyKind, new_key
 
 
 @click.group()
 def keys() -> None:
-    """The keys of agents, and of operators.
+    """The keys of agents; and new operator keys.
 
     An agent's key is bound to one account: it pays from that account, within its policy, and reads it.
     """
@@ -50,15 +53,22 @@ def create_key(*, server: ServerClient, output: Output, account_id: str, name: s
     _show_once(output, server.console.create_agent_key(account_id, name=name), "New agent key")
 
 
-@keys.command("create-operator")
-@click.argument("name")
-@takes_server
-def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
-    """Make an operator of its own, with accounts of its own, and its key. On a test chain alone.
+@keys.command("generate")
+@takes_json
+def generate_key(*, is_json: bool) -> None:
+    """Print a new operator key for serve --operator-key. Asks no server.
 
-    The first operator's key is the one that serve prints, or is given with --operator-key.
-    """
-    _show_once(output, server.sandbox.create_operator(name), "New operator")
+    Give it in a variable, since other users of the machine may see what is typed:
+
+    \b
+    export AGENTPAY_SERVER_OPERATOR_KEY="$(agentpay-server keys generate)"
+    """  # noqa: D301 - the escape keeps a line of the help as it is
+    key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
+    if is_json:
+        Output(is_json=True).document({"key": key})
+    else:
+        # Nothing else, and no style: it is read by programs.
+        click.echo(key)
 
 
 @keys.command("revoke")

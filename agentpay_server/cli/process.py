@@ -20,9 +20,11 @@ from typing import Any, Final
 
 import click
 import uvicorn
+from attrs import field, frozen
 from starlette.types import Receive, Scope, Send
 
 from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.listener import bound_socket, server_config, url_of
 from agentpay_server.http.app import Application
@@ -55,6 +57,36 @@ class CannotServeError(Exception):
     """The server cannot start, or cannot go on; the message says why, and what to do."""
 
 
+@frozen(kw_only=True)
+class Announcement:
+    """What a server says of itself once it accepts requests.
+
+    Attributes:
+        base_url: its address.
+        operator_key: the first operator's key, if it was made now.
+        is_key_given: whether the caller gave the key, which then is not repeated.
+    """
+
+    base_url: str
+    operator_key: str | None = field(repr=False)
+    is_key_given: bool
+
+    def line(self) -> str:
+        """Return the line of JSON; without `operator_key` where an earlier start made the key."""
+        told: dict[str, str | None] = {"base_url": self.base_url}
+        if self.operator_key is not None or self.is_key_given:
+            told["operator_key"] = self.operator_key
+        return json.dumps(told)
+
+    def to_paste(self) -> str:
+        """Return the lines that let the SDK and the commands in a shell reach this server."""
+        lines = export_lines(self.base_url, self.operator_key)
+        if self.operator_key is None:
+            known = "that you gave" if self.is_key_given else "that the first start on this data printed"
+            lines.append(f"Set {KEY_VARIABLE} to the operator key {known}.")
+        return "\n".join(lines)
+
+
 def run(
     host: str,
     port: int,
@@ -62,6 +94,7 @@ def run(
     *,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str,
     rpc: RpcSettings | None,
     is_clock_manual: bool,
     operator_key: str | None,
@@ -69,8 +102,9 @@ def run(
 ) -> None:
     """Serve until a signal says otherwise.
 
-    Prints one JSON line on standard output once requests are accepted: `base_url`, and `operator_key` where
-    it is known. Events are logged to standard error.
+    Prints one JSON line on standard output once requests are accepted: `base_url`, and `operator_key`, which
+    is the key if it was made now, null if it was given, and left out if it was made at an earlier start.
+    Events are logged to standard error.
 
     Raises:
         OptionError: `database_url` is no address of a database; or `operator_key` is not an operator key, is
@@ -90,6 +124,7 @@ def run(
                     settings,
                     data_dir=data_dir,
                     database_url=database_url,
+                    database_schema=database_schema,
                     rpc=rpc,
                     clock=clock,
                     operator_key=operator_key,
@@ -112,13 +147,18 @@ async def _serve(
     *,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str,
     rpc: RpcSettings | None,
     clock: Clock,
     operator_key: str | None,
 ) -> None:
     try:
         storage = await open_storage(
-            settings, data_dir=data_dir, database_url=database_url, keeps_chain=rpc is None
+            settings,
+            data_dir=data_dir,
+            database_url=database_url,
+            database_schema=database_schema,
+            keeps_chain=rpc is None,
         )
     except ValueError as error:
         raise OptionError("--database-url", str(error)) from None
@@ -128,16 +168,17 @@ async def _serve(
         )
     except ValueError as error:
         raise OptionError("--operator-key", str(error)) from None
+    new_key = runtime.operator.key if operator_key is None else None
+    announcement = Announcement(
+        base_url=url_of(sock), operator_key=new_key, is_key_given=operator_key is not None
+    )
     try:
-        await _serve_until_told(sock, runtime)
+        await _serve_until_told(sock, runtime, announcement)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
-async def _serve_until_told(sock: socket.socket, runtime: Runtime) -> None:
-    announcement = {"base_url": url_of(sock)}
-    if runtime.operator.key is not None:
-        announcement["operator_key"] = runtime.operator.key
+async def _serve_until_told(sock: socket.socket, runtime: Runtime, announcement: Announcement) -> None:
     server = _Server(Application(runtime), runtime, announcement)
     lost = runtime.storage.lost
     watch = asyncio.create_task(server.stop_when(lost))
@@ -160,7 +201,7 @@ class _Server(uvicorn.Server):
     those that wait for a transfer are told how it stands, and whatever is left is cut off.
     """
 
-    def __init__(self, application: Application, runtime: Runtime, announcement: dict[str, str]) -> None:
+    def __init__(self, application: Application, runtime: Runtime, announcement: Announcement) -> None:
         self._application = application
         self._runtime = runtime
         self._announcement = announcement
@@ -173,8 +214,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the line that says so."""
         await super().startup(sockets=sockets)
-        click.echo(json.dumps(self._announcement))
-        log(logger, logging.INFO, "server.started", base_url=self._announcement["base_url"])
+        click.echo(self._announcement.line())
+        if sys.stderr.isatty():
+            # For people alone: elsewhere standard error is a log, which holds no key.
+            click.echo(self._announcement.to_paste(), err=True)
+        log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,13 +5,15 @@ where it is reached and with which key; everything else is logged to standard er
 """
 
 import ipaddress
+from decimal import Decimal
 from pathlib import Path
 
 import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.values import SchemaName, Seconds, Sol, Usdc
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
 
@@ -39,10 +41,20 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
 )
 @click.option(
+    "--database-schema",
+    type=SchemaName(),
+    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
+    show_envvar=True,
+    metavar="NAME",
+    help="Schema of that database that holds all tables; made if it does not exist.  "
+    f"[default: {DATABASE_SCHEMA}]",
+)
+@click.option(
     "--operator-key",
     envvar="AGENTPAY_SERVER_OPERATOR_KEY",
     show_envvar=True,
-    help="Operator key to use instead of a new one; at a later start, one to use beside those there are.",
+    help="Operator key to use instead of a new one; it is never printed. At a later start on the same data "
+    "it is added to the existing ones. agentpay-server keys generate makes one.",
 )
 @click.option(
     "--clock",
@@ -85,13 +97,38 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "--session-idle",
     type=Seconds(0.000001),
     metavar="SECONDS",
-    help="How long a session may go without a charge before it closes by itself; without it there is no end.",
+    help="How long a session may go without a charge before it closes by itself.  [default: 24 hours on "
+    "mainnet, devnet and testnet; unlimited elsewhere]",
 )
 @click.option(
     "--session-lifetime",
     type=Seconds(0.000001),
     metavar="SECONDS",
     help="How long a session may last before it closes by itself; without it there is no end.",
+)
+@click.option(
+    "--max-open-sessions",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="COUNT",
+    help="How many sessions of one account may be unsettled at once.",
+)
+@click.option(
+    "--min-session-cap",
+    type=Usdc(),
+    default="0.01",
+    show_default=True,
+    metavar="USDC",
+    help="The smallest cap of a session.",
+)
+@click.option(
+    "--treasury-low",
+    type=Sol(),
+    default="0.1",
+    show_default=True,
+    metavar="SOL",
+    help="Log a warning when the treasury, which pays fees and rents, holds less.",
 )
 @click.option(
     "--rate-limit",
@@ -124,6 +161,7 @@ def serve(
     in_memory: bool,
     data_dir: Path | None,
     database_url: str | None,
+    database_schema: str | None,
     operator_key: str | None,
     clock: str,
     policy_update: str,
@@ -132,6 +170,9 @@ def serve(
     approval_ttl: float,
     session_idle: float | None,
     session_lifetime: float | None,
+    max_open_sessions: int,
+    min_session_cap: Decimal,
+    treasury_low: Decimal,
     rate_limit: int | None,
     shutdown_wait: float,
     log_format: str,
@@ -140,16 +181,19 @@ def serve(
 ) -> None:
     """Serve until it is stopped.
 
-    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key
-    when that was made now or given. SIGTERM and SIGINT stop it in good order; a second one ends it at once.
+    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key:
+    the key if it was made now, null if it was given. On a terminal, lines to paste follow on standard error.
+    SIGTERM and SIGINT stop it in good order; a second one ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
-            f"{host} can be reached by other machines: give --allow-remote and --operator-key, or keep the "
-            "default --host."
+            f"{host} can be reached by other machines: give --allow-remote, and an --operator-key from "
+            "agentpay-server keys generate; or keep the default --host."
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
         raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
+    if database_schema is not None and database_url is None:
+        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
     settings = Settings(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
@@ -158,6 +202,9 @@ def serve(
         rate_limit_per_minute=rate_limit,
         session_idle_seconds=session_idle,
         session_lifetime_seconds=session_lifetime,
+        max_open_sessions=max_open_sessions,
+        min_session_cap_usdc=min_session_cap,
+        treasury_low_sol=treasury_low,
         shutdown_seconds=shutdown_wait,
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.
@@ -170,6 +217,7 @@ def serve(
             settings,
             data_dir=data_dir,
             database_url=database_url,
+            database_schema=database_schema or DATABASE_SCHEMA,
             rpc=rpc,
             is_clock_manual=clock == "manual",
             operator_key=operator_key,

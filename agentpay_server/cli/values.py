@@ -2,12 +2,13 @@
 
 import math
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import click
 
 from agentpay.contract.usdc import to_decimal
+from agentpay_server.domain.database_schema import check_database_schema
 
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
@@ -32,6 +33,27 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Sol(click.ParamType[Decimal]):
+    """An amount of SOL, from 0."""
+
+    name = "sol"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Decimal:
+        """Return the amount."""
+        try:
+            amount = Decimal(str(value))
+        except InvalidOperation:
+            amount = Decimal("NaN")
+        if not (amount.is_finite() and amount >= 0):
+            self.fail(f"{value} is no amount of SOL, such as 0.1.", param, ctx)
+        return amount
+
+
 class Usdc(click.ParamType[Decimal]):
     """An amount of USDC to move."""
 
@@ -51,6 +73,24 @@ class Usdc(click.ParamType[Decimal]):
         if not amount:
             self.fail("an amount must be at least 0.000001.", param, ctx)
         return amount
+
+
+class SchemaName(click.ParamType[str]):
+    """The name of a PostgreSQL schema."""
+
+    name = "schema"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the name."""
+        try:
+            return check_database_schema(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Identifier(click.ParamType[str]):

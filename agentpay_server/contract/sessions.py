@@ -8,11 +8,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Category, Cursor, query_integer, text
+from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -26,6 +26,34 @@ class SessionStatus(StrEnum):
     CLOSING = "closing"
     SETTLED = "settled"
     FAILED = "failed"
+
+
+class ClosingReason(StrEnum):
+    """Why a session closed without being asked to, or why its settlement waits (D52, D53)."""
+
+    IDLE = "idle"
+    """It was not charged for as long as the server's idle limit."""
+
+    LIFETIME = "lifetime"
+    """It has lasted as long as the server's limit for a session."""
+
+    PAYEE_FROZEN = "payee_frozen"
+    """The payee's token account is frozen; the settlement waits until it is thawed."""
+
+    PAYEE_MISSING = "payee_missing"
+    """The payee's token account is gone, and its owner cannot be given another; the settlement waits."""
+
+    ACCOUNT_FROZEN = "account_frozen"
+    """The token account of the account that pays is frozen; the settlement waits until it is thawed."""
+
+    ACCOUNT_MISSING = "account_missing"
+    """The token account of the account that pays is gone; the settlement waits until it is back."""
+
+    ESCROW_FROZEN = "escrow_frozen"
+    """The escrow is frozen; the settlement waits until it is thawed."""
+
+    SETTLEMENT_REFUSED = "settlement_refused"
+    """The chain refused the settlement for another reason; the service signs another one later."""
 
 
 _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
@@ -52,6 +80,9 @@ class Session:
             signed.
         opened_at: when the escrow's funding was final on chain, UTC; None before.
         settled_at: when the settlement was final on chain, UTC; None before.
+        closing_reason: while the settlement waits for something, what that is; else why the session closed
+            by itself. None for a session that a caller closed, and for one that is not closed. A value this
+            version does not know stays a plain string.
     """
 
     session_id: str
@@ -68,6 +99,7 @@ class Session:
     settlement_tx_signature: str | None
     opened_at: datetime | None
     settled_at: datetime | None
+    closing_reason: ClosingReason | str | None = field(default=None, metadata=ALWAYS_SENT)
 
     @property
     def is_final(self) -> bool:
@@ -82,7 +114,7 @@ class OpenSession(Request):
     Attributes:
         account_id: the account that pays.
         to: the payee: an account_id, or an on-chain USDC token account.
-        cap_usdc: USDC to put into escrow, at least 0.000001.
+        cap_usdc: USDC to put into escrow, at least the server's smallest cap, 0.01 by default.
         idempotency_key: 1 to 128 characters; the same key never opens a second session.
         category: spend category, 1 to 64 characters.
     """
@@ -140,6 +172,7 @@ OPEN_SESSION: Final = Endpoint(
         ErrorCode.INSUFFICIENT_BALANCE,
         ErrorCode.TRANSFER_FAILED,
         ErrorCode.IDEMPOTENCY_CONFLICT,
+        ErrorCode.TOO_MANY_SESSIONS,
         ErrorCode.INVALID_RECIPIENT,
         ErrorCode.CHAIN_UNAVAILABLE,
         ErrorCode.FORBIDDEN,

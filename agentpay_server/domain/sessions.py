@@ -24,7 +24,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string
-from agentpay_server.contract.sessions import SessionStatus
+from agentpay_server.contract.sessions import ClosingReason, SessionStatus
 from agentpay_server.domain.policy import (
     Means,
     Purpose,
@@ -96,10 +96,20 @@ class KeyHolder:
     key_expires_us: int | None
 
 
-def opening_verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:
-    """Judge a request to open a session by the session that holds its key, as D29 judges transfers."""
+def opening_verdict(
+    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
+) -> Verdict:
+    """Judge a request to open a session by the session that holds its key, as D29 and D50 judge transfers.
+
+    Args:
+        holder: the session that holds the key under the account, if there is one.
+        terms: what is asked.
+        now_us: when.
+        is_held_elsewhere: whether an operator key asks, and the key is in force under another of its
+            accounts. What the account itself holds comes first.
+    """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-        return Verdict.NEW
+        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
     if holder.terms != terms:
         return Verdict.CONFLICT
     if holder.status == SessionStatus.OPENING:
@@ -142,6 +152,22 @@ def opening_refusal(
         code=ErrorCode.POLICY_VIOLATION,
         message=f"escalation_threshold is {format_string(threshold)} USDC and this session asks for "
         f"{usdc_text(terms.cap_micro)} USDC: open it with an operator key.",
+    )
+
+
+def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
+    """Return why an account may not have another session, or None.
+
+    Args:
+        unsettled: its sessions that are opening, open or closing: each holds rent that the treasury has lent.
+        most: how many an account may have.
+    """
+    if unsettled < most:
+        return None
+    return Refusal(
+        code=ErrorCode.TOO_MANY_SESSIONS,
+        message=f"The account has {unsettled} sessions that are not settled, and may have {most}; close one, "
+        "then send the same key again.",
     )
 
 
@@ -312,6 +338,19 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
         None if limits.lifetime_us is None else opened_us + limits.lifetime_us,
     )
     return min((moment for moment in moments if moment is not None), default=None)
+
+
+def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
+    """Return which limit of time has closed a session.
+
+    Args:
+        limits: how long a session may last.
+        opened_us: when it was open.
+        now_us: when it is closed.
+    """
+    if limits.lifetime_us is not None and opened_us + limits.lifetime_us <= now_us:
+        return ClosingReason.LIFETIME
+    return ClosingReason.IDLE
 
 
 def retry_us(put_offs: int) -> int:

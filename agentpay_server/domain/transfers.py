@@ -9,8 +9,8 @@
     submitted ── provably did not and cannot land ────────► failed
 
 `settled`, `rejected` and `failed` are final. Money moves in `submitted` alone. A key is held by one transfer
-at a time, until 24 hours after that transfer became final; an unresolved one holds it for as long as it takes
-(D29).
+of an account at a time, until 24 hours after that transfer became final; an unresolved one holds it for as
+long as it takes (D29, D50).
 """
 
 from enum import Enum
@@ -106,10 +106,20 @@ class Verdict(Enum):
     """What is stored failed for a reason that is not policy: make a new one in its place."""
 
 
-def verdict(holder: KeyHolder | None, terms: Terms, now_us: int) -> Verdict:
-    """Judge a request by the transfer that holds its key (contract, "Idempotency rules"; D29)."""
+def verdict(
+    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
+) -> Verdict:
+    """Judge a request by the transfer that holds its key (contract, "Idempotency rules"; D29, D50).
+
+    Args:
+        holder: the transfer that holds the key under the source account, if there is one.
+        terms: what is asked.
+        now_us: when.
+        is_held_elsewhere: whether an operator key asks, and the key is in force under another of its
+            accounts: that is another `from`. What the source account itself holds comes first.
+    """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-        return Verdict.NEW
+        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
     if holder.terms != terms:
         return Verdict.CONFLICT
     if holder.status == TransferStatus.SUBMITTED:

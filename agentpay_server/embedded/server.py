@@ -25,6 +25,7 @@ from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us
 from agentpay_server.contract.webhooks import Delivery, RecordedEvent
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
@@ -77,7 +78,9 @@ class AgentPayServer:
         settings: Settings | None = None,
         data_dir: Path | str | None = None,
         database_url: str | None = None,
+        database_schema: str = DATABASE_SCHEMA,
         rpc: RpcSettings | None = None,
+        seeded_port_keys: bool = True,
     ) -> None:
         """Put a server together; it starts with `with`, or with `start`.
 
@@ -93,20 +96,31 @@ class AgentPayServer:
             database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
                 encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
                 With neither, everything ends with the server.
+            database_schema: the schema of that database that holds all tables, made if it does not exist.
             rpc: a Solana cluster to work on, in the place of the chain within the server.
+            seeded_port_keys: whether a port accepts API keys that follow from `seed`. Pass False if nobody
+                chose the seed: `listen` then replaces `operator_key` by a random key, the only one of the
+                first operator that its port accepts, and all other keys are random from the start. Only a
+                server in memory takes False.
 
         Raises:
-            ValueError: a datetime without a UTC offset, or another word for `clock`; or both a data_dir and
-                a database_url.
+            ValueError: a datetime without a UTC offset, or another word for `clock`; both a data_dir and a
+                database_url; one of them without `seeded_port_keys`; or a database_schema that cannot name
+                one.
         """
         if data_dir is not None and database_url is not None:
             raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
+        if not seeded_port_keys and (data_dir is not None or database_url is not None):
+            # The first operator's key would be stored, and be valid on the port of a later start.
+            raise ValueError("seeded_port_keys=False is for servers in memory: leave out the seed instead")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._database_url = database_url
+        self._database_schema = check_database_schema(database_schema)
         self._rpc = rpc
         self._clock = _clock(clock)
         self._seed = seed
         self._wanted_key = operator_key
+        self._seeded_port_keys = seeded_port_keys
         self._settings = settings
         self._owner: OwnerThread | None = None
         self._world: World | None = None
@@ -131,7 +145,14 @@ class AgentPayServer:
             self._owner.stop()
             raise
         self._started_at = from_us(self._clock.now_us())
-        self._world = World(runtime, self._owner, inboxes, recorder)
+        self._world = World(
+            runtime,
+            self._owner,
+            inboxes,
+            recorder,
+            is_seeded=self._seed is not None and self._wanted_key is None,
+            seeded_port_keys=self._seeded_port_keys,
+        )
         return self
 
     async def _runtime(self, inboxes: InboxTransport, recorder: Recorder) -> Runtime:
@@ -140,11 +161,13 @@ class AgentPayServer:
                 self._settings or Settings(),
                 data_dir=self._data_dir,
                 database_url=self._database_url,
+                database_schema=self._database_schema,
                 keeps_chain=self._rpc is None,
             ),
             rpc=self._rpc,
             clock=self._clock,
             seed=self._seed,
+            seeds_all_keys=self._seeded_port_keys,
             operator_key=self._wanted_key,
             lend_key=True,
             wrap_chain=recorder.watch,
@@ -301,15 +324,19 @@ class AgentPayServer:
     def listen(self, *, port: int = 0) -> str:
         """Open a port on 127.0.0.1 beside the way in process, until the server closes.
 
+        With a `seed` the keys are predictable: the event `server.keys_follow_from_seed` is logged as a
+        warning. Without `seeded_port_keys` none is, and `operator_key` changes.
+
         Args:
-            port: which one; 0 takes a free one.
+            port: which one, 0 to 65535; 0 takes a free one.
 
         Returns:
             The address of the server, which is `base_url` from then on.
 
         Raises:
             RuntimeError: it listens already.
-            OSError: the port is not to be had.
+            CannotListenError: the port is in use, or the process may not have it.
+            ValueError: `port` is out of range.
         """
         return self._running.listen(port)
 

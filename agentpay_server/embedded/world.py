@@ -1,7 +1,9 @@
 """A running server in process, and the ways into it: clients without a socket, and a port beside them."""
 
+import logging
+import socket
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
@@ -10,8 +12,10 @@ from agentpay_server.embedded.inbox import InboxTransport
 from agentpay_server.embedded.inspection import Recorder
 from agentpay_server.embedded.listener import Listener, bound_socket
 from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
+from agentpay_server.logs import log
 from agentpay_server.runtime import Runtime
 
 T = TypeVar("T")
@@ -19,12 +23,36 @@ T = TypeVar("T")
 IN_PROCESS_URL = "http://agentpay.invalid"
 """What clients of a server without a port take for its address."""
 
+_HOST: Final = "127.0.0.1"
+
+logger: logging.Logger = logging.getLogger("agentpay_server")
+
+
+class CannotListenError(OSError):
+    """The port is in use, or the process may not have it; the message names it and says what to do."""
+
 
 class World:
-    """A running server, and the ways into it."""
+    """A running server, and the ways into it.
+
+    Args:
+        runtime: the server.
+        owner: the thread that it lives on.
+        inboxes: receivers of events within the process.
+        recorder: what keeps requests and transactions for a test to look at.
+        is_seeded: whether the keys of the server follow from a seed.
+        seeded_port_keys: whether they are valid on a port nevertheless.
+    """
 
     def __init__(
-        self, runtime: Runtime, owner: OwnerThread, inboxes: InboxTransport, recorder: Recorder
+        self,
+        runtime: Runtime,
+        owner: OwnerThread,
+        inboxes: InboxTransport,
+        recorder: Recorder,
+        *,
+        is_seeded: bool,
+        seeded_port_keys: bool,
     ) -> None:
         self.runtime = runtime
         self.inboxes = inboxes
@@ -35,11 +63,14 @@ class World:
         runtime.snapshots.include(inboxes)
         runtime.snapshots.include(recorder)
         self._listener: Listener | None = None
-        self._transport = EmbeddedTransport(self._app, owner)
-        self._async_transport = AsyncEmbeddedTransport(self._app, owner)
         assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
         key = runtime.operator.key
         self.key: str = key
+        self._tells_of_seed = is_seeded and seeded_port_keys
+        self._port_key = PortKey(key) if is_seeded and not seeded_port_keys else None
+        inner = self._app if self._port_key is None else self._port_key.in_process(self._app)
+        self._transport = EmbeddedTransport(inner, owner)
+        self._async_transport = AsyncEmbeddedTransport(inner, owner)
         self.operator: ServerClient = self.server_client(key)
         self.async_operator: AsyncServerClient = self.async_server_client(key)
 
@@ -69,10 +100,15 @@ class World:
         """Open a port and return its address."""
         if self._listener is not None:
             raise RuntimeError(f"the server listens already, on {self.base_url}")
-        listener = Listener(self._app, bound_socket("127.0.0.1", port))
+        app = self._app if self._port_key is None else self._port_key.on_port(self._app)
+        listener = Listener(app, _socket(port))
         self._owner.call(listener.start())
         self._listener = listener
         self.base_url = listener.base_url
+        if self._port_key is not None:
+            self.key = self._port_key.key
+        if self._tells_of_seed:
+            log(logger, logging.WARNING, "server.keys_follow_from_seed", base_url=self.base_url)
         return self.base_url
 
     def close(self) -> None:
@@ -86,3 +122,17 @@ class World:
         finally:
             await self.runtime.stop()
             self.recorder.release()
+
+
+def _socket(port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be between 0 and 65535, not {port}")
+    try:
+        return bound_socket(_HOST, port)
+    except OSError as error:
+        refusal = CannotListenError(
+            f"cannot listen on {_HOST} port {port}: {error.strerror or error}; pass another port, or 0 for a "
+            "free one"
+        )
+        refusal.errno = error.errno
+        raise refusal from error

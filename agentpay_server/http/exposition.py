@@ -4,6 +4,7 @@ It is loaded at the first look: a server that nobody watches does not pay for it
 """
 
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import accumulate
 from typing import Final
 
@@ -25,13 +26,14 @@ class Exposition(Collector):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._queue: Queue | None = None
+        self._treasury_sol: Decimal | None = None
         self._now_us = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def text(self, queue: Queue | None, now_us: int) -> bytes:
-        """Return the counts; what waits is left out when it is not known."""
-        self._queue, self._now_us = queue, now_us
+    def text(self, queue: Queue | None, now_us: int, treasury_sol: Decimal | None) -> bytes:
+        """Return the counts; what waits and what the treasury holds are left out when they are not known."""
+        self._queue, self._now_us, self._treasury_sol = queue, now_us, treasury_sol
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -62,6 +64,12 @@ class Exposition(Collector):
         )
         if self._queue is not None:
             yield from self._waiting(self._queue)
+        if self._treasury_sol is not None:
+            yield GaugeMetricFamily(
+                "agentpay_treasury_sol",
+                "SOL of the treasury, which pays every fee and lends every rent.",
+                value=float(self._treasury_sol),
+            )
 
     def _waiting(self, queue: Queue) -> Iterator[Metric]:
         lag_us = 0 if queue.oldest_due_us is None else self._now_us - queue.oldest_due_us

@@ -6,7 +6,7 @@ source of chance. They tell no secret, and nothing about any operator's accounts
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from attrs import frozen
 
@@ -20,6 +20,8 @@ from agentpay_server.store.database import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
+
+T = TypeVar("T")
 
 PROBE_SECONDS: Final = 2.0
 """How long a part may take to answer before it counts as not ready."""
@@ -41,6 +43,7 @@ class Operations:
     def __init__(self, runtime: Runtime) -> None:
         self._context = runtime.context
         self._schedule = runtime.schedule
+        self._treasury = runtime.treasury
         self._exposition: Exposition | None = None
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
@@ -66,12 +69,16 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._schedule.lag_seconds()
-        database, chain = await asyncio.gather(
-            _is_answered(context.database.read(store.answers)), _is_answered(context.chain.block_height())
+        database, chain, funds = await asyncio.gather(
+            _answer(context.database.read(store.answers)),
+            _answer(context.chain.block_height()),
+            _answer(self._treasury.look()),
         )
         is_ready = {
-            "database": database,
-            "chain": chain,
+            "database": database is not None,
+            "chain": chain is not None,
+            # What it holds is not known while the chain does not answer, which is said already.
+            "treasury": funds is None or funds.can_pay,
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
         missing = [part for part, ready in is_ready.items() if not ready]
@@ -85,21 +92,18 @@ class Operations:
         if self._exposition is None:
             self._exposition = exposition.Exposition(self._context.metrics)
         now_us = self._context.clock.now_us()
-        queue = None
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                queue = await self._context.database.read(store.queue, now_us)
-        except (TimeoutError, DatabaseUnavailableError):
-            # The counts are told all the same: they matter most when something is down.
-            pass
-        text = self._exposition.text(queue, now_us)
+        # The counts are told without them: they matter most when something is down.
+        queue, funds = await asyncio.gather(
+            _answer(self._context.database.read(store.queue, now_us)), _answer(self._treasury.look())
+        )
+        text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)
 
 
-async def _is_answered(question: Awaitable[Any]) -> bool:
+async def _answer(question: Awaitable[T]) -> T | None:
+    """Return the answer to a question; None when none comes in time."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            await question
+            return await question
     except (TimeoutError, DatabaseUnavailableError, ChainUnavailableError):
-        return False
-    return True
+        return None

@@ -31,7 +31,7 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
 from agentpay_server.services.posting import Answer, HttpPoster, signed_headers
 from agentpay_server.services.vault import VaultError
-from agentpay_server.services.webhooks import sealed_secrets
+from agentpay_server.services.webhooks import SealedSecret, sealed_secrets
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import events as event_store
 from agentpay_server.store import webhooks as webhook_store
@@ -163,10 +163,12 @@ class Deliveries:
         return found
 
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
-        secrets = sealed_secrets(delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us)
+        secrets = sealed_secrets(
+            delivery.webhook_id, delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us
+        )
 
-        def opened(sealed: bytes) -> WebhookSecrets:
-            return WebhookSecrets(self._context.vault.open(sealed, delivery.webhook_id))
+        def opened(secret: SealedSecret) -> WebhookSecrets:
+            return WebhookSecrets(secret.opened(self._context.vault))
 
         return signed_headers(
             body,

@@ -8,13 +8,13 @@ from typing import Final
 
 from agentpay_server.clock import ManualClock
 from agentpay_server.randomness import Randomness
+from agentpay_server.services.resealing import CUSTODY_SEED, opened_seed
 from agentpay_server.services.vault import Vault, VaultError
 from agentpay_server.store import state
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import Database, StartRefusedError, run_again_if_late
 
 SEED_BYTES: Final = 64
-CUSTODY_SEED: Final = "custody_seed"
 _GENESIS: Final = "genesis"
 """The chain that the database was written for."""
 _MINT: Final = "usdc_mint"
@@ -44,9 +44,8 @@ async def custody_seed(database: Database, vault: Vault, randomness: Randomness)
     Raises:
         WrongKeyError: it was sealed under another key.
     """
-    sealed = await run_again_if_late(database, _seed, vault, randomness)
     try:
-        return bytes.fromhex(vault.open(sealed, CUSTODY_SEED))
+        return bytes.fromhex(await run_again_if_late(database, _seed, vault, randomness))
     except VaultError:
         raise WrongKeyError(
             "the encryption key is not the one that this database was first started with; give that one"
@@ -115,12 +114,13 @@ def _count_start(connection: Connection) -> int:
     return before
 
 
-def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> bytes:
-    sealed = state.get(connection, CUSTODY_SEED)
-    if sealed is None:
-        sealed = vault.seal(randomness.randbytes(SEED_BYTES).hex(), CUSTODY_SEED)
-        state.add(connection, CUSTODY_SEED, sealed)
-    return sealed
+def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
+    sealed = state.get(connection, CUSTODY_SEED.row, lock=True)
+    if sealed is not None:
+        return opened_seed(connection, vault, sealed)
+    seed = randomness.randbytes(SEED_BYTES).hex()
+    state.add(connection, CUSTODY_SEED.row, vault.seal(seed, CUSTODY_SEED))
+    return seed
 
 
 def _known_or(connection: Connection, name: str, value: str) -> str:

@@ -1,5 +1,6 @@
 """Operators and their keys: made, shown once, looked up by digest, revoked (D16, D17)."""
 
+import secrets
 from typing import Final
 
 from attrs import field, frozen
@@ -51,10 +52,17 @@ class FirstOperator:
 
 
 class Keys:
-    """Makes, looks up and revokes keys."""
+    """Makes, looks up and revokes keys.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        context: the shared parts.
+        are_all_seeded: whether keys follow from the source of chance, which may be seeded. False takes all
+            but the first operator's from the system.
+    """
+
+    def __init__(self, context: Context, *, are_all_seeded: bool = True) -> None:
         self._context = context
+        self._are_all_seeded = are_all_seeded
 
     async def authenticate(self, key: str, request_id: str) -> Principal | None:
         """Return who holds `key`; None for a key that is malformed, unknown or revoked."""
@@ -97,9 +105,9 @@ class Keys:
             ValueError: `key` is not an operator key, is revoked, or is another operator's.
         """
         key = None if key is None else _operator_key(key)
-        new_key = self._new_key(KeyKind.OPERATOR)
+        first_key = new_key(KeyKind.OPERATOR, self._context.randomness.randbytes(32))
         return await run_again_if_late(
-            self._context.database, self._first_operator, key, new_key, lend_key=lend_key, is_alone=is_alone
+            self._context.database, self._first_operator, key, first_key, lend_key=lend_key, is_alone=is_alone
         )
 
     async def take_back(self, operator: FirstOperator) -> None:
@@ -150,16 +158,18 @@ class Keys:
         await self._context.database.run(self._revoke, principal, key_id)
 
     def _new_key(self, kind: KeyKind) -> str:
-        return new_key(kind, self._context.randomness.randbytes(32))
+        # Drawn in any case: the identifiers that follow are those of the seed.
+        chance = self._context.randomness.randbytes(32)
+        return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
 
     def _first_operator(
-        self, connection: Connection, key: str | None, new_key: str, *, lend_key: bool, is_alone: bool
+        self, connection: Connection, key: str | None, first_key: str, *, lend_key: bool, is_alone: bool
     ) -> FirstOperator:
         found = store.first_operator(connection)
         if found is None:
             # Of two servers that start at once, one makes it.
             state.add(connection, _FIRST_OPERATOR, b"")
-            made = self._insert_operator(connection, "operator", key or new_key, None)
+            made = self._insert_operator(connection, "operator", key or first_key, None)
             return FirstOperator(operator_id=made.operator_id, key_id=made.key_id, key=made.key)
         operator_id, key_id = found
         if is_alone:
@@ -168,9 +178,9 @@ class Keys:
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
         elif lend_key:
-            key, key_id = new_key, self._add_key(connection, operator_id, new_key, _LENT_KEY)
+            key, key_id = first_key, self._add_key(connection, operator_id, first_key, _LENT_KEY)
         return FirstOperator(
-            operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is new_key
+            operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is first_key
         )
 
     def _known_key(self, connection: Connection, operator_id: str, key: str) -> str:

@@ -1,11 +1,12 @@
-"""Secrets at rest: AES-256-GCM, bound to the record that they belong to.
+"""Secrets at rest: AES-256-GCM, bound to the place where they are stored.
 
-The identifier of the record is authenticated with the ciphertext, so that one moved to another row does not
-open. The key comes from the settings and is never stored.
+Table, column and row are authenticated with the ciphertext, so that one that is moved does not open. The key
+comes from the settings and is never stored.
 """
 
 from typing import Final, NoReturn
 
+from attrs import frozen
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -16,7 +17,27 @@ _NONCE_BYTES: Final = 12
 
 
 class VaultError(Exception):
-    """A stored secret does not open: another key, another record, or damage."""
+    """A stored secret does not open: another key, another place, or damage."""
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where a ciphertext is stored.
+
+    Attributes:
+        table: name of the table, without NUL.
+        column: name of the column, without NUL.
+        row: what identifies the row in its table.
+    """
+
+    table: str
+    column: str
+    row: str
+
+    @property
+    def associated_data(self) -> bytes:
+        """The place as it is authenticated: no two places have the same bytes."""
+        return f"{self.table}\0{self.column}\0{self.row}".encode()
 
 
 class Vault:
@@ -33,23 +54,38 @@ class Vault:
         self._cipher = AESGCM(key)
         self._entropy = entropy or SystemRandomness()
 
-    def seal(self, secret: str, record_id: str) -> bytes:
-        """Return `secret`, to be stored with the record `record_id` and opened with it alone."""
+    def seal(self, secret: str, place: Place) -> bytes:
+        """Return `secret`, to be stored in `place` and opened there alone."""
         # Not from a seed that repeats all else: a nonce that comes twice opens the cipher.
         nonce = self._entropy.randbytes(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), record_id.encode("utf-8"))
+        return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), place.associated_data)
 
-    def open(self, sealed: bytes, record_id: str) -> str:
-        """Return what was sealed for the record `record_id`.
+    def open(self, sealed: bytes, place: Place) -> str:
+        """Return what was sealed for `place`.
 
         Raises:
-            VaultError: it was not sealed for that record, or not with this key.
+            VaultError: it was not sealed for that place, or not with this key.
         """
+        return self._opened(sealed, place, place.associated_data)
+
+    def open_of_row(self, sealed: bytes, place: Place) -> str:
+        """Return what an earlier version has sealed for the row of `place`, whichever its table and column.
+
+        Only a migration calls this (`resealing.py`).
+
+        Raises:
+            VaultError: it was not sealed so for that row, or not with this key.
+        """
+        return self._opened(sealed, place, place.row.encode("utf-8"))
+
+    def _opened(self, sealed: bytes, place: Place, associated_data: bytes) -> str:
         nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
-            return self._cipher.decrypt(nonce, ciphertext, record_id.encode("utf-8")).decode("utf-8")
+            return self._cipher.decrypt(nonce, ciphertext, associated_data).decode("utf-8")
         except (InvalidTag, ValueError):
-            raise VaultError(f"the secret of {record_id} does not open with this server's key") from None
+            raise VaultError(
+                f"the {place.column} of {place.row} does not open with this server's key"
+            ) from None
 
     def __repr__(self) -> str:
         return "<Vault>"

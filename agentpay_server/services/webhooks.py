@@ -24,11 +24,28 @@ from agentpay_server.domain.problems import Problem, invalid, not_found
 from agentpay_server.domain.webhook_secrets import new_secret
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
+from agentpay_server.services.vault import Place, Vault, VaultError
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import deliveries as delivery_store
 from agentpay_server.store import webhooks as store
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.webhooks import WebhookRecord
+
+
+@frozen(kw_only=True)
+class SealedSecret:
+    """A sealed secret, and where it is stored."""
+
+    sealed: bytes = field(repr=False)
+    place: Place
+
+    def opened(self, vault: Vault) -> str:
+        """Return the secret.
+
+        Raises:
+            VaultError: it does not open.
+        """
+        return vault.open(self.sealed, self.place)
 
 
 @frozen(kw_only=True)
@@ -40,19 +57,31 @@ class Secrets:
         next: signs the second header while a rotation overlaps; None otherwise.
     """
 
-    current: bytes = field(repr=False)
-    next: bytes | None = field(repr=False)
+    current: SealedSecret
+    next: SealedSecret | None
+
+
+def secret_place(webhook_id: str) -> Place:
+    """Return where the secret of a webhook is stored."""
+    return Place(table="webhooks", column="secret", row=webhook_id)
+
+
+def next_secret_place(webhook_id: str) -> Place:
+    """Return where the secret is stored that takes over when a rotation ends."""
+    return Place(table="webhooks", column="next_secret", row=webhook_id)
 
 
 def sealed_secrets(
-    secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
+    webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
 ) -> Secrets:
     """Return which sealed secrets sign at `now_us` (D45): the next one takes over when the overlap ends."""
+    first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
     if next_secret is None or next_secret_us is None:
-        return Secrets(current=secret, next=None)
+        return Secrets(current=first, next=None)
+    second = SealedSecret(sealed=next_secret, place=next_secret_place(webhook_id))
     if next_secret_us <= now_us:
-        return Secrets(current=next_secret, next=None)
-    return Secrets(current=secret, next=next_secret)
+        return Secrets(current=second, next=None)
+    return Secrets(current=first, next=second)
 
 
 class Webhooks:
@@ -134,7 +163,7 @@ class Webhooks:
             events=json.dumps(webhook.events),
             account_ids=json.dumps(webhook.account_ids),
             low_balance_threshold=None if threshold is None else to_micro(threshold),
-            secret=context.vault.seal(secret, webhook_id),
+            secret=context.vault.seal(secret, secret_place(webhook_id)),
             created_us=now_us,
         )
         after = {"url": webhook.url, "events": webhook.events, "account_ids": webhook.account_ids}
@@ -163,21 +192,30 @@ class Webhooks:
         record = own_webhook(connection, principal, webhook_id, lock=True)
         vault, now_us = self._context.vault, self._context.clock.now_us()
         secret = self._new_secret()
-        sealed = vault.seal(secret, webhook_id)
-        now = sealed_secrets(record.secret, record.next_secret, record.next_secret_us, now_us)
+        now = sealed_secrets(webhook_id, record.secret, record.next_secret, record.next_secret_us, now_us)
         overlap_us = request.overlap_seconds * SECOND_US
         if overlap_us and now.next is not None:
             raise Problem(
                 ErrorCode.ROTATION_IN_PROGRESS,
                 "The last rotation still overlaps; wait for its end, or rotate with overlap_seconds 0.",
             )
-        store.set_secrets(
-            connection,
-            webhook_id,
-            secret=now.current if overlap_us else sealed,
-            next_secret=sealed if overlap_us else None,
-            next_secret_us=now_us + overlap_us if overlap_us else None,
-        )
+        current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
+        if current is None:
+            store.set_secrets(
+                connection,
+                webhook_id,
+                secret=vault.seal(secret, secret_place(webhook_id)),
+                next_secret=None,
+                next_secret_us=None,
+            )
+        else:
+            store.set_secrets(
+                connection,
+                webhook_id,
+                secret=current,
+                next_secret=vault.seal(secret, next_secret_place(webhook_id)),
+                next_secret_us=now_us + overlap_us,
+            )
         audit.record(
             connection,
             principal,
@@ -190,6 +228,17 @@ class Webhooks:
 
     def _new_secret(self) -> str:
         return new_secret(self._context.randomness.randbytes(32))
+
+
+def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
+    """Return a secret sealed for another place than it is stored in; None if it does not open."""
+    if secret.place == place:
+        return secret.sealed
+    try:
+        return vault.seal(secret.opened(vault), place)
+    except VaultError:
+        # It signs nothing any more, so that there is nothing to overlap with.
+        return None
 
 
 def own_webhook(

@@ -5,7 +5,8 @@ all its statements see one state. What the engine gives up to resolve a deadlock
 cut off before COMMIT was sent, which certainly changed nothing. Once COMMIT was sent, a lost connection is
 `DatabaseUnavailableError`: the outcome is not known, and never guessed.
 
-Any number of servers may share a database. One that must be alone takes `hold_alone` first.
+All tables live in one schema. Any number of servers may share it, and servers with schemas of their own share
+a database without meeting. A server that must be alone in its schema takes `hold_alone` first.
 """
 
 import asyncio
@@ -20,9 +21,11 @@ from sqlalchemy import URL, MetaData, NullPool, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.store import postgres_schema
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.store.postgres_connections import MoreThanOneStatement, Pool, Session
+from agentpay_server.store.postgres_connections import MoreThanOneStatement, Pool, Session, session_settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,9 +55,6 @@ _LAST_UNITS_SECONDS: Final = 5.0
 _PROBE_PAUSE_SECONDS: Final = 30.0
 _PROBE_ANSWER_SECONDS: Final = 10.0
 _PROBE: Final = "SELECT 1"
-_ALONE_KEY: Final = 0x6167_656E_7401
-LAYOUT_KEY: Final = 0x6167_656E_7402
-"""Advisory lock under which tables are laid out."""
 
 
 class PostgresDatabase:
@@ -62,16 +62,18 @@ class PostgresDatabase:
 
     Args:
         url: `postgresql://user:password@host:port/name`, with `?host=/directory` for a socket.
+        schema: holds all tables; made where it does not exist. No table outside it is ever read.
 
     Raises:
-        ValueError: `url` is not one of a PostgreSQL database.
+        ValueError: `url` is not one of a PostgreSQL database, or `schema` cannot name one.
     """
 
     is_inline: ClassVar[bool] = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, schema: str = DATABASE_SCHEMA) -> None:
         self._url = _url(url)
-        self._pool = Pool(self._url, POOL_SIZE)
+        self._schema = check_database_schema(schema)
+        self._pool = Pool(self._url, POOL_SIZE, schema=schema)
         self._under_way: set[asyncio.Task[Any]] = set()
         # The code of units that are known to read with more than one statement.
         self._reads_of_many: set[object] = set()
@@ -115,21 +117,36 @@ class PostgresDatabase:
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
-        """Run `work`, which changes tables, while no other server does the same."""
+        """Run `work`, which changes tables, while no other server does the same in this schema.
+
+        Raises:
+            SchemaRefusedError: the role may not make the schema, or not its tables.
+            DatabaseUnavailableError: there is no answer.
+        """
 
         def alone(connection: sqlalchemy.Connection) -> T:
-            connection.execute(_LOCK, {"key": LAYOUT_KEY})
-            return work(connection)
+            connection.execute(_LOCK, {"key": postgres_schema.lock_key("layout", self._schema)})
+            try:
+                postgres_schema.make_schema(connection, self._schema)
+                return work(connection)
+            except DBAPIError as error:
+                refusal = postgres_schema.refusal_of(error, self._schema)
+                if refusal is None:
+                    raise
+                raise refusal from error
 
         async def laid_out() -> T:
-            engine = create_async_engine(self._url, poolclass=NullPool, hide_parameters=True)
+            options = {"server_settings": session_settings(self._schema)}
+            engine = create_async_engine(
+                self._url, poolclass=NullPool, hide_parameters=True, connect_args=options
+            )
             async with engine.begin() as connection:
                 return await connection.run_sync(alone)
 
         return await self._to_its_end(_declaring(laid_out()))
 
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
-        """Keep every other server that asks for the same away from this database, until it is closed.
+        """Keep every other server that asks for the same away from this schema, until it is closed.
 
         Args:
             lost: called once others are kept away no longer. What runs on the database is cut off, and
@@ -168,11 +185,12 @@ class PostgresDatabase:
 
     async def _hold(self) -> Session:
         session = await self._pool.connect()
+        key = postgres_schema.lock_key("alone", self._schema)
         is_held = False
         try:
             # A server that was killed holds it until PostgreSQL has noticed that it is gone.
             for _ in range(_HOLD_TRIES):
-                is_held = await session.driver.fetchval(_ALONE, _ALONE_KEY)
+                is_held = await session.driver.fetchval(_ALONE, key)
                 if is_held:
                     break
                 await asyncio.sleep(_HOLD_PAUSE_SECONDS)
@@ -181,7 +199,9 @@ class PostgresDatabase:
                 await session.close()
         if not is_held:
             raise DatabaseInUseError(
-                "another server holds this database; one with an embedded chain needs it for itself"
+                f"another server holds the schema {self._schema!r} of this database; one with an embedded "
+                "chain needs it for itself: end that server, or give another --database-schema "
+                "(database_schema=)"
             )
         return session
 

@@ -24,9 +24,17 @@ _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
 _CONNECTING_SECONDS: Final = 10.0
 _CLOSING_SECONDS: Final = 2.0
-# Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
-_SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
 _PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
+
+
+def session_settings(schema: str) -> dict[str, str]:
+    """Return what every connection to the server is set to.
+
+    Args:
+        schema: the only one whose tables a statement finds, beside PostgreSQL's own.
+    """
+    # Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
+    return {"plan_cache_mode": "force_generic_plan", "search_path": f'"{schema}"'}
 
 
 class MoreThanOneStatement(BaseException):
@@ -212,11 +220,13 @@ class Pool:
     Args:
         url: of the database.
         size: how many there are at most; whoever asks beyond that waits for one.
+        schema: the schema that holds all tables.
     """
 
-    def __init__(self, url: URL, size: int) -> None:
+    def __init__(self, url: URL, size: int, *, schema: str) -> None:
         _, options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
-        self._options = {"timeout": _CONNECTING_SECONDS, **options}
+        settings = {"server_settings": session_settings(schema)}
+        self._options = {"timeout": _CONNECTING_SECONDS, **options, **settings}
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
         self._taken: set[Session] = set()
@@ -224,7 +234,7 @@ class Pool:
 
     async def connect(self) -> Session:
         """Return a connection that is no part of the pool."""
-        return Session(await asyncpg.connect(**self._options, server_settings=_SETTINGS))
+        return Session(await asyncpg.connect(**self._options))
 
     async def take(self) -> Session:
         """Return a connection that nobody else uses, to be given back.

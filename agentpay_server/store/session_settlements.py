@@ -20,6 +20,10 @@ _CLAIM_CLOSING: Final = (
         status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=bindparam("leased_until_us")
     )
 )
+# A charge may have come since it was found due, and have moved the limit on.
+_CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
+    closed_by=bindparam("closed_by")
+)
 _CLAIM_PUT_OFF: Final = (
     update(sessions)
     .where(OF_SESSION, IS_CLOSING, sessions.c.closes_us.is_not(None))
@@ -31,6 +35,7 @@ _SIGN_SETTLEMENT: Final = (
     .values(
         error=null(),
         message=null(),
+        stuck_reason=null(),
         settlement_tx_signature=bindparam("settlement_tx_signature"),
         tx_raw=bindparam("tx_raw"),
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
@@ -55,6 +60,7 @@ _DROP_SETTLEMENT: Final = (
 _PUT_OFF: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
     message=bindparam("message"),
+    stuck_reason=bindparam("stuck_reason"),
     closes_us=bindparam("closes_us"),
     put_offs=sessions.c.put_offs + 1,
     leased_until_us=null(),
@@ -84,6 +90,20 @@ def claim_closing(connection: Connection, session_id: str, *, until_us: int) -> 
     """Make an open session a closing one, leased until `until_us` of real time: no charge is accepted now."""
     values = {"of_session": session_id, "leased_until_us": until_us}
     return connection.execute(_CLAIM_CLOSING, values).rowcount == 1
+
+
+def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by: str, until_us: int) -> bool:
+    """Make an open session that is due to close by itself a closing one, as `claim_closing` does.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        now_us: the time by which it must be due.
+        closed_by: which limit of time closes it.
+        until_us: the end of the lease, in real time.
+    """
+    values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "leased_until_us": until_us}
+    return connection.execute(_CLAIM_DUE, values).rowcount == 1
 
 
 def claim_put_off(connection: Connection, session_id: str, *, until_us: int) -> bool:
@@ -123,7 +143,15 @@ def drop_settlement(connection: Connection, session_id: str, *, until_us: int) -
     connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "leased_until_us": until_us})
 
 
-def put_off(connection: Connection, session_id: str, *, closes_us: int, error: str, message: str) -> None:
+def put_off(
+    connection: Connection,
+    session_id: str,
+    *,
+    closes_us: int,
+    error: str,
+    message: str,
+    stuck_reason: str,
+) -> None:
     """Store that no settlement of a closing session can be made for now; nobody drives it.
 
     Args:
@@ -132,6 +160,13 @@ def put_off(connection: Connection, session_id: str, *, closes_us: int, error: s
         closes_us: when it is tried again by itself.
         error: the code of what is in the way.
         message: the sentence that explains it.
+        stuck_reason: what it waits for.
     """
-    values = {"of_session": session_id, "error": error, "message": message, "closes_us": closes_us}
+    values = {
+        "of_session": session_id,
+        "error": error,
+        "message": message,
+        "stuck_reason": stuck_reason,
+        "closes_us": closes_us,
+    }
     connection.execute(_PUT_OFF, values)

@@ -11,8 +11,10 @@ from sqlalchemy import bindparam, func, insert, literal_column, null, select, up
 
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.contract.sessions import SessionStatus
+from agentpay_server.store import held_keys
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.held_keys import HeldKeys
 from agentpay_server.store.tables import (
     expired_transactions,
     sessions,
@@ -53,6 +55,15 @@ class SessionRecord:
     closes_us: int | None
     created_us: int
     leased_until_us: int | None
+    claimed_by_operator: bool
+    recipient_owner: str | None
+    closed_by: str | None
+    stuck_reason: str | None
+
+    @property
+    def closing_reason(self) -> str | None:
+        """What the settlement waits for, else which limit of time has closed the session, else None."""
+        return self.stuck_reason or self.closed_by
 
     @property
     def signed(self) -> SignedTransaction | None:
@@ -77,15 +88,8 @@ _IS_UNDER_WAY: Final = sessions.c.leased_until_us.is_not(None)
 OF_SESSION: Final = sessions.c.session_id == bindparam("of_session")
 _BY_ID: Final = select(sessions).where(sessions.c.session_id == bindparam("session_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
-_BY_KEY: Final = select(sessions).where(
-    sessions.c.operator_id == bindparam("operator_id"),
-    sessions.c.held_key == bindparam("held_key"),
-)
+_HELD_BY: Final = held_keys.statements(sessions, sessions.c.session_id)
 _BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("address"))
-_FREE_KEY: Final = (
-    update(sessions).where(OF_SESSION, sessions.c.held_key.is_not(None)).values(held_key=null())
-)
-
 _SET_OPEN: Final = (
     update(sessions)
     .where(OF_SESSION, _IS_OPENING)
@@ -145,6 +149,13 @@ _OPENING_OF_ACCOUNT: Final = (
 _OPENING_CAPS: Final = select(func.coalesce(func.sum(sessions.c.cap), 0)).where(
     _IS_OPENING, sessions.c.account_id == bindparam("account_id")
 )
+_UNSETTLED: Final = select(func.count()).where(
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.status.in_(
+        literal_column(f"'{status}'")
+        for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+    ),
+)
 _ABANDONED: Final = (
     select(sessions)
     .where(_IS_UNDER_WAY, sessions.c.leased_until_us <= bindparam("now_us"))
@@ -163,6 +174,9 @@ _DUE: Final = (
     .order_by(sessions.c.closes_us)
     .limit(bindparam("count"))
 )
+KEYS: Final = HeldKeys(_HELD_BY, SessionRecord, "session_id")
+"""The idempotency keys that sessions hold."""
+
 _COLUMNS: Final = tuple(column.name for column in sessions.columns if column.name != "seq")
 
 
@@ -175,18 +189,6 @@ def session(connection: Connection, session_id: str, *, lock: bool = False) -> S
     """Return a session; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"session_id": session_id}).one_or_none()
     return None if row is None else SessionRecord(*row)
-
-
-def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> SessionRecord | None:
-    """Return the session that an idempotency key of an operator stands for."""
-    values = {"operator_id": operator_id, "held_key": idempotency_key}
-    row = connection.execute(_BY_KEY, values).one_or_none()
-    return None if row is None else SessionRecord(*row)
-
-
-def free_key(connection: Connection, session_id: str) -> bool:
-    """Take the idempotency key from a session, so that another may hold it; False when it has lost it."""
-    return connection.execute(_FREE_KEY, {"of_session": session_id}).rowcount == 1
 
 
 def is_escrow(connection: Connection, address: str) -> bool:
@@ -298,6 +300,14 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
     # What is in flight of sessions is a part of what they reserve: it counts once.
     opening_caps = int(connection.execute(_OPENING_CAPS, {"account_id": account.account_id}).scalar_one())
     return account.in_flight - opening_caps + account.session_reserved
+
+
+def unsettled(connection: Connection, account_id: str) -> int:
+    """Return how many sessions of an account are opening, open or closing.
+
+    While the account is locked none is added.
+    """
+    return int(connection.execute(_UNSETTLED, {"account_id": account_id}).scalar_one())
 
 
 def next_close_us(connection: Connection) -> int | None:

@@ -8,6 +8,7 @@ from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import server_state
 
 _GET: Final = select(server_state.c.value).where(server_state.c.name == bindparam("state_name"))
+_GET_LOCKED: Final = _GET.with_for_update()
 _INSERT: Final = insert(server_state)
 _UPDATE: Final = (
     update(server_state)
@@ -16,9 +17,9 @@ _UPDATE: Final = (
 )
 
 
-def get(connection: Connection, name: str) -> bytes | None:
-    """Return what is stored under a name; None when nothing is."""
-    value = connection.execute(_GET, {"state_name": name}).scalar_one_or_none()
+def get(connection: Connection, name: str, *, lock: bool = False) -> bytes | None:
+    """Return what is stored under a name, None when nothing is; with `lock`, nobody else changes it."""
+    value = connection.execute(_GET_LOCKED if lock else _GET, {"state_name": name}).scalar_one_or_none()
     return None if value is None else bytes(value)
 
 

@@ -8,7 +8,9 @@ from sqlalchemy import bindparam, func, insert, literal_column, null, select, tr
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.store import held_keys
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.held_keys import HeldKeys
 from agentpay_server.store.tables import accounts, expired_transactions, transfers
 
 
@@ -42,6 +44,7 @@ class TransferRecord:
     created_us: int
     approval_expires_us: int | None
     leased_until_us: int
+    claimed_by_operator: bool
 
     @property
     def signed(self) -> SignedTransaction:
@@ -67,19 +70,7 @@ _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PEN
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
 _WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
-_BY_KEY: Final = select(transfers).where(
-    transfers.c.operator_id == bindparam("operator_id"),
-    transfers.c.held_key == bindparam("held_key"),
-)
-_ID_BY_KEY: Final = select(transfers.c.transfer_id).where(
-    transfers.c.operator_id == bindparam("operator_id"),
-    transfers.c.held_key == bindparam("held_key"),
-)
-_FREE_KEY: Final = (
-    update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.held_key.is_not(None))
-    .values(held_key=null())
-)
+_HELD_BY: Final = held_keys.statements(transfers, transfers.c.transfer_id)
 _SIGN_AGAIN: Final = (
     update(transfers)
     .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
@@ -179,6 +170,9 @@ _LEASE: Final = (
     .values(leased_until_us=bindparam("until_us"))
 )
 _FREE_ALL: Final = update(transfers).where(_IS_SUBMITTED).values(leased_until_us=0)
+KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
+"""The idempotency keys that transfers hold."""
+
 _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
 
 
@@ -214,25 +208,6 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     """
     row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
-
-
-def key_holder_id(connection: Connection, operator_id: str, idempotency_key: str) -> str | None:
-    """Return which transfer an idempotency key of an operator stands for."""
-    values = {"operator_id": operator_id, "held_key": idempotency_key}
-    holder: str | None = connection.execute(_ID_BY_KEY, values).scalar_one_or_none()
-    return holder
-
-
-def key_holder(connection: Connection, operator_id: str, idempotency_key: str) -> TransferRecord | None:
-    """Return the transfer that an idempotency key of an operator stands for."""
-    values = {"operator_id": operator_id, "held_key": idempotency_key}
-    row = connection.execute(_BY_KEY, values).one_or_none()
-    return None if row is None else TransferRecord(*row)
-
-
-def free_key(connection: Connection, transfer_id: str) -> bool:
-    """Take the idempotency key from a transfer, so that another may hold it; False when it has lost it."""
-    return connection.execute(_FREE_KEY, {"of_transfer": transfer_id}).rowcount == 1
 
 
 def sign_again(

@@ -57,6 +57,15 @@ _DELETE: Final = (
     .where(webhooks.c.webhook_id == bindparam("of_webhook"), _LIVE)
     .values(deleted_us=bindparam("now_us"), next_secret=null())
 )
+# Deleted ones, too: what is sealed of them is as secret as before.
+_SEALED: Final = select(webhooks.c.webhook_id, webhooks.c.secret, webhooks.c.next_secret).order_by(
+    webhooks.c.seq
+)
+_RESEAL: Final = (
+    update(webhooks)
+    .where(webhooks.c.webhook_id == bindparam("of_webhook"))
+    .values(secret=bindparam("secret"), next_secret=bindparam("next_secret"))
+)
 _SET_SECRETS: Final = (
     update(webhooks)
     .where(webhooks.c.webhook_id == bindparam("of_webhook"))
@@ -94,6 +103,20 @@ def page(connection: Connection, operator_id: str, before: int, count: int) -> l
 def delete(connection: Connection, webhook_id: str, now_us: int) -> bool:
     """Delete a webhook; False when there is none."""
     return connection.execute(_DELETE, {"of_webhook": webhook_id, "now_us": now_us}).rowcount == 1
+
+
+def sealed(connection: Connection) -> list[tuple[str, bytes, bytes | None]]:
+    """Return identifier, sealed secret and sealed next secret of every webhook, deleted ones included."""
+    return [
+        (webhook_id, bytes(secret), None if next_secret is None else bytes(next_secret))
+        for webhook_id, secret, next_secret in connection.execute(_SEALED)
+    ]
+
+
+def reseal(connection: Connection, webhook_id: str, *, secret: bytes, next_secret: bytes | None) -> None:
+    """Store the same secrets of a webhook under another seal."""
+    values = {"of_webhook": webhook_id, "secret": secret, "next_secret": next_secret}
+    connection.execute(_RESEAL, values)
 
 
 def set_secrets(

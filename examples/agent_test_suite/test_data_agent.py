@@ -1,4 +1,4 @@
-"""The tests of a fictional agent, with the fixtures that `agentpay[server]` brings.
+"""The tests of a fictional agent, with the fixtures that the extra `server` brings.
 
     pytest examples/agent_test_suite
 

@@ -38,6 +38,13 @@ def test_any_offset_is_read_as_utc(moment):
     assert read.tzinfo is UTC
 
 
+@pytest.mark.parametrize(
+    "value", ["2026-01-31T12:00:00z", "2026-01-31t12:00:00Z", "2026-01-31t12:00:00.000z"]
+)
+def test_a_timestamp_may_be_written_in_lower_case(value):
+    assert parse_timestamp(value) == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
 @pytest.mark.parametrize("value", ["2026-01-31T12:00:00", "2026-01-31T12:00:00.000"])
 def test_a_timestamp_without_an_offset_is_refused(value):
     with pytest.raises(ValueError, match="must have a UTC offset"):
@@ -89,6 +96,16 @@ def test_a_text_is_counted_after_trimming():
         rule.parse(" \t ")
     with pytest.raises(ValueError, match="must have at most 3 characters"):
         rule.parse("abcd")
+
+
+@pytest.mark.parametrize("name", ["\nagent", "agent\t", "\x1fagent", "agent\x85", "\x1c", " \r\n "])
+def test_control_characters_at_the_trimmed_ends_are_refused(name):
+    with pytest.raises(ValueError, match="must not contain control characters"):
+        text(minimum=1, maximum=100, trim=True, control=False).parse(name)
+
+
+def test_white_space_without_control_characters_is_trimmed():
+    assert text(minimum=1, maximum=3, trim=True, control=False).parse("\u2003 abc\u00a0") == "abc"
 
 
 def test_a_text_is_counted_in_characters_not_in_bytes():

@@ -13,6 +13,7 @@ from agentpay.contract.pages import PageBody
 from agentpay_server.contract.sessions import (
     SESSION_ENDPOINTS,
     ChargeSession,
+    ClosingReason,
     ListSessions,
     OpenSession,
     Session,
@@ -36,6 +37,7 @@ SESSION: dict[str, Any] = {
     "settlement_tx_signature": "6ig",
     "opened_at": MOMENT,
     "settled_at": MOMENT,
+    "closing_reason": "idle",
 }
 NEW_SESSION: dict[str, Any] = {
     **SESSION,
@@ -46,6 +48,7 @@ NEW_SESSION: dict[str, Any] = {
     "returned_usdc": None,
     "settlement_tx_signature": None,
     "settled_at": None,
+    "closing_reason": None,
 }
 OPEN: dict[str, Any] = {
     "account_id": "acct_a",
@@ -87,6 +90,19 @@ def test_a_session_has_exactly_the_fields_of_the_decisions_and_exact_amounts():
     assert [attribute.name for attribute in attrs.fields(Session)] == list(SESSION)
     assert session.status is SessionStatus.SETTLED
     assert session.settled_usdc + session.returned_usdc == session.cap_usdc == Decimal(5)
+
+
+@pytest.mark.parametrize("reason", [*ClosingReason, "a reason of later versions"])
+def test_why_a_session_closes_may_be_what_this_version_does_not_know(reason):
+    session = codec.structure({**SESSION, "closing_reason": str(reason)}, Session)
+
+    assert session.closing_reason == reason
+
+
+def test_a_session_of_a_server_that_gives_no_reason_has_none():
+    del (older := dict(SESSION))["closing_reason"]
+
+    assert codec.structure(older, Session).closing_reason is None
 
 
 @pytest.mark.parametrize("status", [*SessionStatus, "hibernating"])

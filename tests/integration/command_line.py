@@ -24,7 +24,7 @@ class CommandLine:
     def __init__(self, server: AgentPayServer) -> None:
         self.environment = {
             "AGENTPAY_BASE_URL": server.listen(),
-            "AGENTPAY_SERVER_OPERATOR_KEY": server.operator_key,
+            "AGENTPAY_API_KEY": server.operator_key,
         }
 
     def run(self, *arguments: str) -> Result:

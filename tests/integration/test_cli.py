@@ -1,6 +1,9 @@
 """`agentpay-server` as a process: its one line, its port, its refusals, its end."""
 
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -31,6 +33,30 @@ def serving(*options: str) -> Iterator[tuple[dict[str, str], "subprocess.Popen[s
             process.kill()
 
 
+@contextmanager
+def serving_on_a_terminal(*options: str) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Serve with a terminal for standard error; gives the line of JSON and what people see."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*SERVE, *options], stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        try:
+            assert process.stdout is not None
+            announcement = json.loads(process.stdout.readline())
+            shown = ""
+            while "server.started" not in shown:
+                shown += os.read(ours, 4096).decode()
+            yield announcement, shown.splitlines()
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def generated_key() -> str:
+    result = CliRunner().invoke(main, ["keys", "generate"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout.removesuffix("\n")
+
+
 def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
     with serving("--clock", "manual") as (announcement, process):
         assert set(announcement) == {"base_url", "operator_key"}
@@ -45,13 +71,67 @@ def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
         assert announcement["operator_key"] not in err
 
 
-def test_a_given_operator_key_is_the_key_of_the_server() -> None:
-    with serving() as (first, _):
-        key = first["operator_key"]
-    with serving("--operator-key", key) as (second, _):
-        assert second["operator_key"] == key
-        answer = httpx.get(f"{second['base_url']}/v1/accounts", headers={"Authorization": f"Bearer {key}"})
-        assert answer.status_code == 200
+def test_a_given_operator_key_is_the_key_of_the_server_and_is_never_printed() -> None:
+    key = generated_key()
+    with serving("--operator-key", key) as (announcement, process):
+        assert announcement == {"base_url": announcement["base_url"], "operator_key": None}
+        with AgentPay(base_url=announcement["base_url"], api_key=key) as client:
+            assert list(client.accounts.list()) == []
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert key not in out + err
+
+
+def test_a_key_given_to_a_data_directory_is_never_printed_at_any_start(tmp_path: Path) -> None:
+    first_key, second_key = generated_key(), generated_key()
+    where = ["--data-dir", str(tmp_path / "data")]
+    for given in (first_key, first_key, second_key):
+        with serving(*where, "--operator-key", given) as (announcement, process):
+            assert announcement["operator_key"] is None
+            for key in {first_key, given}:
+                with AgentPay(base_url=announcement["base_url"], api_key=key) as client:
+                    assert list(client.accounts.list()) == []
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=20)
+            assert not [key for key in (first_key, second_key) if key in out + err]
+
+
+def test_people_are_given_lines_to_paste_that_the_sdk_and_the_commands_understand() -> None:
+    with serving_on_a_terminal() as (announcement, shown):
+        exported = dict(re.findall(r"^export (\w+)=(\S+)$", "\n".join(shown), re.MULTILINE))
+        assert exported == {
+            "AGENTPAY_BASE_URL": announcement["base_url"],
+            "AGENTPAY_API_KEY": announcement["operator_key"],
+        }
+        listed = CliRunner(env=exported).invoke(main, ["keys", "list", "--json"])
+        assert (listed.exit_code, listed.stdout) == (0, "[]\n")
+        code = "from agentpay import AgentPay; print(list(AgentPay().accounts.list()))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **exported}, capture_output=True, check=True
+        )
+        assert done.stdout.strip() == b"[]"
+
+
+def test_lines_to_paste_show_no_key_that_was_given() -> None:
+    key = generated_key()
+    with serving_on_a_terminal("--operator-key", key) as (announcement, shown):
+        assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown
+        assert "Set AGENTPAY_API_KEY to the operator key that you gave." in shown
+        assert key not in "\n".join(shown)
+
+
+def test_a_directory_that_others_can_write_to_is_refused_with_what_mends_it(tmp_path: Path) -> None:
+    data = tmp_path / "their data"
+    data.mkdir()
+    data.chmod(0o775)
+    refused = CliRunner().invoke(main, ["serve", "--port", "0", "--data-dir", str(data)])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    command = f"chmod go-w '{data}'"
+    assert refused.stderr.strip().endswith(f": {command}")
+    assert list(data.iterdir()) == []
+    subprocess.run(command, shell=True, check=True)
+    with serving("--data-dir", str(data)) as (announcement, _):
+        assert announcement["operator_key"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +139,7 @@ def test_a_given_operator_key_is_the_key_of_the_server() -> None:
     [
         (["--host", "0.0.0.0"], "--allow-remote"),
         (["--host", "0.0.0.0", "--allow-remote"], "--operator-key"),
+        (["--host", "0.0.0.0", "--allow-remote"], "agentpay-server keys generate"),
         (["--port", "0", "--operator-key", "hunter2"], "ap_operator_"),
         (["--clock", "broken"], "manual"),
         (["--rate-limit", "0"], "--rate-limit"),

@@ -15,6 +15,7 @@ from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import _COMMANDS, main
 from agentpay_server.clients._sync.console import Console
+from agentpay_server.domain.api_keys import digest_of
 
 # --- What there is
 
@@ -96,13 +97,21 @@ def test_people_are_told_that_a_key_is_shown_once(commands: CommandLine, funded:
     assert "keys create --account" in commands.shown("keys", "list")
 
 
-def test_an_operator_has_accounts_of_its_own(
-    server: AgentPayServer, commands: CommandLine, funded: Funded
-) -> None:
-    funded()
-    made = commands.json("keys", "create-operator", "Second")
-    with server.client(api_key=made["key"]) as second:
-        assert list(second.accounts.list()) == []
+def test_an_operator_key_is_made_without_a_server() -> None:
+    """No address, no key, no network: what is printed is what serve takes."""
+    alone = CliRunner(env={"AGENTPAY_BASE_URL": "http://127.0.0.1:1", "AGENTPAY_API_KEY": None})
+    results = [alone.invoke(main, ["keys", "generate"]) for _ in range(2)]
+    assert [(result.exit_code, result.stderr) for result in results] == [(0, "")] * 2
+    keys = [result.stdout.removesuffix("\n") for result in results]
+    assert len(set(keys)) == 2
+    for key in keys:
+        with AgentPayServer(operator_key=key) as server:
+            assert server.operator_key == key
+            assert list(server.client(api_key=key).accounts.list()) == []
+
+
+def test_an_operator_key_is_made_as_json(commands: CommandLine) -> None:
+    assert digest_of(commands.json("keys", "generate")["key"])
 
 
 def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Funded) -> None:

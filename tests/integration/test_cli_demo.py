@@ -14,6 +14,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.cli.demo_world import DemoWorld, Step
 from agentpay_server.clients import ServerClient
+from agentpay_server.domain.api_keys import KeyKind, new_key
 
 
 def demo(*arguments: str) -> Result:
@@ -25,7 +26,8 @@ def demo(*arguments: str) -> Result:
 def story(*arguments: str) -> list[dict[str, Any]]:
     """Return what is printed as JSON, line by line."""
     result = demo("--json", *arguments)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    assert ("This server is seeded" in result.stderr) == ("--seed" in arguments)
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -41,13 +43,62 @@ def test_a_seed_tells_one_story_and_another_seed_another() -> None:
 
 
 def test_people_are_told_where_it_is_and_what_happens() -> None:
-    result = demo("--seed", "5", "--steps", "1")
+    result = demo("--seed", "5", "--steps", "40")
     assert result.exit_code == 0
     assert "export AGENTPAY_BASE_URL=http://127.0.0.1:" in result.stdout
-    assert "export AGENTPAY_SERVER_OPERATOR_KEY=ap_operator_" in result.stdout
+    assert "export AGENTPAY_API_KEY=ap_operator_" in result.stdout
     assert "--seed 5 tells the same story again" in result.stdout
     assert "Travel desk" in result.stdout
     assert "max_single_transfer is 5.000000" in result.stdout
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_so_many_steps_are_run_as_were_asked_for(steps: int) -> None:
+    _, *told = story("--steps", str(steps))
+    assert [line["step"]["number"] for line in told] == list(range(1, steps + 1))
+
+
+def test_after_the_last_step_nothing_is_waited_for() -> None:
+    result = CliRunner().invoke(main, ["demo", "--port", "0", "--steps", "1", "--interval", "3600"])
+    assert result.exit_code == 0
+
+
+# --- Its keys
+
+
+def test_no_key_follows_from_a_seed_that_was_only_made_up() -> None:
+    (first, *_) = story("--steps", "0")
+    with AgentPayServer(clock="system", seed=first["demo"]["seed"]) as server:
+        assert server.operator_key != first["demo"]["operator_key"]
+
+
+def test_a_seed_that_was_given_makes_the_key_and_is_told_of() -> None:
+    keys = {story("--seed", "7", "--steps", "0")[0]["demo"]["operator_key"] for _ in range(2)}
+    assert len(keys) == 1
+    assert "can compute all of its keys" in demo("--seed", "7", "--steps", "0").stderr
+
+
+@pytest.mark.parametrize("seed", [(), ("--seed", "7")])
+def test_a_key_that_was_given_is_taken_and_not_printed(seed: tuple[str, ...]) -> None:
+    key = new_key(KeyKind.OPERATOR, bytes(32))
+    with processing("demo", "--port", "0", "--json", "--operator-key", key, *seed) as process:
+        announced = next_json(process)["demo"]
+        assert announced["operator_key"] is None
+        with ServerClient(base_url=announced["base_url"], api_key=key) as server:
+            assert len(list(server.accounts.list())) == 7
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        assert key not in out + err
+    told = demo("--operator-key", key, "--steps", "0", *seed).output
+    assert key not in told
+    assert "set AGENTPAY_API_KEY to the operator key that you gave" in told
+
+
+def test_a_key_that_is_none_is_refused_without_being_repeated() -> None:
+    result = demo("--operator-key", "hunter2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--operator-key" in result.stderr
+    assert "hunter2" not in result.stderr
 
 
 def test_a_seed_is_made_up_where_none_is_given_and_time_ends_it() -> None:

@@ -100,7 +100,7 @@ async def listening(
     """A listener within the test, which looks as often as it can."""
     address = Address(
         url=commands.environment["AGENTPAY_BASE_URL"],
-        key=commands.environment["AGENTPAY_SERVER_OPERATOR_KEY"],
+        key=commands.environment["AGENTPAY_API_KEY"],
     )
     output = Output(is_json=is_json)
     listener = Listener(address, output, types=types, account_id=account_id, interval_seconds=0.01)

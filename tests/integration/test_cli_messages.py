@@ -127,7 +127,7 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["keys", "list"], "AGENTPAY_SERVER_OPERATOR_KEY"),
+        (["keys", "list"], "AGENTPAY_API_KEY"),
         (["keys", "list", "--key", "a b"], "the API key holds blanks"),
         (["keys", "list", "--key", "k", "--url", "localhost"], "--url must be an address"),
         (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
@@ -142,9 +142,7 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_said_with_exit_code_2(arguments: list[str], says: str) -> None:
-    result = CliRunner(env={"AGENTPAY_SERVER_OPERATOR_KEY": None, "AGENTPAY_BASE_URL": None}).invoke(
-        main, arguments
-    )
+    result = CliRunner(env={"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None}).invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
 

@@ -1,4 +1,4 @@
-"""Where `agentpay` is installed without `[server]`: what needs the server says what to install."""
+"""Where the client alone is installed: what needs the server says what to install."""
 
 import re
 import subprocess
@@ -9,9 +9,10 @@ import pytest
 import agentpay
 from agentpay_server.__main__ import main
 from agentpay_server._loading import load
+from agentpay_server.installation import install_command
 
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
-ADVICE = "which is not installed: pip install 'agentpay[server]'"
+ADVICE = f"which is not installed: {install_command('server')}"
 
 
 def run(code: str) -> "subprocess.CompletedProcess[str]":

@@ -228,18 +228,84 @@ class TestScope:
                 from_=account.account_id, to=pair.payee.account_id, amount="1", idempotency_key="key-1"
             )
 
-    def test_an_operator_and_its_agents_share_keys(
+    def pay(self, by: AgentPay, source: Account, pair: Pair) -> Transfer:
+        return by.transfers.create(
+            from_=source.account_id, to=pair.payee.account_id, amount="1", idempotency_key="shared"
+        )
+
+    def test_an_operator_finds_what_its_agent_has_paid(
         self, server: AgentPayServer, client: AgentPay, pair: Pair
     ) -> None:
-        def pay(by: AgentPay, source: Account) -> Transfer:
-            return by.transfers.create(
-                from_=source.account_id, to=pair.payee.account_id, amount="1", idempotency_key="shared"
-            )
+        transfer = self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair)
+        assert self.pay(client, pair.payer, pair) == transfer
+        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
 
-        transfer = pay(server.agent_client(pair.payer.account_id), pair.payer)
-        assert pay(client, pair.payer) == transfer
+    def test_an_agent_finds_what_its_operator_has_paid_from_its_account(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        transfer = self.pay(client, pair.payer, pair)
+        assert self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair) == transfer
+        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
+
+    @pytest.mark.parametrize("first", ["agent", "operator"])
+    def test_an_agent_neither_blocks_nor_probes_another(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
+    ) -> None:
+        payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
+        taken = self.pay(payer, pair.payer, pair)
+        other = self.pay(server.agent_client(pair.other.account_id), pair.other, pair)
+        assert (taken.status, other.status) == ("settled", "settled")
+        assert taken.transfer_id != other.transfer_id
+        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
+
+    @pytest.mark.parametrize("first", ["agent", "operator"])
+    def test_for_an_operator_a_key_under_another_account_is_another_from(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
+    ) -> None:
+        payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
+        self.pay(payer, pair.payer, pair)
         with pytest.raises(AgentPayError, match="idempotency_conflict"):
-            pay(server.agent_client(pair.other.account_id), pair.other)
+            self.pay(client, pair.other, pair)
+        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
+
+    def test_an_operator_finds_the_key_of_from_before_that_of_another_account(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        of_payer = self.pay(client, pair.payer, pair)
+        of_other = self.pay(server.agent_client(pair.other.account_id), pair.other, pair)
+        assert self.pay(client, pair.payer, pair) == of_payer
+        assert self.pay(client, pair.other, pair) == of_other
+        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
+
+    def test_a_key_of_another_account_is_free_for_an_operator_after_24_hours(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        self.pay(client, pair.payer, pair)
+        server.sandbox.clock.advance(DAY_SECONDS - 0.001)
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            self.pay(client, pair.other, pair)
+        server.sandbox.clock.advance(0.001)
+        assert self.pay(client, pair.other, pair).status == "settled"
+        # The operator's claim has gone over to the newer transfer.
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            self.pay(client, pair.payer, pair)
+        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
+
+    def test_an_operator_retries_what_an_agent_could_not_pay_though_it_has_used_the_key_elsewhere(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        poor = client.accounts.create(name="Poor")
+        self.pay(client, pair.payer, pair)
+        with pytest.raises(AgentPayError, match="insufficient_balance"):
+            self.pay(server.agent_client(poor.account_id), poor, pair)
+        server.sandbox.fund(poor.account_id, 1)
+        retried = self.pay(client, poor, pair)
+        assert retried.status == "settled"
+        assert self.pay(server.agent_client(poor.account_id), poor, pair) == retried
+        assert self.pay(client, pair.payer, pair).status == "settled"
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            self.pay(client, pair.other, pair)
+        assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
 
 
 class TestManyAtOnce:

@@ -136,6 +136,115 @@ def test_a_marker_that_says_something_else_is_told_so(pytester: pytest.Pytester)
     )
 
 
+def test_an_argument_for_a_fixture_that_a_test_does_not_use_is_refused(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        @pytest.mark.agentpay(fund="10")
+        def test_fund(agentpay_server): pass
+
+        @pytest.mark.agentpay(policy={"paused": True})
+        def test_policy(agentpay_client): pass
+
+        @pytest.mark.agentpay(clock="2026-01-01T00:00:00Z")
+        def test_clock(): pass
+
+        @pytest.mark.agentpay(seed=7)
+        def test_seed(agentpay_server_factory): pass
+        """,
+        "-p",
+        "no:randomly",
+    )
+    result.assert_outcomes(errors=4)
+    result.stdout.fnmatch_lines(
+        [
+            f"*agentpay({name}=…) is for the fixture {fixture}, which this test does not use*"
+            for name, fixture in (
+                ("fund", "agentpay_account"),
+                ("policy", "agentpay_account"),
+                ("clock", "agentpay_server"),
+                ("seed", "agentpay_server"),
+            )
+        ]
+    )
+
+
+def test_an_argument_whose_fixture_is_used_some_other_way_is_taken(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.agentpay(fund="10")
+
+        def test_that_uses_none_of_what_the_module_says(): pass
+
+        @pytest.fixture
+        def agent(agentpay_account):
+            return agentpay_account
+
+        @pytest.mark.agentpay(fund="20")
+        def test_through_another_fixture(agent):
+            assert agent.balance_usdc == 20
+
+        @pytest.mark.agentpay(fund="20")
+        @pytest.mark.usefixtures("agentpay_account")
+        def test_without_an_argument(agentpay_client):
+            assert [account.balance_usdc for account in agentpay_client.accounts.list()] == [20]
+
+        @pytest.mark.agentpay(fund="20")
+        def test_by_name(request):
+            assert request.getfixturevalue("agentpay_account").balance_usdc == 20
+        """,
+    )
+    result.assert_outcomes(passed=4)
+
+
+PORT_KEYS = """
+    import pytest
+    from agentpay import AgentPay, AuthenticationError
+
+    def accepts(url, key):
+        with AgentPay(base_url=url, api_key=key) as client:
+            try:
+                return list(client.accounts.list()) is not None
+            except AuthenticationError:
+                return False
+
+    def test_no_seed_was_chosen(agentpay_server, agentpay_account):
+        in_process, earlier = agentpay_server.operator_key, agentpay_server.client()
+        agent_key = agentpay_server.console.create_agent_key(agentpay_account.account_id).key
+        url = agentpay_server.listen()
+        on_port = agentpay_server.operator_key
+        assert (accepts(url, on_port), accepts(url, in_process)) == (True, False)
+        for client in (earlier, *map(lambda key: agentpay_server.client(api_key=key), (in_process, on_port))):
+            assert len(list(client.accounts.list())) == 1
+        with AgentPay(base_url=url, api_key=agent_key) as agent:
+            assert agent.accounts.get(agentpay_account.account_id) == agentpay_account
+        with open({path!r}, "a") as file:
+            file.write(f"{{in_process}} {{on_port}} {{agent_key}}\\n")
+
+    @pytest.mark.agentpay(seed=7)
+    def test_a_seed_was_chosen(agentpay_server):
+        key = agentpay_server.operator_key
+        assert accepts(agentpay_server.listen(), key)
+        assert agentpay_server.operator_key == key
+"""
+
+
+def test_no_key_that_follows_from_the_name_of_a_test_is_valid_on_a_port(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    pytester.makepyfile(test_port=PORT_KEYS.format(path=str(tmp_path / "seen")))
+    for _ in range(2):
+        pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=2)
+    first, second = (line.split() for line in (tmp_path / "seen").read_text().splitlines())
+    assert first[0] == second[0]
+    assert not {first[1], first[2]} & {second[1], second[2]}
+
+
 def test_settings_are_overridden_where_one_likes(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

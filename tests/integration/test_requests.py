@@ -235,9 +235,12 @@ def test_a_name_that_is_no_string_is_400(shared_server, shared_http, name):
     ("name", "message"),
     [
         ("", "must not be empty"),
-        (" \t\u00a0\n", "must not be empty"),
+        (" \u00a0\u2003", "must not be empty"),
         ("x" * 101, "must have at most 100 characters"),
         ("a\nb", "must not contain control characters"),
+        ("\nab", "must not contain control characters"),
+        ("ab\t", "must not contain control characters"),
+        (" \t", "must not contain control characters"),
         ("a\x1bb", "must not contain control characters"),
         ("a\x7fb", "must not contain control characters"),
         ("a\x85b", "must not contain control characters"),
@@ -457,6 +460,12 @@ def test_a_since_that_is_no_moment_is_400(shared_server, shared_http, shared_acc
     path = f"/v1/accounts/{shared_account.account_id}/transactions"
 
     assert set(faults(shared_http.get(path, params={"since": since}))) == {"since"}
+
+
+def test_a_since_may_be_written_in_lower_case(shared_server, shared_http, shared_account):
+    path = f"/v1/accounts/{shared_account.account_id}/transactions"
+
+    assert shared_http.get(path, params={"since": "2026-01-01t00:00:00z"}).status_code == 200
 
 
 def test_a_plus_sign_must_be_escaped_and_then_is_an_offset(shared_server, shared_http, shared_account):

@@ -26,6 +26,7 @@ FIELDS = [
     "settlement_tx_signature",
     "opened_at",
     "settled_at",
+    "closing_reason",
 ]
 
 

@@ -21,6 +21,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.logs import LogFormat, logging_to
 from agentpay_server.services.identity import ForeignChainError, WrongKeyError, custody_seed
+from agentpay_server.services.webhooks import secret_place
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE, EncryptionKeyError
 from agentpay_server.store import webhooks
@@ -30,6 +31,7 @@ from agentpay_server.store.database import (
     NewerSchemaError,
     StartRefusedError,
 )
+from agentpay_server.store.migrations import HEAD
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,7 +103,7 @@ def test_webhook_secrets_open_again(place: Place) -> None:
         context = world.runtime.context
         stored = world._owner.call(context.database.read(webhooks.webhook, webhook_id))
         assert stored is not None
-        assert context.vault.open(stored.secret, webhook_id) == webhook.secret
+        assert context.vault.open(stored.secret, secret_place(webhook_id)) == webhook.secret
 
 
 def test_no_operator_is_made_at_a_later_start(place: Place) -> None:
@@ -169,11 +171,12 @@ def test_another_encryption_key_is_refused(place: Place) -> None:
 def test_a_newer_schema_is_refused(place: Place) -> None:
     with place.server():
         pass
-    place.spoil("UPDATE alembic_version SET version_num = '9999'")
+    table = "alembic_version" if "data_dir" in place.where else "agentpay_version"
+    place.spoil(f"UPDATE {table} SET version_num = '9999'")
     with pytest.raises(NewerSchemaError, match="newer version"):
         place.server().start()
     # The database is a template's copy again for whoever comes next.
-    place.spoil("UPDATE alembic_version SET version_num = '0001'")
+    place.spoil(f"UPDATE {table} SET version_num = '{HEAD}'")
 
 
 def test_another_chain_is_refused(place: Place) -> None:

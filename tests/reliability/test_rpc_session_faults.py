@@ -3,8 +3,10 @@
 import asyncio
 from typing import Any
 
+import outsiders
 import pytest
 import rpc_service
+from outsiders import Wallet
 from rpc_proxy import Act, RpcProxy
 from rpc_service import Party, Service
 from rpc_trouble import FAULTS, TRANSFER_CALLS, arm, combinations
@@ -80,6 +82,29 @@ async def test_one_fault_at_any_call_of_a_settlement_pays_once(
     before = proxy.requests[call]
     await assert_whole_session(service, proxy, opening=None, closing=(call, FAULTS[fault]))
     assert proxy.requests[call] > before
+
+
+@pytest.mark.validator
+@pytest.mark.parametrize("fees", [{}, {"priority_fee_micro_lamports": 1_000}], ids=["no fee", "priority fee"])
+async def test_a_payee_whose_token_account_is_gone_is_given_it_again_and_paid(
+    surfpool: Surfpool, fees: dict[str, Any]
+) -> None:
+    async with rpc_service.serving(surfpool, **fees) as service:
+        chain = service.runtime.context.chain
+        wallet = Wallet(chain, service.runtime.context.signer, 1 + len(fees))
+        assert await outsiders.landed(chain, await wallet.open(0))
+        payer = await service.account("100")
+        terms = {"account_id": payer.account_id, "to": wallet.token_account, "cap_usdc": "10"}
+        session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+        charge = {"amount": "4", "idempotency_key": "charge"}
+        await service.until_answered(f"/sessions/{session['session_id']}/charges", charge)
+        assert await outsiders.landed(chain, await wallet.close())
+        closed = await until_settled(service, session["session_id"])
+        assert (closed["settled_usdc"], closed["closing_reason"]) == ("4.000000", None)
+        (paid,) = await chain.token_accounts([wallet.token_account])
+        assert paid is not None
+        assert (paid.owner, paid.amount_micro) == (wallet.address, 4_000_000)
+        assert await service.held(payer) == 96_000_000
 
 
 @pytest.mark.validator

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import asyncpg
 import httpx
 import json_rpc_server
 import pytest
@@ -154,7 +153,7 @@ async def test_what_a_killed_server_had_under_way_the_other_brings_to_its_end(
 
 async def are_submitted(database_url: str, count: int) -> bool:
     """Whether so many transfers are under way."""
-    connection = await asyncpg.connect(database_url)
+    connection = await stores.connect(database_url)
     try:
         found = await connection.fetchval("SELECT count(*) FROM transfers WHERE status = 'submitted'")
     finally:

@@ -1,6 +1,7 @@
 """Sessions on a chain that loses requests, loses replies, lets transactions expire, or is away (P8, P10)."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import chains
@@ -191,24 +192,76 @@ async def test_a_side_that_is_frozen_between_look_and_settlement_leaves_the_mone
     await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
 
 
-async def test_a_payee_who_has_closed_its_account_is_paid_once_it_has_one_again(world: World) -> None:
-    source, wallet = await world.account("100"), Wallet(world.chain.inner, world.runtime.context.signer)
-    await wallet.open(1)
+async def outside_payee(world: World, source: Party) -> tuple[Wallet, Party, str]:
+    """Return a payee outside the service with an empty token account, and a session of 10 with 4 charged."""
+    wallet = Wallet(world.chain.inner, world.runtime.context.signer)
+    await wallet.open(0)
     payee = Party(wallet.token_account, wallet.token_account)
     session_id = await world.opened_session("s", source, payee, "10")
     await world.charge("k", session_id, "4")
-    await wallet.pay((source.token_account, 1))
+    return wallet, payee, session_id
+
+
+async def test_a_payee_who_closes_its_account_between_look_and_settlement_is_paid_at_once(
+    world: World,
+) -> None:
+    source = await world.account("100")
+    wallet, payee, session_id = await outside_payee(world, source)
+    world.chain.next("send", chains.before(lambda: worlds.drive(wallet.close())))
+    closed = await world.close_session(session_id)
+    assert (closed.status, closed.body["closing_reason"]) == (200, None)
+    assert (world.balance(payee), world.balance(source)) == (4_000_000, 96_000_000)
+    # The opening, a settlement that the chain refused, and another.
+    assert world.attempts(session_id) == ["landed", "lost", "landed"]
+
+
+async def test_a_payee_who_opens_and_closes_its_account_again_and_again_has_to_wait(world: World) -> None:
+    source = await world.account("100")
+    wallet, payee, session_id = await outside_payee(world, source)
+    for micro in (1, 2):
+        # The look shows it, and the settlement does not find it.
+        opens, closes = partial(wallet.open, micro), partial(_emptied, wallet, source, micro)
+        world.chain.next("token_accounts", chains.before(lambda opens=opens: worlds.drive(opens())))
+        world.chain.next("send", chains.before(lambda closes=closes: worlds.drive(closes())))
+    refused = await world.close_session(session_id)
+    assert (refused.status, refused.error, refused.body["status"]) == (402, "transfer_failed", "closing")
+    assert (await world.get_session(session_id))["closing_reason"] == "settlement_refused"
+    await world.advance(60)
+    assert (await world.get_session(session_id))["status"] == "settled"
+    assert world.balance(payee) == 4_000_000
+
+
+async def _emptied(wallet: Wallet, source: Party, micro: int) -> None:
+    await wallet.pay((source.token_account, micro))
     await wallet.close()
-    for _ in range(2):
-        refused = await world.close_session(session_id)
-        assert (refused.status, refused.error, refused.body["status"]) == (402, "transfer_failed", "closing")
-        assert wallet.token_account in refused.body["message"]
-    escrow = Party("", (await world.get_session(session_id))["escrow_token_account"])
-    assert world.balance(escrow) == 10_000_000
-    await wallet.open(2)
+
+
+async def test_a_settlement_that_gives_the_payee_its_account_again_may_expire_and_lands_once(
+    world: World,
+) -> None:
+    source = await world.account("100")
+    wallet, payee, session_id = await outside_payee(world, source)
+    await wallet.close()
+    world.chain.next("send", chains.expiring)
+    # It is back by the time that the settlement is signed again.
+    world.chain.next("token_accounts", chains.passed, chains.before(lambda: worlds.drive(wallet.open(1))))
     closed = await world.close_session(session_id)
     assert (closed.status, closed.body["settled_usdc"]) == (200, "4.000000")
-    assert (world.balance(payee), world.balance(source)) == (4_000_002, 96_000_001)
+    assert (world.balance(payee), world.balance(source)) == (4_000_001, 96_000_000)
+
+
+async def test_a_charge_that_comes_after_a_session_was_found_due_keeps_it_open() -> None:
+    async with worlds.world(session_idle_seconds=60) as world:
+        source, to = await pair(world)
+        session_id = await world.opened_session("s", source, to, "10")
+        await world.charge("k", session_id, "4")
+        context = world.runtime.context
+        # As if another server had found it due just before the charge.
+        session = await Closing(context, Settlement(context)).closed(session_id, 0)
+        assert session.status == "open"
+        assert (await world.charge("l", session_id, "1")).status == 200
+        await world.advance(60)
+        assert (await world.get_session(session_id))["closing_reason"] == "idle"
 
 
 async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world: World) -> None:

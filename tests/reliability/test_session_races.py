@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 
 import pytest
+import stores
 import worlds
 from worlds import Answer, World
 
@@ -74,6 +75,30 @@ async def test_many_openings_with_one_key_fund_one_escrow(seed: int) -> None:
         assert len({str(answer.body) for answer in answers}) == 1
         assert world.balance(source) == 95_000_000
         assert world.attempts(answers[0].body["session_id"]) == ["landed"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_200_racing_openings_stop_at_exactly_the_bound_of_sessions(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores.run, "kind", kind)
+    async with worlds.world(interrupted=1, max_open_sessions=20, settlement_wait_seconds=100) as world:
+        source, to = await world.account("100"), await world.account()
+        answers = await asyncio.gather(
+            *(world.open_session(f"s{number}", source, to, "0.1") for number in range(200))
+        )
+        assert Counter((answer.status, answer.error) for answer in answers) == {
+            (201, None): 20,
+            (409, "too_many_sessions"): 180,
+        }
+        assert len(await world.rows(tables.sessions)) == 20
+        assert world.balance(source) == 98_000_000
+        # Who was refused holds no key, and one that is settled makes room for one.
+        opened = [answer.body["session_id"] for answer in answers if answer.status == 201]
+        refused = [number for number, answer in enumerate(answers) if answer.status == 409]
+        assert (await world.close_session(opened[0])).status == 200
+        again = [await world.open_session(f"s{number}", source, to, "0.1") for number in refused[:3]]
+        assert [answer.status for answer in again] == [201, 409, 409]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -95,6 +95,22 @@ async def test_one_key_sent_to_both_is_one_transfer(servers: tuple[World, World]
     ]
 
 
+async def test_200_openings_at_both_stop_at_exactly_the_bound_of_sessions(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    answers = await asyncio.gather(
+        *(servers[number % 2].open_session(f"s{number}", source, to, "0.1") for number in range(CALLS))
+    )
+    assert Counter((answer.status, answer.error) for answer in answers) == {
+        (201, None): 100,
+        (409, "too_many_sessions"): 100,
+    }
+    assert len(await second.rows(tables.sessions)) == 100
+    assert first.balance(source) == 90_000_000
+
+
 async def test_distinct_keys_are_a_transaction_each(servers: tuple[World, World]) -> None:
     first, _ = servers
     source, to = await first.account("300"), await first.account()

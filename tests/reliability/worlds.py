@@ -230,6 +230,11 @@ class World:
 
     # --- What a caller can do -----------------------------------------------------------------------------
 
+    async def agent_of(self, account: Party) -> dict[str, str]:
+        """Return the headers of an agent of an account."""
+        made = await self.request("POST", "/console/agent-keys", {"account_id": account.account_id})
+        return {"Authorization": f"Bearer {made.body['key']}"}
+
     async def request(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> Answer:
@@ -411,6 +416,7 @@ async def started(
     settlement_wait_seconds: float = 20.0,
     interrupted: int | None = None,
     data_dir: Path | None = None,
+    store: str | None = None,
     after: World | None = None,
     **settings: Any,
 ) -> World:
@@ -422,6 +428,7 @@ async def started(
         interrupted: the seed by which every call of the chain and the database lets others in; None lets
             nobody in, as the embedded server itself.
         data_dir: a directory to keep everything in, chain included; else it ends with the world.
+        store: where the database is without one: memory, file or postgres; where the run was told to if None.
         after: the world that was in the directory before; trouble that does not end with a server goes on.
         settings: other settings of the server.
     """
@@ -437,7 +444,7 @@ async def started(
     wanted = Settings(settlement_wait_seconds=settlement_wait_seconds, **settings)
     with _real_time():
         if data_dir is None:
-            storage = Storage(database=await stores.new_database(), ledger=None, settings=wanted)
+            storage = Storage(database=await stores.new_database(store), ledger=None, settings=wanted)
         else:
             storage = await open_storage(wanted, data_dir=data_dir)
     ledger = None if storage.ledger is None else InterruptedDatabase(storage.ledger, None)

@@ -38,8 +38,9 @@ class Sessions(Resource):
         Args:
             account_id: the account that pays, `acct_…`.
             to: the payee: an `account_id`, or an on-chain USDC token account.
-            cap_usdc: USDC to put into escrow, at least 0.000001, with at most 6 decimals. It counts against
-                `max_daily_spend` in full until the session is settled. Floats are refused.
+            cap_usdc: USDC to put into escrow, with at most 6 decimals, and at least the server's smallest
+                cap, 0.01 by default. It counts against `max_daily_spend` in full until the session is
+                settled. Floats are refused.
             category: spend category, 1 to 64 characters; needed where the policy has `categories`.
             idempotency_key: 1 to 128 characters; a random one by default.
 
@@ -56,6 +57,8 @@ class Sessions(Resource):
             InsufficientBalanceError: the account holds too little.
             TransferFailedError: the escrow's funding provably did not land on chain.
             IdempotencyConflictError: the key was used with other parameters.
+            ConflictError: the account has too many sessions that are not settled (`too_many_sessions`).
+            InvalidRequestError: the cap is below the server's smallest.
             InvalidRecipientError: `to` can hold no USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
             SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key that the

@@ -1,6 +1,7 @@
 """What a session looks like from outside, and how it is told of when it has changed."""
 
 import logging
+import math
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode
@@ -11,11 +12,14 @@ from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.domain.sessions import Limits
 from agentpay_server.logs import log
-from agentpay_server.settings import Settings
+from agentpay_server.services.context import Context
 from agentpay_server.store.sessions import SessionRecord
 
 REJECTED: Final = "rejected"
 """The status of a session that was refused, and that there is not."""
+
+PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
+"""The idle limit on a public cluster, unless the settings name one (D52)."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ def shown(record: SessionRecord) -> Session:
         settlement_tx_signature=record.settlement_tx_signature,
         opened_at=None if record.opened_us is None else from_us(record.opened_us),
         settled_at=None if record.settled_us is None else from_us(record.settled_us),
+        closing_reason=record.closing_reason,
     )
 
 
@@ -46,7 +51,7 @@ def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
     """Return the answer to what is refused: of an opening, which stores nothing, or of a stored session."""
     if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
         return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
-    if refusal.code is ErrorCode.SESSION_CLOSED:
+    if refusal.code in (ErrorCode.SESSION_CLOSED, ErrorCode.TOO_MANY_SESSIONS):
         return Problem(refusal.code, refusal.message)
     return Problem(
         refusal.code,
@@ -93,18 +98,22 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
         session_id=record.session_id,
         account_id=record.account_id,
         error=record.error,
+        closing_reason=record.closing_reason,
         detail=detail,
         tx_signature=record.settlement_tx_signature or record.tx_signature,
     )
 
 
-def limits_of(settings: Settings) -> Limits:
-    """Return how long sessions may last."""
+def limits_of(context: Context) -> Limits:
+    """Return how long sessions may last: forgotten ones would keep the treasury's SOL on a public cluster."""
+    settings = context.settings
+    idle_seconds = settings.session_idle_seconds
+    if idle_seconds is None and not context.chain.is_test_chain:
+        idle_seconds = PUBLIC_IDLE_SECONDS
     return Limits(
-        idle_us=_microseconds(settings.session_idle_seconds),
-        lifetime_us=_microseconds(settings.session_lifetime_seconds),
+        idle_us=_microseconds(idle_seconds), lifetime_us=_microseconds(settings.session_lifetime_seconds)
     )
 
 
 def _microseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * SECOND_US)
+    return None if seconds is None or math.isinf(seconds) else round(seconds * SECOND_US)

@@ -1,39 +1,35 @@
 """Closing a session: claimed in one commit, its settlement signed in the next, then brought to its end.
 
-From the claim on no charge is accepted: what is settled is what was charged. While the chain is away, or a
-stranger's money has come to the escrow since the look at it, whoever closes it looks again. What only others
-can mend (the payee's token account is gone or frozen) leaves the session `closing` with the money in its
-escrow and the reason beside it: the next close tries at once, and the worker after a while of the clock,
-longer each time.
+From the claim on no charge is accepted: what is settled is what was charged. While the chain is away, or when
+what a settlement was signed on has changed before it landed (a stranger's money in the escrow, a payee's
+token account that was closed), whoever closes the session looks again. What only others can mend (a frozen
+token account) leaves it `closing` with the money in its escrow and the reason beside it: the next close tries
+at once, and the worker after a while of the clock, longer each time.
 """
 
 import asyncio
+import logging
 from typing import Final
 
-from attrs import frozen
-
-from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain import escrow
 from agentpay_server.chain.base import (
-    Blockhash,
     ChainUnavailableError,
     Failure,
     FailureReason,
     SignedTransaction,
-    TokenAccount,
 )
 from agentpay_server.clock import real_now_us
 from agentpay_server.contract.sessions import SessionStatus
-from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.sessions import Settlement as Legs
-from agentpay_server.domain.sessions import check_transition, retry_us, settlement
+from agentpay_server.domain.sessions import check_transition, closed_by, retry_us, settlement
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.sessions import booking
-from agentpay_server.services.sessions.answers import report
+from agentpay_server.services.sessions.answers import limits_of, report
+from agentpay_server.services.sessions.payout import REFUSED_BY_CHAIN, Obstacle, Scene, look, obstacle
 from agentpay_server.services.settlement import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -49,28 +45,10 @@ from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
-_REFUSED: Final = Refusal(
-    code=ErrorCode.TRANSFER_FAILED,
-    message="The chain refused the settlement; nothing was moved, and the money is safe in the escrow. Close "
-    "the session again to retry.",
-)
+# What the look at the chain did not show yet, where the chain refused the first settlement.
+_CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
 
-
-@frozen(kw_only=True)
-class Scene:
-    """What a settlement needs to know of the chain.
-
-    Attributes:
-        escrow: the session's token account, with the cap in it at least.
-        payee: the payee's token account; None when it is gone.
-        source: the account's token account; None when it is gone.
-        blockhash: a recent one, to sign under.
-    """
-
-    escrow: TokenAccount
-    payee: TokenAccount | None
-    source: TokenAccount | None
-    blockhash: Blockhash
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Closing:
@@ -128,16 +106,28 @@ class Closing:
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
         until_us = real_now_us() + LEASE_US
-        if settlements.claim_closing(connection, session_id, until_us=until_us):
-            check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-            if principal is not None:
-                now_us = self._context.clock.now_us()
+        now_us = self._context.clock.now_us()
+        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+        if principal is None:
+            is_claimed = self._claim_due(connection, session_id, now_us, until_us)
+        else:
+            is_claimed = settlements.claim_closing(connection, session_id, until_us=until_us)
+            if is_claimed:
                 audit.record(
                     connection, principal, action="sessions.close", subject=session_id, now_us=now_us
                 )
-        else:
+        if not is_claimed:
             settlements.claim_put_off(connection, session_id, until_us=until_us)
         return _current(connection, session_id)
+
+    def _claim_due(self, connection: Connection, session_id: str, now_us: int, until_us: int) -> bool:
+        session = _current(connection, session_id)
+        if session.opened_us is None:
+            return False
+        reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        return settlements.claim_due(
+            connection, session_id, now_us=now_us, closed_by=reason.value, until_us=until_us
+        )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, bool]:
         """Sign the settlement of a claimed session, as far as the chain allows.
@@ -154,16 +144,26 @@ class Closing:
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
             report(closing)
-        return closing, is_ours and closing.signed is not None
+        is_signed = is_ours and closing.signed is not None
+        if is_signed and closing.running_total and scene.payee.new_owner is not None:
+            log(
+                logger,
+                logging.WARNING,
+                "session.payee_recreated",
+                session_id=closing.session_id,
+                account_id=closing.account_id,
+                usdc_token_account=scene.payee.token_account,
+            )
+        return closing, is_signed
 
     def _sign(self, connection: Connection, session_id: str, scene: Scene) -> tuple[SessionRecord, bool]:
         session = store.session(connection, session_id, lock=True)
         assert session is not None  # noqa: S101 - sessions are never deleted
         if session.status != SessionStatus.CLOSING or session.signed is not None:
             return session, False
-        refusal = sign(connection, self._context, session, scene)
-        if refusal is not None:
-            _put_off(connection, self._context, session, refusal)
+        found = sign(connection, self._context, session, scene)
+        if found is not None:
+            _put_off(connection, self._context, session, found)
         return _current(connection, session_id), True
 
 
@@ -193,8 +193,7 @@ class ClosingSteps:
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> SessionRecord:
         """Book a settlement that the chain refused: the session stays closing, and is signed again."""
-        refusal = None if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY else _REFUSED
-        closing, is_ours = await self._database.run(self._refuse, signed, refusal)
+        closing, is_ours = await self._database.run(self._refuse, signed, failure.reason)
         self._context.wakeup.set()
         if is_ours:
             report(closing, detail=failure.detail)
@@ -232,16 +231,19 @@ class ClosingSteps:
         return session, is_ours
 
     def _refuse(
-        self, connection: Connection, signed: SignedTransaction, refusal: Refusal | None
+        self, connection: Connection, signed: SignedTransaction, reason: FailureReason
     ) -> tuple[SessionRecord, bool]:
         session = store.session(connection, self._session.session_id, lock=True)
         assert session is not None  # noqa: S101 - sessions are never deleted
         if session.signed is None or session.signed.signature != signed.signature:
             return session, False
-        if refusal is None:
+        # Another look tells why, and what to do instead. One is enough: a payee who goes on to open and close
+        # its account would have the treasury pay a fee for each.
+        is_worth_a_look = reason in _CHANGED_SINCE and session.settlements == 1
+        if reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
             settlements.drop_settlement(connection, session.session_id, until_us=real_now_us() + LEASE_US)
         else:
-            _put_off(connection, self._context, session, refusal)
+            _put_off(connection, self._context, session, REFUSED_BY_CHAIN)
         return _current(connection, session.session_id), True
 
     def _sign_again(
@@ -254,46 +256,23 @@ class ClosingSteps:
         if session.signed.signature != expired.signature:
             return session.signed
         store.insert_expired(connection, session.session_id, expired, self._context.clock.now_us())
-        refusal = sign(connection, self._context, session, scene)
-        if refusal is not None:
-            _put_off(connection, self._context, session, refusal)
+        found = sign(connection, self._context, session, scene)
+        if found is not None:
+            _put_off(connection, self._context, session, found)
         signed_again = _current(connection, session.session_id)
         return signed_again.signed or Ended(signed_again)
 
 
-async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
-    """Read from the chain what a settlement needs.
-
-    Raises:
-        ChainUnavailableError: it did not answer, or does not show the escrow with the whole cap in it: a node
-            that lags, or a settlement that has landed. Neither is settled (again) on such a look.
-    """
-    addresses = [
-        session.escrow_token_account,
-        session.recipient_token_account,
-        account.usdc_token_account,
-    ]
-    held, payee, source = await context.chain.token_accounts(addresses)
-    if held is None or held.amount_micro < session.cap:
-        raise ChainUnavailableError(f"the chain does not show the escrow of {session.session_id}")
-    return Scene(
-        escrow=held,
-        payee=payee,
-        source=source,
-        blockhash=await context.chain.latest_blockhash(),
-    )
-
-
-def sign(connection: Connection, context: Context, session: SessionRecord, scene: Scene) -> Refusal | None:
+def sign(connection: Connection, context: Context, session: SessionRecord, scene: Scene) -> Obstacle | None:
     """Sign and store the settlement of a closing session, or return what is in its way."""
     legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         escrow_micro=scene.escrow.amount_micro,
     )
-    refusal = _obstacle(session, legs, scene)
-    if refusal is not None:
-        return refusal
+    found = obstacle(session, legs, scene)
+    if found is not None:
+        return found
     account = _account(connection, session.account_id)
     signed = escrow.settle_escrow(
         context.signer,
@@ -302,8 +281,9 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
         account_index=account.key_index,
         session_id=session.session_id,
         number=session.settlements + 1,
-        payee=session.recipient_token_account,
+        payee=scene.payee.token_account,
         payee_micro=legs.settled_micro,
+        new_payee_owner=scene.payee.new_owner,
         source=account.usdc_token_account,
         source_micro=legs.account_leg_micro,
     )
@@ -314,33 +294,14 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
     return None
 
 
-def _obstacle(session: SessionRecord, legs: Legs, scene: Scene) -> Refusal | None:
-    """Return what keeps the chain from settling, as far as a look tells; nobody is asked who gets nothing."""
-    sides = (
-        ("escrow's", session.escrow_token_account, scene.escrow, session.cap),
-        ("payee's", session.recipient_token_account, scene.payee, legs.settled_micro),
-        ("account's own", "", scene.source, legs.account_leg_micro),
-    )
-    for whose, address, held, amount_micro in sides:
-        if amount_micro and (held is None or held.is_frozen):
-            state = "does not exist any more" if held is None else "is frozen"
-            named = f" {address}" if address else ""
-            return Refusal(
-                code=ErrorCode.TRANSFER_FAILED,
-                message=f"The {whose} token account{named} {state}, so that the session cannot be settled; "
-                "nothing was moved, and the money is safe in the escrow. Close the session again once that "
-                "has changed.",
-            )
-    return None
-
-
-def _put_off(connection: Connection, context: Context, session: SessionRecord, refusal: Refusal) -> None:
+def _put_off(connection: Connection, context: Context, session: SessionRecord, found: Obstacle) -> None:
     settlements.put_off(
         connection,
         session.session_id,
         closes_us=context.clock.now_us() + retry_us(session.put_offs),
-        error=refusal.code.value,
-        message=refusal.message,
+        error=found.refusal.code.value,
+        message=found.refusal.message,
+        stuck_reason=found.reason.value,
     )
 
 

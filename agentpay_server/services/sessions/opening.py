@@ -25,7 +25,14 @@ from agentpay_server.contract.sessions import OpenSession, SessionStatus
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.sessions import KeyHolder, Terms, check_transition, closes_us, opening_refusal
+from agentpay_server.domain.sessions import (
+    KeyHolder,
+    Terms,
+    check_transition,
+    closes_us,
+    crowd_refusal,
+    opening_refusal,
+)
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation
 from agentpay_server.services import audit
@@ -40,6 +47,7 @@ from agentpay_server.store import confirmed, spends
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.sessions import SessionRecord
 
 _SHORT: Final = Refusal(
@@ -61,7 +69,7 @@ class Opening:
         context: the parts of the server.
         principal: who asks.
         request: what is asked.
-        superseded: the ended session that holds the key of the request, if one does; it loses it.
+        held: what the key of the request stood for when it was judged: an ended session loses it.
         rent_exempt_lamports: what keeps an escrow alive.
     """
 
@@ -70,14 +78,15 @@ class Opening:
         context: Context,
         principal: Principal,
         request: OpenSession,
-        superseded: SessionRecord | None,
+        held: Held[SessionRecord],
         *,
         rent_exempt_lamports: int,
     ) -> None:
         self._context = context
         self._principal = principal
         self._request = request
-        self._superseded = superseded
+        self._asked = asked_under(principal, request)
+        self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
 
@@ -87,40 +96,26 @@ class Opening:
         """Decide, as any `SpendUnit`, and return the new session.
 
         Raises:
-            Problem: the policy refuses it, or the balance is too low; nothing is stored.
+            Problem: the policy refuses it, the balance is too low, or the account has too many sessions;
+                nothing is stored.
             Contended: the balance must be read again.
             ConflictError: another session has taken the idempotency key.
         """
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._request.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
-        if not self._finds_key_as_it_was(connection):
-            return None
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
             return None
-        superseded = self._superseded
-        if superseded is not None and not store.free_key(connection, superseded.session_id):
-            return None
         now_us = self._context.clock.now_us()
+        if not store.KEYS.take(connection, self._asked, self._held, now_us):
+            return None
         if refusal is None and sight is not None:
             refusal = self._refusal(connection, source, sight, now_us, is_last_look=is_last_look)
         if refusal is not None:
             raise refused(refusal, None)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
         return self._reserved(connection, source, sight, now_us)
-
-    def _finds_key_as_it_was(self, connection: Connection) -> bool:
-        """Whether nobody has taken the idempotency key meanwhile.
-
-        It is read, rather than left to the constraint: an insertion would wait for whoever is changing the
-        session that has the key, and that one for the account, which is locked here.
-        """
-        holder = store.key_holder(connection, self._principal.operator_id, self._request.idempotency_key)
-        known = self._superseded
-        if holder is None or known is None:
-            return holder is known
-        return holder.session_id == known.session_id
 
     def _refusal(
         self,
@@ -142,7 +137,12 @@ class Opening:
             Means(spent_micro=counted, available_micro=sight.available_micro(source)),
             is_operator=not self._principal.is_agent,
         )
-        return sight.confirmed(refusal, source, is_last_look=is_last_look)
+        refusal = sight.confirmed(refusal, source, is_last_look=is_last_look)
+        if refusal is not None:
+            return refusal
+        # The account is locked: nobody opens another session of it before this one is stored.
+        unsettled = store.unsettled(connection, source.account_id)
+        return crowd_refusal(unsettled, self._context.settings.max_open_sessions)
 
     def _reserved(
         self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
@@ -191,6 +191,10 @@ class Opening:
             closes_us=None,
             created_us=now_us,
             leased_until_us=real_now_us() + LEASE_US,
+            claimed_by_operator=self._asked.by_operator,
+            recipient_owner=sight.recipient.owner,
+            closed_by=None,
+            stuck_reason=None,
         )
         store.insert_session(connection, record)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
@@ -259,7 +263,7 @@ class OpeningSteps:
             self._session.session_id,
             tx_signature=signed.signature,
             opened_us=now_us,
-            closes_us=closes_us(limits_of(self._context.settings), opened_us=now_us, charged_us=None),
+            closes_us=closes_us(limits_of(self._context), opened_us=now_us, charged_us=None),
         )
         session = self._current(connection)
         if is_ours:
@@ -341,6 +345,15 @@ def _signed(
         source=source.usdc_token_account,
         cap_micro=cap_micro,
         rent_exempt_lamports=rent_exempt_lamports,
+    )
+
+
+def asked_under(principal: Principal, request: OpenSession) -> Asked:
+    """Return who asks under which key."""
+    return Asked(
+        account_id=request.account_id,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
     )
 
 

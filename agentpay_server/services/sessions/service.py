@@ -8,8 +8,9 @@ and book, and `services/settlement.py` brings signed bytes to their end.
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import format_number
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.contract.sessions import (
@@ -21,7 +22,7 @@ from agentpay_server.contract.sessions import (
 )
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, chain_unavailable, not_found
+from agentpay_server.domain.problems import Problem, chain_unavailable, invalid, not_found
 from agentpay_server.domain.sessions import closing_refusal, opening_verdict
 from agentpay_server.domain.transfers import Verdict
 from agentpay_server.faults import Operation, Step, fault_point
@@ -31,12 +32,19 @@ from agentpay_server.services.sessions.access import own_session
 from agentpay_server.services.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.services.sessions.charging import Charge
 from agentpay_server.services.sessions.closing import Closing
-from agentpay_server.services.sessions.opening import Opening, OpeningSteps, key_holder_of, terms_of
+from agentpay_server.services.sessions.opening import (
+    Opening,
+    OpeningSteps,
+    asked_under,
+    key_holder_of,
+    terms_of,
+)
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import invalid_recipient
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
 from agentpay_server.store.connection import ConflictError, Connection
+from agentpay_server.store.held_keys import Held
 from agentpay_server.store.sessions import SessionRecord
 
 
@@ -48,7 +56,7 @@ class _View:
     """
 
     parties: Parties
-    holder: SessionRecord | None
+    held: Held[SessionRecord]
     is_to_escrow: bool
 
 
@@ -63,7 +71,7 @@ class Sessions:
         self._settlement = settlement
         self._closing = closing
         self._decisions = decisions
-        self._limits = limits_of(context.settings)
+        self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
         """Put a session's cap into escrow, or say why not.
@@ -72,8 +80,9 @@ class Sessions:
             The open session; for a key that was used before its session as it stands now.
 
         Raises:
-            Problem: `not_found` of the account, `idempotency_conflict`, a 402, `invalid_recipient`,
-                `chain_unavailable`: without a session nothing was done, with one its outcome is not known.
+            Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
+                smallest, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
+                session nothing was done, with one its outcome is not known.
         """
         principal.require_account(request.account_id, "POST /sessions")
         # A caller who hangs up cancels nothing.
@@ -149,28 +158,32 @@ class Sessions:
         deadline = self._decisions.deadline()
         terms = terms_of(request)
         while True:
-            view = await self._database.read(_view, principal, request)
-            judged = opening_verdict(key_holder_of(view.holder), terms, self._context.clock.now_us())
+            now_us = self._context.clock.now_us()
+            view = await self._database.read(_view, principal, request, now_us)
+            holder = view.held.holder
+            judged = opening_verdict(
+                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
+            )
             if judged in (Verdict.NEW, Verdict.RETRY):
                 session = await self._decided(principal, request, view, deadline)
                 if session is None:
                     continue
             else:
-                assert view.holder is not None  # noqa: S101 - only a held key is judged otherwise
                 if judged is Verdict.CONFLICT:
                     raise Problem(
                         ErrorCode.IDEMPOTENCY_CONFLICT,
                         "This idempotency_key was used with other parameters; send the same ones, or take a "
                         "new key.",
                     )
-                session = view.holder
+                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
+                session = holder
             if session.signed is not None and session.status == SessionStatus.OPENING:
                 steps = OpeningSteps(self._context, session)
                 opened = await self._settlement.settle(
                     session.session_id,
                     session.signed,
                     steps,
-                    is_new=session is not view.holder,
+                    is_new=session is not holder,
                     deadline=deadline,
                 )
                 if opened is None:
@@ -185,7 +198,14 @@ class Sessions:
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> SessionRecord | None:
-        """Have it decided about a new session; None asks for another look at everything."""
+        """Have it decided about a new session; None asks for another look at everything.
+
+        The smallest cap is a setting, which may have changed: a session that was opened under a key before is
+        not asked for it.
+        """
+        smallest = self._context.settings.min_session_cap_usdc
+        if request.cap_usdc < smallest:
+            raise invalid(FieldFault(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
         rent = 0
         if not view.parties.source.paused:
             if view.is_to_escrow:
@@ -194,14 +214,15 @@ class Sessions:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
             except ChainUnavailableError:
                 raise chain_unavailable() from None
-        unit = Opening(self._context, principal, request, view.holder, rent_exempt_lamports=rent)
+        unit = Opening(self._context, principal, request, view.held, rent_exempt_lamports=rent)
         try:
             return await self._decisions.decided(
                 unit, Operation.SESSION_OPEN, to=request.to, parties=view.parties, deadline=deadline
             )
         except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
-            if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
+            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
+            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
                 return None
             raise
 
@@ -217,14 +238,12 @@ class Sessions:
         raise unresolved(session) if session.error is None else stopped(session)
 
 
-def _view(connection: Connection, principal: Principal, request: OpenSession) -> _View:
+def _view(connection: Connection, principal: Principal, request: OpenSession, now_us: int) -> _View:
     if not identifiers.is_identifier(request.account_id, identifiers.ACCOUNT):
         raise not_found("account", request.account_id)
     source, recipient = account_store.parties(connection, request.account_id, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.account_id)
-    holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
+    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
     is_to_escrow = store.is_escrow(connection, request.to)
-    return _View(
-        parties=Parties(source=source, recipient=recipient), holder=holder, is_to_escrow=is_to_escrow
-    )
+    return _View(parties=Parties(source=source, recipient=recipient), held=held, is_to_escrow=is_to_escrow)

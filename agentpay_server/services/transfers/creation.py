@@ -11,6 +11,7 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -21,7 +22,7 @@ class Creation(Acceptance):
         context: the parts of the server.
         principal: who asks.
         request: what is asked.
-        superseded: the ended transfer that holds the key of the request, if one does; it loses it.
+        held: what the key of the request stood for when it was judged: an ended transfer loses it.
     """
 
     is_approved = False
@@ -32,21 +33,16 @@ class Creation(Acceptance):
         context: Context,
         principal: Principal,
         request: CreateTransfer,
-        superseded: TransferRecord | None,
+        held: Held[TransferRecord],
     ) -> None:
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
         super().__init__(context, transfer_id=transfer_id, terms=terms_of(request))
         self._principal = principal
-        self._idempotency_key = request.idempotency_key
-        self._superseded = superseded
+        self._asked = asked_under(principal, request)
+        self._held = held
 
     def _claim(self, connection: Connection) -> bool:
-        known = None if self._superseded is None else self._superseded.transfer_id
-        # Read, rather than left to the constraint: an insertion would wait for whoever settles the transfer
-        # that has the key, and that one for an account, which may be the one that is locked here.
-        if store.key_holder_id(connection, self._principal.operator_id, self._idempotency_key) != known:
-            return False
-        return known is None or store.free_key(connection, known)
+        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
@@ -63,8 +59,9 @@ class Creation(Acceptance):
             amount=terms.amount_micro,
             memo=terms.memo,
             category=terms.category,
-            idempotency_key=self._idempotency_key,
-            held_key=self._idempotency_key,
+            idempotency_key=self._asked.idempotency_key,
+            held_key=self._asked.idempotency_key,
+            claimed_by_operator=self._asked.by_operator,
             initiated=False,
             settled_us=None,
             created_us=now_us,
@@ -76,6 +73,15 @@ class Creation(Acceptance):
             connection, self._principal, action="transfers.create", subject=self._transfer_id, now_us=now_us
         )
         return record
+
+
+def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
+    """Return who asks under which key."""
+    return Asked(
+        account_id=request.from_,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
+    )
 
 
 def terms_of(request: CreateTransfer) -> Terms:

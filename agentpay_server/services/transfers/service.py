@@ -19,11 +19,12 @@ from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
 from agentpay_server.services.decisions import Parties
 from agentpay_server.services.transfers.answers import answered, shown
-from agentpay_server.services.transfers.creation import Creation, key_holder_of, terms_of
+from agentpay_server.services.transfers.creation import Creation, asked_under, key_holder_of, terms_of
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import ConflictError, Connection
+from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.transfers import TransferRecord
 
 
@@ -32,7 +33,7 @@ class _View:
     """What a request finds in the database: its parties, and who holds its key."""
 
     parties: Parties
-    holder: TransferRecord | None
+    held: Held[TransferRecord]
 
 
 class Transfers:
@@ -43,9 +44,9 @@ class Transfers:
         self._database = context.database
         self._chain = context.chain
         self._execution = execution
-        # Requests under way in this process, by operator and key. What is stored decides; this spares
+        # Requests under way in this process, by who asks under which key. What is stored decides; this spares
         # duplicates that arrive together from deciding again.
-        self._under_way: dict[tuple[str, str], tuple[Terms, asyncio.Task[Transfer]]] = {}
+        self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or say why not (contract, "POST /v1/transfers"; D21 to D33).
@@ -62,7 +63,8 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        name, terms = (principal.operator_id, request.idempotency_key), terms_of(request)
+        # An agent does not join a request of its operator's, nor the reverse: they find other keys (D50).
+        name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
         running = self._under_way.get(name)
         if running is None or running[0] != terms:
             task = self._context.tasks.start(self._create(principal, request, terms))
@@ -77,23 +79,27 @@ class Transfers:
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
         deadline = self._execution.deadline()
         while True:
-            view = await self._database.read(_view, principal, request)
-            judged = verdict(key_holder_of(view.holder), terms, self._context.clock.now_us())
+            now_us = self._context.clock.now_us()
+            view = await self._database.read(_view, principal, request, now_us)
+            holder = view.held.holder
+            judged = verdict(
+                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
+            )
             if judged in (Verdict.NEW, Verdict.RETRY):
                 transfer = await self._decided(principal, request, view, deadline)
                 if transfer is None:
                     continue
             else:
-                assert view.holder is not None  # noqa: S101 - only a held key is judged otherwise
                 if judged is Verdict.CONFLICT:
                     raise Problem(
                         ErrorCode.IDEMPOTENCY_CONFLICT,
                         "This idempotency_key was used with other parameters; send the same ones, or take a "
                         "new key.",
                     )
-                transfer = view.holder
+                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
+                transfer = holder
             if transfer.status == TransferStatus.SUBMITTED:
-                is_new = transfer is not view.holder
+                is_new = transfer is not holder
                 transfer = await self._execution.driven(transfer, deadline, is_new=is_new)
             return answered(transfer, self._chain)
 
@@ -111,12 +117,13 @@ class Transfers:
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
     ) -> TransferRecord | None:
         """Have it decided about a new transfer; None asks for another look at everything."""
-        creation = Creation(self._context, principal, request, view.holder)
+        creation = Creation(self._context, principal, request, view.held)
         try:
             return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
         except ConflictError:
             # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
-            if await self._database.read(store.key_holder, principal.operator_id, request.idempotency_key):
+            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
+            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
                 return None
             raise
 
@@ -141,11 +148,11 @@ def own_transfer(
     return record
 
 
-def _view(connection: Connection, principal: Principal, request: CreateTransfer) -> _View:
+def _view(connection: Connection, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
     if not identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
         raise not_found("account", request.from_)
     source, recipient = account_store.parties(connection, request.from_, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.from_)
-    holder = store.key_holder(connection, principal.operator_id, request.idempotency_key)
-    return _View(parties=Parties(source=source, recipient=recipient), holder=holder)
+    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    return _View(parties=Parties(source=source, recipient=recipient), held=held)

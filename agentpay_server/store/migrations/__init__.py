@@ -5,31 +5,35 @@ laid out is refused: this one would not know what it means.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, StaticPool, create_engine, inspect, text
+from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
 
+from agentpay_server.store import postgres_schema
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0001"
+if TYPE_CHECKING:
+    # Its driver is an extra of its own: a server on files runs without it.
+    from agentpay_server.store.postgres import PostgresDatabase
+
+HEAD: Final = "0003"
 """The newest step."""
 
-_VERSION: Final = text("SELECT version_num FROM alembic_version")
+_FILE_VERSION_TABLE: Final = "alembic_version"
 
 
-async def upgrade(database: FileDatabase | PostgresDatabase) -> None:
+async def upgrade(database: "FileDatabase | PostgresDatabase") -> None:
     """Bring a database to the tables of this version: from nothing, or from those of an older one.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
         DatabaseUnavailableError: there is no answer.
     """
-    if isinstance(database, PostgresDatabase):
-        await database.lay_out(_upgrade)
-    else:
+    if isinstance(database, FileDatabase):
         await database.with_driver(_upgrade_driver)
+    else:
+        await database.lay_out(_upgrade)
 
 
 def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
@@ -42,9 +46,16 @@ def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection
 
 
 def _upgrade(connection: Connection) -> None:
+    version_table = _FILE_VERSION_TABLE
+    if connection.dialect.name == "postgresql":
+        version_table = postgres_schema.VERSION_TABLE
+        is_laid_out = postgres_schema.check_ours(connection)
+    else:
+        is_laid_out = inspect(connection).has_table(version_table)
     found = None
-    if inspect(connection).has_table("alembic_version"):
-        found = connection.execute(_VERSION).scalar_one_or_none()
+    if is_laid_out:
+        version: Select[str] = select(column("version_num")).select_from(table(version_table))
+        found = connection.execute(version).scalar_one_or_none()
     if found == HEAD:
         return
     # Only here: a start on a database that is up to date does without Alembic.
@@ -54,7 +65,7 @@ def _upgrade(connection: Connection) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    config.attributes["connection"] = connection
+    config.attributes.update(connection=connection, version_table=version_table)
     known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
         raise NewerSchemaError(

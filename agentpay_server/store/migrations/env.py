@@ -4,5 +4,8 @@ from alembic import context
 
 from agentpay_server.store.tables import metadata
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+attributes = context.config.attributes
+context.configure(
+    connection=attributes["connection"], version_table=attributes["version_table"], target_metadata=metadata
+)
 context.run_migrations()

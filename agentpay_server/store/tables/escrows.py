@@ -2,7 +2,19 @@
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    not_,
+    text,
+)
 
 from agentpay_server.store.tables.base import metadata, seq
 
@@ -50,11 +62,39 @@ sessions: Final = Table(
     # Until when, in real time, a session that is opening or closing is left to whoever drives it; NULL when
     # nobody is to: of one that was put off, too.
     Column("leased_until_us", BigInteger),
-    UniqueConstraint("operator_id", "held_key"),
+    # Whether it carries the operator's claim to its key (store/held_keys.py).
+    Column("claimed_by_operator", Boolean, nullable=False),
+    # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
+    # before this was stored.
+    Column("recipient_owner", Text),
+    # Which limit of time has closed it (`ClosingReason`); NULL when a caller has, or nobody yet.
+    Column("closed_by", Text),
+    # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
+    Column("stuck_reason", Text),
+    UniqueConstraint("account_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
+)
+
+Index(
+    "ux_sessions_claimed_key",
+    sessions.c.operator_id,
+    sessions.c.held_key,
+    unique=True,
+    # In the words of the statements: SQLite matches no others to a partial index.
+    sqlite_where=text("claimed_by_operator = 1"),
+    postgresql_where=sessions.c.claimed_by_operator,
+)
+
+Index(
+    "ix_sessions_agents_key",
+    sessions.c.operator_id,
+    sessions.c.held_key,
+    sessions.c.key_expires_us,
+    sqlite_where=not_(sessions.c.claimed_by_operator),
+    postgresql_where=not_(sessions.c.claimed_by_operator),
 )
 
 Index(

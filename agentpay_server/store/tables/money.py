@@ -2,7 +2,18 @@
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    not_,
+    text,
+)
 
 from agentpay_server.store.tables.base import metadata, seq
 
@@ -42,7 +53,28 @@ transfers: Final = Table(
     Column("approval_expires_us", BigInteger),
     # Until when, in real time, a submitted transfer belongs to the process that drives it.
     Column("leased_until_us", BigInteger, nullable=False),
-    UniqueConstraint("operator_id", "held_key"),
+    # Whether it carries the operator's claim to its key (store/held_keys.py).
+    Column("claimed_by_operator", Boolean, nullable=False),
+    UniqueConstraint("account_id", "held_key"),
+)
+
+Index(
+    "ux_transfers_claimed_key",
+    transfers.c.operator_id,
+    transfers.c.held_key,
+    unique=True,
+    # In the words of the statements: SQLite matches no others to a partial index.
+    sqlite_where=text("claimed_by_operator = 1"),
+    postgresql_where=transfers.c.claimed_by_operator,
+)
+
+Index(
+    "ix_transfers_agents_key",
+    transfers.c.operator_id,
+    transfers.c.held_key,
+    transfers.c.key_expires_us,
+    sqlite_where=not_(transfers.c.claimed_by_operator),
+    postgresql_where=not_(transfers.c.claimed_by_operator),
 )
 
 Index(

@@ -32,7 +32,7 @@ webhooks: Final = Table(
     Column("events", Text, nullable=False),
     Column("account_ids", Text, nullable=False),
     Column("low_balance_threshold", BigInteger),
-    # Sealed with the webhook's identifier. While a rotation overlaps, the next secret stands beside the one
+    # Sealed for table, column and webhook. While a rotation overlaps, the next secret stands beside the one
     # in use, until the time at which it takes its place.
     Column("secret", LargeBinary, nullable=False),
     Column("next_secret", LargeBinary),

@@ -1,6 +1,9 @@
 """Escrows on the real chain: funded once, emptied once, and never short of a unit."""
 
+from typing import Any
+
 import pytest
+from attrs import evolve
 from chain_world import World, decoded, program_data, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +11,9 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract.policies import Policy
 from agentpay_server.chain import escrow, instructions
-from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
+from agentpay_server.chain.base import ComputeBudget, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_key
-from agentpay_server.chain.instructions import MEMO_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
 from agentpay_server.domain.sessions import charge_refusal, settlement
 
@@ -46,11 +49,12 @@ class EscrowWorld(World):
         )
 
     def settling(
-        self, payee_micro: int, source_micro: int, session_id: str = SESSION_ID
+        self, payee_micro: int, source_micro: int, session_id: str = SESSION_ID, **more: Any
     ) -> SignedTransaction:
+        blockhash = evolve(self.blockhash(), compute_budget=more.pop("budget", None))
         return escrow.settle_escrow(
             self.custody,
-            self.blockhash(),
+            blockhash,
             usdc_mint=self.usdc,
             account_index=PAYER,
             session_id=session_id,
@@ -58,6 +62,7 @@ class EscrowWorld(World):
             payee_micro=payee_micro,
             source=self.payer,
             source_micro=source_micro,
+            **more,
         )
 
     def balances(self) -> tuple[int, int, int | None]:
@@ -273,6 +278,37 @@ def test_a_payee_that_is_gone_is_not_in_the_way_when_it_is_owed_nothing(world: E
     assert world.balances() == (FUNDS, 0, None)
 
 
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "there by then"])
+def test_a_settlement_can_create_the_payees_account_and_pay_there(world: EscrowWorld, is_gone: bool) -> None:
+    world.land(world.opening())
+    if is_gone:
+        world.close(PAYEE)
+    world.land(world.settling(2, CAP - 2, new_payee_owner=world.owner(PAYEE)))
+    assert world.balances() == (FUNDS - 2, 2, None)
+
+
+def test_a_settlement_creates_no_account_for_a_payee_who_is_owed_nothing(world: EscrowWorld) -> None:
+    assert world.settling(0, CAP, new_payee_owner=world.owner(PAYEE)) == world.settling(0, CAP)
+
+
+def test_an_account_that_is_not_the_owners_associated_one_is_not_created_in_its_place(
+    world: EscrowWorld,
+) -> None:
+    world.land(world.opening())
+    world.close(PAYEE)
+    foreign = world.settling(2, CAP - 2, new_payee_owner=world.owner(STRANGER))
+    assert reason(world.send(foreign)) is FailureReason.ACCOUNT_MISSING
+    assert world.balances() == (FUNDS - CAP, 0, CAP)
+
+
+def test_a_settlement_that_creates_an_account_asks_for_twice_the_compute_units(world: EscrowWorld) -> None:
+    budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1)
+    usual = world.settling(2, 3, budget=budget)
+    creating = world.settling(2, 3, budget=budget, new_payee_owner=world.owner(PAYEE))
+    limits = [program_data(each, COMPUTE_BUDGET_PROGRAM)[0] for each in (usual, creating)]
+    assert [int.from_bytes(limit[1:], "little") for limit in limits] == [60_000, 120_000]
+
+
 @pytest.mark.parametrize("frozen", ["payee", "payer"])
 def test_a_frozen_party_leaves_the_money_in_escrow(world: EscrowWorld, frozen: str) -> None:
     world.land(world.opening())
@@ -322,6 +358,14 @@ def test_both_transactions_fit_a_packet_at_their_largest(world: EscrowWorld) -> 
     for transaction in (
         world.opening(longest, 2**64 - 1),
         world.settling(2**64 - 1, 2**64 - 1, longest),
+        world.settling(
+            2**64 - 1,
+            2**64 - 1,
+            longest,
+            number=2**31,
+            new_payee_owner=world.owner(PAYEE),
+            budget=ComputeBudget(unit_limit=1_400_000, unit_price_micro_lamports=2**63),
+        ),
     ):
         assert len(transaction.raw) <= MAX_TRANSACTION_BYTES
         assert all(decoded(transaction).verify_with_results())

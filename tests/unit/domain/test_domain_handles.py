@@ -34,6 +34,11 @@ from agentpay_server.domain.handles import handle_of
         ("a" * 31 + " b", "@" + "a" * 31),
         ("a" * 32 + " b", "@" + "a" * 32),
         ("٣", "@account"),
+        # Combining marks of class 0: enclosing (Me), spacing (Mc), non-spacing (Mn).
+        ("a\u20ddgent", "@agent"),
+        ("key\u0903s", "@keys"),
+        ("da\u034fta", "@data"),
+        ("x\ufe0fy", "@xy"),
     ],
 )
 def test_a_handle_follows_from_the_name(name, handle):

@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.services.vault import KEY_BYTES, Vault, VaultError
+from agentpay_server.services.vault import KEY_BYTES, Place, Vault, VaultError
 
 KEY = bytes(range(KEY_BYTES))
 SECRET = "whsec_planted-planted-planted"
+
+
+def webhook(row: str) -> Place:
+    return Place(table="webhooks", column="secret", row=row)
+
+
+PLACE = webhook("wh_1")
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=10)
+places = st.builds(Place, table=names, column=names, row=st.text(max_size=40))
 
 
 @pytest.fixture(scope="module")
@@ -18,69 +27,86 @@ def vault() -> Vault:
     return Vault(KEY)
 
 
-@given(secret=st.text(max_size=100), record_id=st.text(max_size=40))
-def test_what_was_sealed_opens(vault, secret, record_id):
-    assert vault.open(vault.seal(secret, record_id), record_id) == secret
+@given(secret=st.text(max_size=100), place=places)
+def test_what_was_sealed_opens(vault, secret, place):
+    assert vault.open(vault.seal(secret, place), place) == secret
 
 
-@given(st.text(min_size=1, max_size=100), st.text(max_size=40), st.text(max_size=40))
-def test_it_opens_for_no_other_record(vault, secret, record_id, other):
-    sealed = vault.seal(secret, record_id)
-    if other != record_id:
+@given(st.text(min_size=1, max_size=100), places, places)
+def test_it_opens_in_no_other_place(vault, secret, place, other):
+    sealed = vault.seal(secret, place)
+    if other != place:
         with pytest.raises(VaultError):
             vault.open(sealed, other)
 
 
-def test_two_records_cannot_swap_what_is_sealed(vault):
-    first, second = vault.seal("one", "wh_1"), vault.seal("two", "wh_2")
+@pytest.mark.parametrize(
+    "other",
+    [
+        Place(table="webhooks", column="secret", row="wh_2"),
+        Place(table="webhooks", column="next_secret", row="wh_1"),
+        Place(table="server_state", column="secret", row="wh_1"),
+        Place(table="webhooks", column="", row="secret\0wh_1"),
+    ],
+    ids=["row", "column", "table", "cut elsewhere"],
+)
+def test_two_places_cannot_swap_what_is_sealed(vault, other):
+    first, second = vault.seal("one", PLACE), vault.seal("two", other)
 
-    for sealed, record_id in ((first, "wh_2"), (second, "wh_1")):
-        with pytest.raises(VaultError, match=record_id):
-            vault.open(sealed, record_id)
+    for sealed, place in ((first, other), (second, PLACE)):
+        with pytest.raises(VaultError, match=place.column):
+            vault.open(sealed, place)
+
+
+def test_what_is_bound_to_its_row_alone_opens_for_a_migration_and_for_nothing_else(vault):
+    sealed = vault.seal(SECRET, PLACE)
+
+    with pytest.raises(VaultError):
+        vault.open_of_row(sealed, PLACE)
 
 
 def test_it_opens_with_no_other_key(vault):
     other = Vault(bytes(KEY_BYTES))
 
     with pytest.raises(VaultError):
-        other.open(vault.seal(SECRET, "wh_1"), "wh_1")
+        other.open(vault.seal(SECRET, PLACE), PLACE)
 
 
 def test_a_change_of_any_bit_is_noticed(vault):
-    sealed = vault.seal(SECRET, "wh_1")
+    sealed = vault.seal(SECRET, PLACE)
 
     for place in range(len(sealed) * 8):
         damaged = bytearray(sealed)
         damaged[place // 8] ^= 1 << place % 8
         with pytest.raises(VaultError):
-            vault.open(bytes(damaged), "wh_1")
+            vault.open(bytes(damaged), PLACE)
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_open_or_are_one_error(vault, sealed):
     with pytest.raises(VaultError):
-        vault.open(sealed, "wh_1")
+        vault.open(sealed, PLACE)
 
 
 def test_every_cut_is_noticed(vault):
-    sealed = vault.seal(SECRET, "wh_1")
+    sealed = vault.seal(SECRET, PLACE)
 
     for length in range(len(sealed)):
         with pytest.raises(VaultError):
-            vault.open(sealed[:length], "wh_1")
+            vault.open(sealed[:length], PLACE)
 
 
 def test_the_same_secret_is_sealed_differently_each_time(vault):
-    assert len({vault.seal(SECRET, "wh_1") for _ in range(100)}) == 100
+    assert len({vault.seal(SECRET, PLACE) for _ in range(100)}) == 100
 
 
 def test_sealed_bytes_do_not_hold_the_secret(vault):
-    assert SECRET.encode() not in vault.seal(SECRET, "wh_1")
+    assert SECRET.encode() not in vault.seal(SECRET, PLACE)
 
 
 def test_errors_hold_neither_the_secret_nor_the_key(vault):
     with pytest.raises(VaultError) as raised:
-        vault.open(vault.seal(SECRET, "wh_1"), "wh_2")
+        vault.open(vault.seal(SECRET, PLACE), webhook("wh_2"))
 
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None

@@ -6,18 +6,34 @@ from pathlib import Path
 
 import pytest
 import stores
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import StaticPool, create_engine, insert, inspect, text
+from sqlalchemy import (
+    Boolean,
+    LargeBinary,
+    MetaData,
+    StaticPool,
+    Table,
+    Text,
+    create_engine,
+    insert,
+    inspect,
+    select,
+    text,
+)
 
-from agentpay_server.store import migrations
+from agentpay_server.store import migrations, sessions, transfers
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.store.postgres_schema import VERSION_TABLE
 from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.store.tables import sessions as sessions_table
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +65,8 @@ async def on_connection(database, work):
 
 
 def differences(connection):
-    return compare_metadata(MigrationContext.configure(connection), metadata)
+    options = {} if connection.dialect.name == "sqlite" else {"version_table": VERSION_TABLE}
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
 
 def shapes(connection):
@@ -59,13 +76,15 @@ def shapes(connection):
             text("SELECT name, sql FROM sqlite_master WHERE tbl_name != 'alembic_version'")
         )
         return sorted((name, " ".join((sql or "").replace("\n", " ").split())) for name, sql in rows)
-    rows = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
-    keys = sorted(tuple(row) for row in rows if not row[0].startswith("alembic"))
+    rows = connection.execute(
+        text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()")
+    )
+    keys = sorted(tuple(row) for row in rows if not row[0].startswith(VERSION_TABLE))
     inspector = inspect(connection)
     columns = [
         (name, [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)])
         for name in sorted(inspector.get_table_names())
-        if name != "alembic_version"
+        if name != VERSION_TABLE
     ]
     return [*keys, *columns]
 
@@ -98,6 +117,100 @@ def words(sql):
     return sorted(sql.replace(" IF NOT EXISTS", "").split())
 
 
+# --- Step by step -----------------------------------------------------------------------------------------
+
+
+async def to_step(database, revision):
+    """Bring a database to the tables of an older version."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+
+    def work(connection):
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+    await on_connection(database, work)
+
+
+async def insert_rows(database, table, *rows):
+    """Insert rows into a table as it is: columns that are not given are 0, "" or NULL."""
+
+    def work(connection):
+        found = Table(table, MetaData(), autoload_with=connection)
+        for row in rows:
+            blank = {
+                column.name: b"" if isinstance(column.type, LargeBinary) else "" if is_text(column) else 0
+                for column in found.columns
+                if not column.nullable and column.name != "seq"
+            }
+            if isinstance(database, PostgresDatabase):
+                booleans = {c.name for c in found.columns if isinstance(c.type, Boolean)}
+                blank = {name: name not in booleans and value for name, value in blank.items()}
+            connection.execute(insert(found), {**blank, **row})
+
+    await on_connection(database, work)
+
+
+def is_text(column):
+    return isinstance(column.type, Text)
+
+
+@pytest.mark.parametrize("kind", ["transfers", "sessions"])
+async def test_0002_keeps_the_keys_that_are_held(bare, kind):
+    await to_step(bare, "0001")
+    await insert_rows(
+        bare,
+        "api_keys",
+        {"key_id": "key_operator", "operator_id": "op_1", "digest": "1"},
+        {"key_id": "key_agent", "operator_id": "op_1", "account_id": "acct_2", "digest": "2"},
+    )
+    await insert_rows(
+        bare,
+        "accounts",
+        *(
+            {
+                "account_id": f"acct_{number}",
+                "operator_id": "op_1",
+                "key_index": number,
+                "usdc_token_account": f"{number}",
+            }
+            for number in (1, 2)
+        ),
+    )
+    held = [
+        ("first", "acct_1", "key_operator", "k1"),
+        ("second", "acct_2", "key_agent", "k2"),
+        ("third", "acct_2", "key_agent", None),
+    ]
+    for name, account_id, key_id, held_key in held:
+        row = {
+            f"{kind[:-1]}_id": name,
+            "operator_id": "op_1",
+            "account_id": account_id,
+            "key_id": key_id,
+            "held_key": held_key,
+        }
+        unique = {"escrow_token_account": name} if kind == "sessions" else {}
+        await insert_rows(bare, kind, row | unique)
+
+    await upgrade(bare)
+
+    keys = {"transfers": transfers.KEYS, "sessions": sessions.KEYS}[kind]
+    for account, key, found in [
+        ("acct_1", "k1", ("first", "first", False)),
+        ("acct_2", "k1", (None, "first", True)),
+        ("acct_2", "k2", ("second", None, False)),
+        ("acct_1", "k2", (None, None, True)),
+    ]:
+        asked = Asked(account_id=account, idempotency_key=key, by_operator=True)
+        held_now = await bare.read(keys.find, asked, 0)
+        assert (held_now.holder_id, held_now.claim_id, held_now.is_held_elsewhere) == found
+    assert await on_connection(bare, differences) == []
+
+
+# --- Starts -----------------------------------------------------------------------------------------------
+
+
 async def test_what_is_stored_outlives_a_second_start(bare):
     await upgrade(bare)
     await bare.run(lambda connection: connection.execute(insert(server_state), {"name": "a", "value": b"1"}))
@@ -109,11 +222,52 @@ async def test_what_is_stored_outlives_a_second_start(bare):
     assert await bare.read(stored) == [("a", b"1")]
 
 
+async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_before(bare):
+    def to_the_first_tables(connection):
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        is_postgres = connection.dialect.name == "postgresql"
+        version_table = VERSION_TABLE if is_postgres else "alembic_version"
+        config.attributes.update(connection=connection, version_table=version_table)
+        command.upgrade(config, "0001")
+        for name, rows in (("accounts", [PAYEE]), ("sessions", [TO_ACCOUNT, TO_OUTSIDE])):
+            table = Table(name, MetaData(), autoload_with=connection)
+            connection.execute(insert(table), [row_of(table, row) for row in rows])
+
+    await on_connection(bare, to_the_first_tables)
+    await upgrade(bare)
+
+    def owners(connection):
+        chosen = select(
+            sessions_table.c.session_id, sessions_table.c.recipient_owner, sessions_table.c.stuck_reason
+        )
+        return sorted(tuple(row) for row in connection.execute(chosen))
+
+    assert await bare.read(owners) == [("sess_inside", "owner", None), ("sess_outside", None, None)]
+
+
+PAYEE = {"account_id": "acct_payee", "chain_address": "owner"}
+TO_ACCOUNT = {"session_id": "sess_inside", "recipient_account_id": "acct_payee"}
+TO_OUTSIDE = {"session_id": "sess_outside", "recipient_account_id": None}
+
+
+def row_of(table, values):
+    """A row with something in every column that needs a value."""
+    row = {
+        column.name: False if isinstance(column.type, Boolean) else 0
+        for column in table.columns
+        if not column.nullable and column.name != "seq"
+    }
+    texts = {name for name in row if isinstance(table.columns[name].type, Text)}
+    return row | {name: f"{name} of {values}" for name in texts} | values
+
+
 async def test_a_newer_schema_is_refused_and_left_alone(bare):
     await upgrade(bare)
 
     def make_newer(connection):
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        table = VERSION_TABLE if isinstance(bare, PostgresDatabase) else "alembic_version"
+        connection.execute(text(f"UPDATE {table} SET version_num = '9999'"))
 
     await on_connection(bare, make_newer)
     with pytest.raises(NewerSchemaError, match="newer version of agentpay-server") as refusal:
@@ -124,12 +278,15 @@ async def test_a_newer_schema_is_refused_and_left_alone(bare):
 
 
 async def test_a_step_that_fails_leaves_nothing_behind(bare):
-    await on_connection(bare, lambda connection: connection.execute(text("CREATE TABLE webhooks (a TEXT)")))
+    # What only the step itself meets: a schema of PostgreSQL that holds other tables is refused before it.
+    is_postgres = isinstance(bare, PostgresDatabase)
+    in_the_way = "CREATE TYPE webhooks AS ENUM ('a')" if is_postgres else "CREATE TABLE webhooks (a TEXT)"
+    await on_connection(bare, lambda connection: connection.execute(text(in_the_way)))
 
     with pytest.raises(Exception, match="webhooks"):
         await upgrade(bare)
     left = await on_connection(bare, lambda connection: inspect(connection).get_table_names())
-    assert left == ["webhooks"]
+    assert left == ([] if is_postgres else ["webhooks"])
 
 
 async def test_servers_that_start_at_once_lay_the_tables_out_once(bare):

@@ -5,6 +5,7 @@ import contextlib
 import tempfile
 
 import asyncpg
+import attrs
 import pytest
 import stores
 from sqlalchemy import bindparam, insert, make_url, select, text, update
@@ -15,6 +16,7 @@ from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.store import accounts, deliveries, events, postgres, transfers, webhooks
 from agentpay_server.store.connection import ConflictError
 from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.store.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.store.tables import counters
@@ -60,7 +62,7 @@ async def database(url):
 @pytest.fixture
 async def holder(url):
     """A connection beside those of the databases."""
-    made = await asyncpg.connect(url)
+    made = await stores.connect(url)
     yield made
     await made.close()
 
@@ -487,8 +489,31 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     )
     assert results.count(None) == 1
     assert all(result is None or isinstance(result, ConflictError) for result in results)
-    held = await database.read(transfers.key_holder, "op_1", "key")
-    assert held.transfer_id == f"txn_{results.index(None)}"
+    await database.run(put_account)
+    asked = Asked(account_id="acct_1", idempotency_key="key", by_operator=True)
+    held = await database.read(transfers.KEYS.find, asked, 0)
+    assert held.holder_id == held.claim_id == f"txn_{results.index(None)}"
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+async def test_of_racing_claims_for_many_accounts_operator_keys_win_one_and_agents_all(
+    database, other, by_operator
+):
+    def claim(connection, number):
+        transfer = attrs.evolve(
+            new_transfer(number), account_id=f"acct_{number}", claimed_by_operator=by_operator
+        )
+        transfers.insert_transfer(connection, transfer)
+
+    results = await asyncio.gather(
+        *(
+            store.run(claim, f"{number}")
+            for store, number in zip([database, other] * 10, range(20), strict=True)
+        ),
+        return_exceptions=True,
+    )
+    assert results.count(None) == (1 if by_operator else 20)
+    assert all(result is None or isinstance(result, ConflictError) for result in results)
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
@@ -580,6 +605,7 @@ def new_transfer(number):
         "initiated": False,
         "created_us": 0,
         "leased_until_us": 0,
+        "claimed_by_operator": True,
     }
     return transfers.TransferRecord(**fields)
 

@@ -195,6 +195,7 @@ MAY_SCAN = {
     "transfers._ABANDONED": "goes along an index of what is under way, and nothing else",
     "transfers._ABANDONED_LOCKED": "goes along an index of what is under way, and nothing else",
     "transfers._FREE_ALL": "goes along an index of what is under way, once, at the start",
+    "webhooks._SEALED": "reads every webhook, once, when a database is sealed anew",
     "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
 
@@ -242,6 +243,10 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
         ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
         ("transfers._SUBMITTED", "ix_transfers_submitted"),
+        ("transfers._HELD_BY[of_operator]", "ux_transfers_claimed_key"),
+        ("transfers._HELD_BY[of_operator]", "ix_transfers_agents_key"),
+        ("sessions._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
+        ("sessions._HELD_BY[of_operator]", "ix_sessions_agents_key"),
         ("webhooks._OF_OPERATOR", "ix_webhooks_operator"),
     ],
 )

@@ -1,0 +1,28 @@
+"""Who owns a payee's token account, and why a session closed by itself or waits for its settlement."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """Add what a settlement needs to know, for accounts of this service from what is stored of them."""
+    op.add_column("sessions", sa.Column("recipient_owner", sa.Text(), nullable=True))
+    op.add_column("sessions", sa.Column("closed_by", sa.Text(), nullable=True))
+    op.add_column("sessions", sa.Column("stuck_reason", sa.Text(), nullable=True))
+    sessions = sa.table(
+        "sessions", sa.column("recipient_account_id", sa.Text()), sa.column("recipient_owner", sa.Text())
+    )
+    accounts = sa.table("accounts", sa.column("account_id", sa.Text()), sa.column("chain_address", sa.Text()))
+    owner = (
+        sa.select(accounts.c.chain_address)
+        .where(accounts.c.account_id == sessions.c.recipient_account_id)
+        .scalar_subquery()
+    )
+    op.execute(
+        sa.update(sessions)
+        .where(sessions.c.recipient_account_id.is_not(None))
+        .values({sessions.c.recipient_owner: owner})
+    )

@@ -1,0 +1,295 @@
+"""The documented ways to use what is installed, each in a process of its own that sees nothing else.
+
+Every way ends the run with what was printed if it does not do what the documentation says.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+LONGEST_SECONDS = 120
+"""What takes longer hangs: every step takes a second or two."""
+
+RECEIVERS = {
+    "starlette_app": ("starlette", "uvicorn"),
+    "fastapi_app": ("fastapi", "uvicorn"),
+    "flask_app": ("flask",),
+    "django_app": ("django",),
+}
+"""The examples that receive webhooks, and what their users bring."""
+
+ALONE = """
+import importlib.metadata, re
+import agentpay, agentpay.webhooks, agentpay.integrations
+
+installed = {one.name.lower().replace("_", "-") for one in importlib.metadata.distributions()}
+required = importlib.metadata.requires("agentpay-kit")
+of_extras = {re.match(r"[\\w-]+", one)[0] for one in required if "extra ==" in one}
+assert "solders" in of_extras and not of_extras & installed, of_extras & installed
+assert agentpay.__version__ == importlib.metadata.version("agentpay-kit")
+"""
+
+PAY = """
+import sys
+from agentpay import AgentPay
+
+with AgentPay() as client:
+    account = client.accounts.create(name=sys.argv[1])
+    client.policies.update(account.account_id, max_daily_spend="10")
+    assert account.account_id in [each.account_id for each in client.accounts.list()]
+    assert client.accounts.balance(account.account_id).balance_usdc == 0
+"""
+
+FIND = """
+import sys
+from agentpay import AgentPay
+
+with AgentPay() as client:
+    assert sys.argv[1] in [each.name for each in client.accounts.list()]
+"""
+
+DELIVER = """
+import sys, time
+import httpx
+from agentpay.webhooks import SIGNATURE_HEADER, sign
+
+url, body = sys.argv[1], sys.argv[2].encode()
+for _ in range(600):
+    try:
+        httpx.get(url)
+        break
+    except httpx.TransportError:
+        time.sleep(0.05)
+assert httpx.post(url, content=body).status_code == 401
+answer = httpx.post(url, content=body, headers={SIGNATURE_HEADER: sign(body, "whsec_package")})
+assert answer.status_code == 200, answer.text
+"""
+
+EVENT = {
+    "id": "evt_1",
+    "type": "transfer.settled",
+    "created_at": "2026-01-31T12:00:00Z",
+    "data": {
+        "transfer_id": "txn_1",
+        "account_id": "acct_1",
+        "amount_usdc": "25.000000",
+        "tx_signature": "5ig",
+        "settled_at": "2026-01-31T12:00:00Z",
+    },
+}
+
+
+class Installed:
+    """An environment, and what runs in it."""
+
+    def __init__(self, python: Path) -> None:
+        self.python = python
+
+    def command(self, *arguments: object) -> list[str]:
+        """Return a command line; its first word is a program of the environment."""
+        program, *others = map(str, arguments)
+        return [shutil.which(program, path=str(self.python.parent)) or program, *others]
+
+    def run(self, *arguments: object, code: int = 0, cwd: Path | None = None, **variables: str) -> str:
+        """Run a program to its end, and return what it printed, on both streams."""
+        done = subprocess.run(
+            self.command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            check=False,
+            timeout=LONGEST_SECONDS,
+            cwd=cwd or self.python.parent,
+            env=environ(variables),
+        )
+        if done.returncode != code or "Traceback" in done.stdout:
+            fail(done.args, f"exit code {done.returncode}, not {code}\n{done.stdout}")
+        return done.stdout
+
+    @contextmanager
+    def started(
+        self, *arguments: object, cwd: Path | None = None, **variables: str
+    ) -> Iterator["subprocess.Popen[str]"]:
+        """Run a program until the block ends: SIGTERM must end it, with exit code 0 where it has one."""
+        command = self.command(*arguments)
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                cwd=cwd or self.python.parent,
+                env=environ(variables),
+            )
+            hanging = Timer(LONGEST_SECONDS, process.kill)
+            hanging.start()
+            try:
+                with process:
+                    yield process
+                    process.terminate()
+                    process.communicate()
+            except BaseException:
+                log.seek(0)
+                print(" ".join(command), log.read(), sep="\n", file=sys.stderr)
+                raise
+            finally:
+                hanging.cancel()
+                process.kill()
+
+    @contextmanager
+    def serving(self, *options: object, **variables: str) -> Iterator[dict[str, str]]:
+        """Serve with some options; gives the variables that lead a client to the server."""
+        serve = ("agentpay-server", "serve", "--port", 0, *options)
+        with self.started(*serve, **variables) as process:
+            told = next_json(process)
+            key = told.get("operator_key") or variables.get("AGENTPAY_SERVER_OPERATOR_KEY", "")
+            yield {"AGENTPAY_BASE_URL": told["base_url"], "AGENTPAY_API_KEY": key}
+        if os.name == "posix" and process.returncode != 0:
+            fail(serve, f"ended with exit code {process.returncode}")
+
+
+def environ(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a process: this one's, without those that would lead it elsewhere."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AGENTPAY", "PYTHON", "VIRTUAL_ENV", "COV_"))
+    }
+    return {**inherited, "PYTHONIOENCODING": "utf-8", **variables}
+
+
+def fail(command: object, said: str) -> NoReturn:
+    """End the run."""
+    shown = " ".join(command) if isinstance(command, list) else command
+    raise SystemExit(f"{shown}\n{said}")
+
+
+def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON value
+    """Return what the next line of a process holds."""
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        fail(process.args, "printed no line")
+    return json.loads(line)
+
+
+# --- The client alone, and with a web framework
+
+
+def as_client(client: Installed) -> None:
+    """Use the client where nothing else is installed."""
+    client.run("python", "-I", "-W", "error", "-c", ALONE)
+    for command in (("agentpay-server",), ("python", "-I", "-m", "agentpay_server")):
+        said = client.run(*command, code=1)
+        if not re.fullmatch(
+            r"agentpay-server: the server needs click, .*: pip install \S+\[server\]\S*\n", said
+        ):
+            fail(command, said)
+
+
+def as_receiver(installed: Installed, app: str) -> None:
+    """Receive a webhook in one of the examples, started by the command that it shows."""
+    port, needs = free_port(), RECEIVERS[app]
+    if "uvicorn" in needs:
+        command: tuple[object, ...] = ("uvicorn", "--port", port, f"{app}:app")
+    elif "flask" in needs:
+        command = ("flask", "--app", app, "run", "--port", port)
+    else:
+        command = ("python", f"{app}.py", "runserver", "--noreload", port)
+    secret = {"AGENTPAY_WEBHOOK_SECRET": "whsec_package"}
+    with installed.started(*command, cwd=EXAMPLES / "receivers", PYTHONDONTWRITEBYTECODE="1", **secret):
+        url = f"http://127.0.0.1:{port}/webhooks"
+        installed.run("python", "-I", "-c", DELIVER, url, json.dumps(EVENT))
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# --- The server
+
+
+def as_server(installed: Installed, client: Installed) -> None:
+    """Run every example and every command, with nothing kept and on a data directory."""
+    for example in sorted(EXAMPLES.glob("*.py")):
+        installed.run("python", "-I", example)
+    with installed.serving() as server:
+        client.run("python", "-I", "-W", "error", "-c", PAY, "in memory", **server)
+        client_commands(installed, server)
+    demo = installed.run("agentpay-server", "demo", "--port", 0, "--interval", 0, "--steps", 3, "--json")
+    if len(re.findall(r'^{"step":', demo, re.MULTILINE)) != 3:
+        fail("agentpay-server demo --steps 3", demo)
+    with tempfile.TemporaryDirectory() as scratch:
+        key = installed.run("agentpay-server", "keys", "generate").strip()
+        kept(installed, client, "--data-dir", Path(scratch) / "data", AGENTPAY_SERVER_OPERATOR_KEY=key)
+
+
+def client_commands(installed: Installed, server: dict[str, str]) -> None:
+    """Hear of an event that is made to happen, and list what there is."""
+    with installed.started("agentpay-server", "listen", "--json", **server) as listening:
+        next_json(listening)
+        installed.run("agentpay-server", "trigger", "transfer.settled", **server)
+        while next_json(listening).get("event", {}).get("type") != "transfer.settled":
+            pass
+    for command in (("keys", "list"), ("approvals", "list"), ("deliveries", "list"), ("openapi",)):
+        json.loads(installed.run("agentpay-server", *command, "--json", **server))
+
+
+def kept(installed: Installed, client: Installed, *where: object, **variables: str) -> None:
+    """Find again after a restart what a server was told before it."""
+    with installed.serving(*where, **variables) as server:
+        client.run("python", "-I", "-c", PAY, "kept", **server)
+    with installed.serving(*where, **variables) as server:
+        client.run("python", "-I", "-c", FIND, "kept", **server)
+
+
+def without_driver(installed: Installed) -> None:
+    """Be told what to install where the driver of PostgreSQL is missing."""
+    serve = ("agentpay-server", "serve", "--port", 0, "--database-url", "postgresql://nobody@localhost/none")
+    said = installed.run(*serve, code=1, AGENTPAY_SERVER_ENCRYPTION_KEY="00" * 32)
+    if not re.search(r"needs asyncpg, which is not installed: pip install \S+\[postgres\]", said):
+        fail(serve, said)
+
+
+def on_postgres(installed: Installed, client: Installed, database_url: str) -> None:
+    """Serve on PostgreSQL, and once more."""
+    variables = {
+        "AGENTPAY_SERVER_DATABASE_URL": database_url,
+        "AGENTPAY_SERVER_ENCRYPTION_KEY": "00" * 32,
+        "AGENTPAY_SERVER_OPERATOR_KEY": installed.run("agentpay-server", "keys", "generate").strip(),
+    }
+    kept(installed, client, **variables)
+
+
+# --- With pytest
+
+
+def as_test_suite(installed: Installed) -> None:
+    """Run the suite of the examples, and the tests that the documentation shows."""
+    with tempfile.TemporaryDirectory() as scratch:
+        suite = Path(scratch)
+        shutil.copytree(EXAMPLES / "agent_test_suite", suite, dirs_exist_ok=True)
+        for page in ("README.md", "docs/tutorial/first-paid-call.md", "docs/how-to/test-your-agent.md"):
+            text = (ROOT / page).read_text("utf-8")
+            for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+                if "agentpay_account" in block:
+                    name = re.sub(r"\W", "_", page)
+                    (suite / f"test_{name}_{number}.py").write_text(block, "utf-8")
+        installed.run("pytest", "-q", "-W", "error", cwd=suite)

@@ -1,0 +1,209 @@
+"""A server's schema on a PostgreSQL that others use too: it reads nothing else, and is refused theirs."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import stores
+from sqlalchemy import make_url
+
+from agentpay_server import AgentPayServer
+from agentpay_server.store.database import DatabaseInUseError, StartRefusedError
+from agentpay_server.store.postgres_schema import SchemaRefusedError
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+KEY_VARIABLE = "AGENTPAY_SERVER_ENCRYPTION_KEY"
+
+FOREIGN = (
+    "CREATE TABLE public.events (id integer PRIMARY KEY, name text)",
+    "INSERT INTO public.events VALUES (1, 'theirs')",
+    "CREATE TABLE public.alembic_version (version_num varchar(32) PRIMARY KEY)",
+    "INSERT INTO public.alembic_version VALUES ('9f3c')",
+)
+"""What another application of the same database has: a table of a name of ours, and Alembic's."""
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A database without any schema of ours."""
+    monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
+    return asyncio.run(stores.bare_url())
+
+
+def server(url: str, **options: Any) -> AgentPayServer:
+    return AgentPayServer(database_url=url, clock=START, **options)
+
+
+def administer(url: str, *statements: str) -> None:
+    asyncio.run(stores.administer(url, *statements))
+
+
+def fetch(url: str, statement: str) -> list[tuple[Any, ...]]:
+    async def rows() -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(url)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(rows())
+
+
+def schemas_with_tables(url: str) -> set[str]:
+    found = fetch(
+        url, "SELECT DISTINCT schemaname FROM pg_tables WHERE schemaname !~ '^(pg_|information_schema)'"
+    )
+    return {name for (name,) in found}
+
+
+def paid(running: AgentPayServer) -> Decimal:
+    """Pay 4 of 10 USDC from one new account to another; return what the payee has then."""
+    client = running.client()
+    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+    running.sandbox.fund(payer, 10)
+    client.transfers.create(from_=payer, to=payee, amount=4)
+    return client.accounts.balance(payee).balance_usdc
+
+
+def test_tables_of_others_are_neither_in_the_way_nor_touched(url: str) -> None:
+    administer(url, *FOREIGN)
+    for _ in range(2):
+        with server(url) as running:
+            assert paid(running) == 4
+    assert schemas_with_tables(url) == {"public", "agentpay"}
+    assert fetch(url, "SELECT * FROM public.events") == [(1, "theirs")]
+    assert fetch(url, "SELECT * FROM public.alembic_version") == [("9f3c",)]
+
+
+def test_a_schema_of_another_name_is_found_again(url: str) -> None:
+    with server(url, database_schema="payments_2") as first:
+        account = first.client().accounts.create(name="Mine")
+    assert schemas_with_tables(url) == {"payments_2"}
+    with server(url, database_schema="payments_2") as second:
+        assert [each.account_id for each in second.client().accounts.list()] == [account.account_id]
+    with server(url) as elsewhere:
+        assert list(elsewhere.client().accounts.list()) == []
+
+
+def test_servers_with_schemas_of_their_own_run_side_by_side(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentpay_server.store.postgres._HOLD_TRIES", 1)
+    # Each has its chain within it, and holds its schema alone.
+    with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
+        assert paid(one) == paid(two) == 4
+        with pytest.raises(DatabaseInUseError, match="schema 'one'"):
+            server(url, database_schema="one").start()
+        assert len(list(one.client().accounts.list())) == 2
+        assert one.operator_key != two.operator_key
+
+
+def test_a_schema_that_holds_tables_of_others_is_refused_and_left_alone(url: str) -> None:
+    administer(url, *FOREIGN)
+    with pytest.raises(SchemaRefusedError, match="'public' holds tables of other software") as refusal:
+        server(url, database_schema="public").start()
+    assert "--database-schema" in str(refusal.value)
+    assert schemas_with_tables(url) == {"public"}
+    assert fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(2,)]
+
+
+def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
+    (statements,) = re.findall(r"```sql\n(ALTER SCHEMA.*?)```", page, re.DOTALL)
+    with server(url) as first:
+        account = first.client().accounts.create(name="Mine").account_id
+    # As they were before there were schemas.
+    administer(
+        url,
+        "ALTER TABLE agentpay.agentpay_version RENAME TO alembic_version",
+        "DROP SCHEMA public",
+        "ALTER SCHEMA agentpay RENAME TO public",
+    )
+    administer(url, statements)
+    with server(url) as second:
+        assert [each.account_id for each in second.client().accounts.list()] == [account]
+    assert schemas_with_tables(url) == {"agentpay"}
+
+
+def test_the_command_line_says_so_in_one_sentence(url: str) -> None:
+    administer(url, *FOREIGN)
+    done = subprocess.run(
+        [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--database-schema", "public"],
+        env={**os.environ, "AGENTPAY_SERVER_DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: the database schema 'public' holds tables of other software")
+
+
+class Role:
+    """A database role that may connect, and what else it is given."""
+
+    def __init__(self, url: str, *statements: str) -> None:
+        self.name = str(make_url(url).database) + "_role"
+        administer(
+            url, f"CREATE ROLE {self.name} LOGIN", *(each.format(role=self.name) for each in statements)
+        )
+        self.url = make_url(url).set(username=self.name).render_as_string(hide_password=False)
+
+
+def test_a_role_that_may_make_no_schema_is_told_what_to_ask_for(url: str) -> None:
+    role = Role(url)
+    with pytest.raises(StartRefusedError, match="CREATE SCHEMA agentpay AUTHORIZATION"):
+        server(role.url).start()
+    assert schemas_with_tables(url) == set()
+
+
+def test_a_role_that_owns_the_schema_needs_no_right_on_the_database(url: str) -> None:
+    role = Role(url, "CREATE SCHEMA agentpay AUTHORIZATION {role}")
+    with server(role.url) as running:
+        assert paid(running) == 4
+
+
+@pytest.mark.parametrize(
+    "granted", ["", "GRANT USAGE ON SCHEMA agentpay TO {role}"], ids=["unusable", "read"]
+)
+def test_a_role_that_may_not_work_in_the_schema_is_told_so(url: str, granted: str) -> None:
+    role = Role(url, "CREATE SCHEMA agentpay", *([granted] if granted else []))
+    with pytest.raises(SchemaRefusedError, match="schema 'agentpay'"):
+        server(role.url).start()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Agentpay", "1st", "pg_mine", "information_schema", 'a"; --', "ä", "x" * 64]
+)
+def test_a_name_that_cannot_be_one_is_refused_before_anything_is_asked(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the database schema"):
+        AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x", database_schema=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--database-url", "postgresql://x/y", "--database-schema", "A"), "cannot be the database schema"),
+        (("--database-schema", "mine"), "give --database-url as well"),
+    ],
+)
+def test_the_option_is_checked_before_a_server_starts(arguments: tuple[str, ...], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentpay_server", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,193 @@
+"""No module needs a package of an extra that it does not belong to: each documented install runs by itself.
+
+The environment of the tests has every extra, and would never see it. `nox -s package` tries the installs
+themselves; what is here says at once which import is wrong.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("agentpay", "agentpay_server")
+
+EXTRAS: dict[str, frozenset[str]] = {
+    "agentpay": frozenset(),
+    "agentpay.integrations.django": frozenset({"django"}),
+    "agentpay.integrations.flask": frozenset({"flask"}),
+    "agentpay.integrations.starlette": frozenset({"starlette"}),
+    "agentpay_server": frozenset({"server"}),
+    "agentpay_server.__init__": frozenset(),
+    "agentpay_server.__main__": frozenset(),
+    "agentpay_server._loading": frozenset(),
+    "agentpay_server.installation": frozenset(),
+    "agentpay_server.pytest_plugin": frozenset({"pytest"}),
+    "agentpay_server.store.postgres": frozenset({"server", "postgres"}),
+    "agentpay_server.store.postgres_connections": frozenset({"server", "postgres"}),
+}
+"""What a module may need beside the client's dependencies; the nearest entry above a module decides."""
+
+FRAMEWORKS = {
+    "django": {"django"},
+    "flask": {"flask", "werkzeug"},
+    "starlette": {"starlette"},
+    "pytest": {"pytest"},
+}
+"""What users bring themselves, where an extra of ours would only repeat it."""
+
+
+@frozen
+class Import:
+    """An import in a module.
+
+    Attributes:
+        name: what is imported, with all its dots.
+        is_lazy: whether it runs when a function is called, rather than when the module is loaded.
+    """
+
+    name: str
+    is_lazy: bool
+
+
+def imports(source: str) -> Iterator[Import]:
+    """Return what a module imports while it runs: nothing that only type checkers see."""
+    yield from _below(ast.parse(source), is_lazy=False)
+
+
+def _below(node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, is_lazy) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (Import(f"{node.module}.{alias.name}", is_lazy) for alias in node.names)
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        children = list(node.orelse)
+    is_lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in children:
+        yield from _below(child, is_lazy=is_lazy)
+
+
+@cache
+def installed() -> dict[str, frozenset[str]]:
+    """The distributions that bring a name to import, by that name."""
+    return {
+        name: frozenset(found.lower().replace("_", "-") for found in distributions)
+        for name, distributions in packages_distributions().items()
+    }
+
+
+@cache
+def distributions() -> dict[str, frozenset[str]]:
+    """The distributions of the client, under "", and of each extra, as pyproject.toml declares them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {
+        extra: frozenset(re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements)
+        for extra, requirements in declared.items()
+    } | {framework: frozenset(names) for framework, names in FRAMEWORKS.items()}
+
+
+def extras_of(module: str) -> frozenset[str]:
+    parts = module.split(".")
+    above = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next(EXTRAS[name] for name in above if name in EXTRAS)
+
+
+def module_of(name: str) -> str:
+    """The module of ours that an imported name belongs to; packages by their `__init__`."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:end])
+        if path.is_dir():
+            package = ".".join(parts[:end])
+            return f"{package}.__init__" if f"{package}.__init__" in EXTRAS else package
+        if path.with_suffix(".py").is_file():
+            return ".".join(parts[:end])
+    raise AssertionError(f"there is no {name}")
+
+
+def faults(module: str, source: str) -> list[str]:
+    """Say what a module imports that it must not."""
+    allowed = distributions()[""].union(*(distributions()[extra] for extra in extras_of(module)))
+    found = []
+    for one in imports(source):
+        top = one.name.partition(".")[0]
+        if top in OURS:
+            lacking = extras_of(module_of(one.name)) - extras_of(module)
+            # The server as a whole is behind the loader, which says what to install.
+            if lacking and not one.is_lazy:
+                found.append(f"{one.name} needs {', '.join(sorted(lacking))}: import it where it is used")
+        elif top not in sys.stdlib_module_names and not installed().get(top, frozenset({top})) & allowed:
+            found.append(f"{one.name} is of no dependency of this module")
+    return found
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(path for name in OURS for path in (ROOT / name).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name if name in EXTRAS else name.removesuffix(".__init__")] = path
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> None:
+    assert faults(module, modules()[module].read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("agentpay_server.store.migrations", "import asyncpg"),
+        ("agentpay_server.store.migrations", "from agentpay_server.store.postgres import PostgresDatabase"),
+        ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),
+        ("agentpay_server.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
+        ("agentpay_server.storage", "import uvloop"),
+        ("agentpay_server.http.app", "import anyio.to_thread"),
+        ("agentpay_server.cli.serve", "class Serve:\n    import flask"),
+        ("agentpay_server.__main__", "import click"),
+        ("agentpay_server.__main__", "from agentpay_server.cli import main"),
+        ("agentpay_server.pytest_plugin", "from agentpay_server.embedded.server import AgentPayServer"),
+        ("agentpay._http", "import starlette"),
+        ("agentpay._http", "from agentpay_server.settings import Settings"),
+        ("agentpay.integrations.flask", "import starlette"),
+        ("agentpay.integrations.router", "from agentpay.integrations.flask import receiver"),
+        ("agentpay.integrations.router", "if TYPE_CHECKING:\n    pass\nelse:\n    import flask"),
+    ],
+)
+def test_what_must_not_be_imported_would_be_seen(module: str, source: str) -> None:
+    assert faults(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "agentpay_server.storage",
+            "def f():\n    from agentpay_server.store.postgres import PostgresDatabase",
+        ),
+        ("agentpay_server.storage", "if TYPE_CHECKING:\n    import asyncpg"),
+        ("agentpay_server.store.postgres", "import asyncpg, sqlalchemy"),
+        (
+            "agentpay_server.pytest_plugin",
+            "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",
+        ),
+        ("agentpay_server.http.app", "import ulid, attrs, httpx2"),
+        ("agentpay.integrations.flask", "import werkzeug"),
+    ],
+)
+def test_what_may_be_imported_is_not_held_against_it(module: str, source: str) -> None:
+    assert faults(module, source) == []
+
+
+def test_every_entry_is_of_a_module_that_there_is() -> None:
+    assert EXTRAS.keys() <= {*modules(), *OURS}
+    assert {extra for extras in EXTRAS.values() for extra in extras} <= distributions().keys()

@@ -1,0 +1,300 @@
+"""Ciphertexts open where they were stored and nowhere else; those of earlier versions are sealed anew."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from attrs import frozen
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from server_world import START
+from sqlalchemy import select, update
+
+from agentpay_server import AgentPayServer
+from agentpay_server.contract.webhooks import Delivery
+from agentpay_server.randomness import randomness
+from agentpay_server.services.identity import WrongKeyError, custody_seed
+from agentpay_server.services.vault import Place as PlaceOfSecret
+from agentpay_server.services.vault import Vault, VaultError
+from agentpay_server.settings import Settings
+from agentpay_server.storage import open_storage
+from agentpay_server.store import tables
+from agentpay_server.store import webhooks as webhook_store
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.postgres import PostgresDatabase
+
+SETTINGS = Settings(encryption_key=stores.KEY)
+SEED = "custody_seed"
+
+
+@frozen
+class Place:
+    """Where servers of a test keep their data, one after the other."""
+
+    where: dict[str, Any]
+
+    def server(self, **options: Any) -> AgentPayServer:
+        return AgentPayServer(**{"clock": START, "settings": SETTINGS, **self.where, **options})
+
+    def run(self, unit: Any) -> Any:
+        """Run a unit of work on the data, with no server on it."""
+
+        async def work() -> Any:
+            storage = await open_storage(SETTINGS, keeps_chain=False, **self.where)
+            try:
+                return await storage.database.run(unit)
+            finally:
+                await storage.close()
+
+        return asyncio.run(work())
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "file":
+        yield Place({"data_dir": tmp_path / "data"})
+        return
+    url = asyncio.run(stores.fresh_url())
+    yield Place({"database_url": url})
+    stores.run.free.append(url)
+
+
+def old_seal(plaintext: str, row: str) -> bytes:
+    """Return what the first version stored: bound to the row, and to neither table nor column."""
+    nonce = bytes(12)
+    return nonce + AESGCM(stores.KEY).encrypt(nonce, plaintext.encode(), row.encode())
+
+
+def ciphertexts(connection: Connection) -> dict[tuple[str, str, str], bytes]:
+    """Return everything that is sealed, by table, column and row."""
+    found: dict[tuple[str, str, str], bytes] = {}
+    for webhook_id, secret, next_secret in connection.execute(
+        select(tables.webhooks.c.webhook_id, tables.webhooks.c.secret, tables.webhooks.c.next_secret)
+    ):
+        found["webhooks", "secret", webhook_id] = secret
+        if next_secret is not None:
+            found["webhooks", "next_secret", webhook_id] = next_secret
+    (seed,) = connection.execute(
+        select(tables.server_state.c.value).where(tables.server_state.c.name == SEED)
+    ).scalars()
+    return {**found, ("server_state", "value", SEED): seed}
+
+
+def put(connection: Connection, where: tuple[str, str, str], sealed: bytes) -> None:
+    """Store a ciphertext."""
+    table, column, row = where
+    found = tables.metadata.tables[table]
+    name = found.c.name if table == "server_state" else found.c.webhook_id
+    connection.execute(update(found).where(name == row).values({column: sealed}))
+
+
+def opened(found: dict[tuple[str, str, str], bytes]) -> dict[tuple[str, str, str], str]:
+    vault = Vault(stores.KEY)
+    return {
+        (table, column, row): vault.open(sealed, PlaceOfSecret(table=table, column=column, row=row))
+        for (table, column, row), sealed in found.items()
+    }
+
+
+def seal_as_before(place: Place) -> dict[tuple[str, str, str], str]:
+    """Seal everything as the first version did, and return the secrets."""
+    secrets = opened(place.run(ciphertexts))
+
+    def unit(connection: Connection) -> None:
+        for where, plaintext in secrets.items():
+            put(connection, where, old_seal(plaintext, where[2]))
+
+    place.run(unit)
+    return secrets
+
+
+def rotating(server: AgentPayServer) -> str:
+    """Return a webhook amid a rotation, so that both of its columns hold a secret."""
+    webhook = server.client().webhooks.create(url="http://127.0.0.1:9/never", events=["transfer.settled"])
+    assert webhook.webhook_id is not None
+    server.console.rotate_webhook_secret(webhook.webhook_id)
+    return webhook.webhook_id
+
+
+def attempted(server: AgentPayServer) -> Delivery:
+    """Cause an event, and return how its first delivery has gone."""
+    payer, payee = (server.client().accounts.create(name=name).account_id for name in ("a", "b"))
+    server.sandbox.fund(payer, 1)
+    server.client().transfers.create(from_=payer, to=payee, amount=1)
+    server.sandbox.clock.advance(0)
+    return server.console.deliveries().data[0]
+
+
+SWAPS = {
+    "the two columns of a webhook": lambda one, _: [(one, "secret"), (one, "next_secret")],
+    "two webhooks": lambda one, other: [(one, "secret"), (other, "secret")],
+    "two webhooks and their columns": lambda one, other: [(one, "secret"), (other, "next_secret")],
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
+def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
+    with place.server() as server:
+        webhook_ids = rotating(server), rotating(server)
+    (one, first), (other, second) = swap(*webhook_ids)
+
+    def swapped(connection: Connection) -> None:
+        found = ciphertexts(connection)
+        put(connection, ("webhooks", first, one), found["webhooks", second, other])
+        put(connection, ("webhooks", second, other), found["webhooks", first, one])
+
+    place.run(swapped)
+    with place.server() as server:
+        attempted(server)
+        for delivery in server.console.deliveries(webhook_id=one):
+            (attempt,) = delivery.attempts
+            assert "does not open" in (attempt.error or "")
+
+
+def test_a_secret_of_a_webhook_is_no_seed_of_the_server(place: Place) -> None:
+    with place.server() as server:
+        webhook_id = rotating(server)
+
+    def swapped(connection: Connection) -> None:
+        found = ciphertexts(connection)
+        put(connection, ("server_state", "value", SEED), found["webhooks", "secret", webhook_id])
+
+    place.run(swapped)
+    with pytest.raises(WrongKeyError):
+        place.server().start()
+
+
+def test_what_an_earlier_version_has_sealed_is_sealed_anew_at_the_start(place: Place) -> None:
+    with place.server() as server:
+        account = server.client().accounts.create(name="a")
+        rotating(server)
+        deleted = rotating(server)
+        server.console.delete_webhook(deleted)
+    secrets = seal_as_before(place)
+    old = place.run(ciphertexts)
+
+    with place.server() as server:
+        assert server.client().accounts.get(account.account_id).chain_address == account.chain_address
+        (attempt,) = attempted(server).attempts
+        assert "does not open" not in (attempt.error or "")
+
+    new = place.run(ciphertexts)
+    assert opened(new) == secrets
+    assert not set(old.values()) & set(new.values())
+
+
+def test_a_ciphertext_of_an_earlier_version_is_accepted_in_the_migration_alone(place: Place) -> None:
+    with place.server() as server:
+        webhook_id = rotating(server)
+    secrets = opened(place.run(ciphertexts))
+    where = ("webhooks", "secret", webhook_id)
+    place.run(lambda connection: put(connection, where, old_seal(secrets[where], webhook_id)))
+
+    with place.server() as server:
+        (attempt,) = attempted(server).attempts
+        assert "does not open" in (attempt.error or "")
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_migration_that_is_cut_off_is_done_at_the_next_start(
+    place: Place, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    with place.server() as server:
+        rotating(server), rotating(server)
+    secrets = seal_as_before(place)
+    before = place.run(ciphertexts)
+    reseal, left = webhook_store.reseal, [None] * writes
+
+    def cut_off(*args: Any, **values: Any) -> None:
+        if not left:
+            raise RuntimeError("the process ends here")
+        left.pop()
+        reseal(*args, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(webhook_store, "reseal", cut_off)
+        if writes == 2:
+            # After the last write, before the commit.
+            patch.setattr("agentpay_server.services.resealing.log", cut_off)
+        with pytest.raises(RuntimeError, match="the process ends here"):
+            place.server().start()
+    assert place.run(ciphertexts) == before
+
+    with place.server() as server:
+        assert "does not open" not in str(attempted(server).attempts)
+    assert opened(place.run(ciphertexts)) == secrets
+
+
+def test_a_damaged_secret_of_an_earlier_version_stops_no_start(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.server() as server:
+        damaged, whole = rotating(server), rotating(server)
+    seal_as_before(place)
+    place.run(lambda connection: put(connection, ("webhooks", "secret", damaged), b"damaged" * 9))
+
+    with place.server() as server:
+        attempted(server)
+        by_webhook = {each.webhook_id: str(each.attempts) for each in server.console.deliveries()}
+    assert "does not open" in by_webhook[damaged]
+    assert "does not open" not in by_webhook[whole]
+    assert f"secret.damaged webhook_id={damaged} column=secret" in caplog.messages
+    assert sum(message.startswith("secret.damaged") for message in caplog.messages) == 1
+
+
+def test_a_start_with_another_key_seals_nothing_anew(place: Place) -> None:
+    with place.server() as server:
+        rotating(server)
+    seal_as_before(place)
+    before = place.run(ciphertexts)
+
+    with pytest.raises(WrongKeyError):
+        place.server(settings=Settings(encryption_key=bytes(32))).start()
+    assert place.run(ciphertexts) == before
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_damaged: bool) -> None:
+    with place.server() as server:
+        webhook_id = rotating(server)
+        server.sandbox.clock.advance(hours=24)
+    where = ("webhooks", "next_secret", webhook_id)
+    in_use = opened(place.run(ciphertexts))[where]
+    if is_damaged:
+        place.run(lambda connection: put(connection, where, b"damaged" * 9))
+
+    with place.server() as server:
+        newest = server.console.rotate_webhook_secret(webhook_id)
+
+    found = opened(place.run(ciphertexts))
+    # What does not open signs nothing, so that the new secret takes over at once.
+    assert found["webhooks", "secret", webhook_id] == (newest if is_damaged else in_use)
+    assert found.get(where) == (None if is_damaged else newest)
+
+
+def test_an_old_seal_is_none_for_its_place() -> None:
+    with pytest.raises(VaultError):
+        opened({("webhooks", "secret", "wh_1"): old_seal("secret", "wh_1")})
+
+
+def test_servers_that_start_at_once_seal_everything_anew_once() -> None:
+    url = asyncio.run(stores.fresh_url())
+    place = Place({"database_url": url})
+    with place.server() as server:
+        rotating(server)
+    secrets = seal_as_before(place)
+
+    async def start_at_once() -> set[bytes]:
+        databases = [PostgresDatabase(url) for _ in range(4)]
+        try:
+            starts = (custody_seed(each, Vault(stores.KEY), randomness(None)) for each in databases)
+            return set(await asyncio.gather(*starts))
+        finally:
+            await asyncio.gather(*(database.close() for database in databases))
+
+    (seed,) = asyncio.run(start_at_once())
+    assert seed.hex() == secrets["server_state", "value", SEED]
+    assert opened(place.run(ciphertexts)) == secrets
+    stores.run.free.append(url)

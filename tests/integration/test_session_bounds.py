@@ -1,0 +1,190 @@
+"""What bounds the SOL that sessions hold: how many an account may have, how small, and for how long (D52)."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import money
+import pytest
+import validators
+from server_world import START, raw_client
+from session_desk import Desk, refused
+
+from agentpay.errors import ConflictError, InvalidRequestError
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.store import tables
+
+
+def desk_of(server: AgentPayServer) -> Iterator[Desk]:
+    client = server.client()
+    payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+    server.sandbox.fund(payer.account_id, 100)
+    with raw_client(server) as http:
+        yield Desk(server, http, payer, payee)
+
+
+@pytest.fixture
+def crowded() -> Iterator[Desk]:
+    """A desk whose accounts may have three sessions, all of which the payer has."""
+    with AgentPayServer(clock=START, settings=Settings(max_open_sessions=3)) as server:
+        for desk in desk_of(server):
+            for number in range(3):
+                desk.open(idempotency_key=f"open {number}", cap_usdc="1")
+            yield desk
+
+
+def too_many(desk: Desk, **changed: Any) -> str:
+    """Assert that no further session is opened; return the message."""
+    before = money.rows(desk.server, tables.sessions)
+    answer = desk.ask(**{"idempotency_key": "one more", **changed})
+    body = answer.json()
+    assert (answer.status_code, set(body)) == (409, {"error", "message", "request_id"}), body
+    assert body["error"] == "too_many_sessions"
+    assert money.rows(desk.server, tables.sessions) == before
+    return str(body["message"])
+
+
+def test_an_account_may_have_100_sessions_unless_told_otherwise(desk: Desk) -> None:
+    for number in range(100):
+        desk.open(idempotency_key=f"open {number}", cap_usdc="0.01")
+    assert "may have 100" in too_many(desk)
+    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["session_reserved"]) == (0, 1_000_000)
+
+
+def test_a_session_that_is_settled_makes_room_for_another_under_the_refused_key(crowded: Desk) -> None:
+    too_many(crowded)
+    crowded.close(crowded.open(idempotency_key="open 1", cap_usdc="1"))
+    crowded.open(idempotency_key="one more")
+    too_many(crowded, idempotency_key="yet another")
+
+
+def test_a_session_that_cannot_be_settled_still_counts(crowded: Desk) -> None:
+    session_id = crowded.open(idempotency_key="open 1", cap_usdc="1")
+    crowded.charge(session_id, "1")
+    money.freeze(crowded.server, crowded.payee.usdc_token_account)
+    refused(crowded.close(session_id), "transfer_failed", "closing", session_id)
+    too_many(crowded, to=crowded.server.sandbox.create_token_account().usdc_token_account)
+
+
+def test_the_bound_is_each_accounts_own(crowded: Desk) -> None:
+    too_many(crowded)
+    other = crowded.server.client().accounts.create(name="Other").account_id
+    crowded.server.sandbox.fund(other, 1)
+    crowded.open(account_id=other, idempotency_key="other", cap_usdc="1")
+
+
+def test_a_key_that_has_opened_is_answered_and_the_policy_is_asked_first(crowded: Desk) -> None:
+    assert crowded.ask(idempotency_key="open 0", cap_usdc="1").json()["status"] == "open"
+    money.put_policy(crowded.http, crowded.payer, max_daily_spend=3)
+    over = crowded.ask(idempotency_key="one more")
+    refused(over, "policy_violation", "rejected", None)
+    money.put_policy(crowded.http, crowded.payer, paused=True)
+    refused(crowded.ask(idempotency_key="one more"), "account_paused", "rejected", None)
+
+
+def test_the_client_says_so_with_a_conflict(crowded: Desk) -> None:
+    sessions = crowded.server.agent_sessions(crowded.payer.account_id)
+    with pytest.raises(ConflictError, match="close one") as refusal:
+        sessions.open(account_id=crowded.payer.account_id, to=crowded.payee.account_id, cap_usdc=1)
+    assert refusal.value.code == "too_many_sessions"
+
+
+# --- The smallest cap
+
+
+@pytest.mark.parametrize("cap", ["0.009999", "0.000001"])
+def test_a_cap_below_the_smallest_is_invalid_and_stores_nothing(desk: Desk, cap: str) -> None:
+    answer = desk.ask(cap_usdc=cap)
+    assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
+    assert answer.json()["details"] == [{"field": "cap_usdc", "message": "must be at least 0.01"}]
+    assert money.rows(desk.server, tables.sessions) == []
+    # The key is free.
+    desk.open(cap_usdc="0.01")
+
+
+def test_the_smallest_cap_is_a_setting() -> None:
+    with AgentPayServer(clock=START, settings=Settings(min_session_cap_usdc="2.5")) as server:
+        for desk in desk_of(server):
+            with pytest.raises(InvalidRequestError, match=r"cap_usdc must be at least 2\.5"):
+                server.sessions.open(
+                    account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc="2.499999"
+                )
+            desk.open(cap_usdc="2.5")
+
+
+def test_a_session_that_was_opened_under_a_lower_bound_is_still_found_by_its_key(tmp_path: Path) -> None:
+    validators.embedded_only("its chain is in the directory")
+    settings = Settings(min_session_cap_usdc="0.000001")
+    with AgentPayServer(clock=START, data_dir=tmp_path, settings=settings) as server:
+        for desk in desk_of(server):
+            terms = desk.terms(cap_usdc="0.001")
+            session_id = desk.open(cap_usdc="0.001")
+    with AgentPayServer(clock=START, data_dir=tmp_path) as server, raw_client(server) as http:
+        again = http.post("/sessions", json=terms)
+        assert (again.status_code, again.json()["session_id"]) == (201, session_id)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_open_sessions": 0}, {"min_session_cap_usdc": 0}, {"treasury_low_sol": "-1"}]
+)
+def test_a_bound_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Settings(**settings)
+
+
+def test_an_amount_of_sol_is_exact() -> None:
+    assert Settings(treasury_low_sol="0.5").treasury_low_sol == Decimal("0.5")
+    with pytest.raises(TypeError, match="float"):
+        Settings(treasury_low_sol=0.5)  # type: ignore[arg-type]
+    for text in ("much", "NaN", "Infinity"):
+        with pytest.raises(ValueError, match="SOL"):
+            Settings(treasury_low_sol=text)
+
+
+# --- For how long
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let the chain within a server pass for a public cluster; undone, it is a test chain again."""
+    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+    return monkeypatch
+
+
+def closes_at(desk: Desk) -> datetime | None:
+    """Return when the only session closes by itself."""
+    (row,) = money.rows(desk.server, tables.sessions)
+    return None if row["closes_us"] is None else datetime.fromtimestamp(row["closes_us"] / 1e6, UTC)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hours"),
+    [({}, 24), ({"session_idle_seconds": 3600}, 1), ({"session_idle_seconds": float("inf")}, None)],
+    ids=["default", "set", "without end"],
+)
+def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
+    public: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
+) -> None:
+    validators.embedded_only("its chain passes for a public one")
+    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
+        public.undo()  # The sandbox funds no account of a public cluster.
+        desks = desk_of(server)
+        desk = next(desks)
+        public.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+        session_id = desk.open()
+        public.undo()
+        for charged in (False, True):
+            server.sandbox.clock.advance(minutes=10)
+            if charged:
+                desk.charge(session_id, "1")
+            closes = closes_at(desk)
+            begun = server.sandbox.clock.now() if charged else START
+            assert (closes and (closes - begun).total_seconds()) == (hours and hours * 3600)
+        server.sandbox.clock.advance(hours=24)
+        session = desk.http.get(f"/sessions/{session_id}").json()
+        assert session["closing_reason"] == ("idle" if hours else None)
+        assert session["status"] == ("settled" if hours else "open")
+        desks.close()

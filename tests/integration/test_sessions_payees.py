@@ -1,0 +1,267 @@
+"""Payees whose token account is gone or frozen at the close: who is paid where, what is said (D52, D53)."""
+
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+import money
+import outsiders
+import pytest
+from outsiders import Wallet
+from server_world import START, raw_client
+from session_desk import Desk, refused
+from sqlalchemy import update
+
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.services.context import Context
+from agentpay_server.store import tables
+
+RENT = 2_039_280
+"""Lamports that keep a token account alive."""
+
+NUMBERS = count(1)
+
+
+class Payee:
+    """A wallet outside the service, with an empty token account; on a validator no test sees another's."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._server = desk.server
+        self.wallet = money.on_owner(desk.server, self._opened)
+        self.token_account = self.wallet.token_account
+
+    async def _opened(self, context: Context) -> Wallet:
+        wallet = Wallet(context.chain, context.signer, next(NUMBERS))
+        assert await outsiders.landed(context.chain, await wallet.open(0))
+        return wallet
+
+    def does(self, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Send a transaction, and wait until it has done what it says."""
+
+        async def done(context: Context) -> None:
+            assert await outsiders.landed(context.chain, await work())
+
+        money.on_owner(self._server, done)
+
+    def closes(self, token_account: str | None = None) -> None:
+        self.does(lambda: self.wallet.close(token_account))
+
+    def comes_back(self) -> None:
+        self.does(lambda: self.wallet.open(1))
+
+    def another(self) -> str:
+        """Make a token account beside the associated one."""
+
+        async def work(context: Context) -> str:
+            address, signature = await self.wallet.open_another("another")
+            assert await outsiders.landed(context.chain, signature)
+            return address
+
+        return money.on_owner(self._server, work)
+
+    def holds(self, token_account: str | None = None) -> int | None:
+        """Return its micro-USDC on chain; None where there is no token account."""
+
+        async def look(context: Context) -> int | None:
+            (found,) = await context.chain.token_accounts([token_account or self.token_account])
+            return None if found is None else found.amount_micro
+
+        return money.on_owner(self._server, look)
+
+
+@pytest.fixture
+def payee(desk: Desk) -> Payee:
+    return Payee(desk)
+
+
+def treasury(desk: Desk) -> int:
+    async def look(context: Context) -> int:
+        found = await context.chain.account_size(context.signer.address(TREASURY))
+        return 0 if found is None else found[0]
+
+    return money.on_owner(desk.server, look)
+
+
+def charged(desk: Desk, to: str, **changed: Any) -> str:
+    """Open a session of 10 and charge 4 of it."""
+    session_id = desk.open(to=to, **changed)
+    assert desk.charge(session_id, "4").status_code == 200
+    return session_id
+
+
+def shown(desk: Desk, session_id: str) -> dict[str, Any]:
+    """Return a session, which a list shows no differently."""
+    session: dict[str, Any] = desk.http.get(f"/sessions/{session_id}").json()
+    listed = desk.http.get("/sessions").json()["data"]
+    assert session in listed
+    return session
+
+
+def assert_settled(desk: Desk, session: dict[str, Any], *, reason: str | None = None) -> None:
+    assert (session["status"], session["closing_reason"]) == ("settled", reason)
+    assert (session["settled_usdc"], session["returned_usdc"]) == ("4.000000", "6.000000")
+    assert desk.held()[0] == 96_000_000
+    assert desk.detail().reserved_usdc == 0
+
+
+# --- The payee's token account is gone
+
+
+def test_a_payee_who_closed_its_token_account_is_given_it_again_and_paid(desk: Desk, payee: Payee) -> None:
+    session_id = charged(desk, payee.token_account)
+    payee.closes()
+    assert payee.holds() is None
+    before = treasury(desk)
+    closed = desk.close(session_id)
+    assert closed.status_code == 200, closed.text
+    assert_settled(desk, closed.json())
+    assert payee.holds() == 4_000_000
+    # The escrow's rent has come back, and is what the new account is kept alive with; two signatures remain.
+    assert treasury(desk) == before - 2 * 5_000
+    assert desk.close(session_id).json() == closed.json() == shown(desk, session_id)
+    assert len(desk.events("session.settled")) == 1
+
+
+def test_a_payee_whose_other_token_account_is_gone_is_paid_at_its_associated_one(
+    desk: Desk, payee: Payee
+) -> None:
+    other = payee.another()
+    session_id = charged(desk, other)
+    payee.closes(other)
+    assert_settled(desk, desk.close(session_id).json())
+    assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
+
+
+def test_a_payee_without_any_token_account_left_is_given_its_associated_one(desk: Desk, payee: Payee) -> None:
+    other = payee.another()
+    session_id = charged(desk, other)
+    payee.closes(other)
+    payee.closes()
+    assert_settled(desk, desk.close(session_id).json())
+    assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
+
+
+def test_a_token_account_that_has_another_owner_by_now_is_not_paid_in_the_payees_place(
+    desk: Desk, payee: Payee
+) -> None:
+    other = payee.another()
+    session_id = charged(desk, other)
+    payee.closes(other)
+    thief = Payee(desk).wallet
+    payee.does(lambda: payee.wallet.hand_over(thief.address))
+    message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    assert "cannot be given another" in message
+    assert shown(desk, session_id)["closing_reason"] == "payee_missing"
+    assert payee.holds() == 0
+    assert desk.detail().reserved_usdc == 10
+
+
+def test_a_payee_who_is_owed_nothing_is_given_nothing(desk: Desk, payee: Payee) -> None:
+    session_id = desk.open(to=payee.token_account)
+    payee.closes()
+    assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
+    assert payee.holds() is None
+
+
+def test_a_frozen_token_account_in_the_place_of_the_one_that_is_gone_waits(desk: Desk, payee: Payee) -> None:
+    other = payee.another()
+    session_id = charged(desk, other)
+    payee.closes(other)
+    money.freeze(desk.server, payee.token_account)
+    assert payee.token_account in refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
+    money.thaw(desk.server, payee.token_account)
+    assert_settled(desk, desk.close(session_id).json())
+
+
+def test_a_payee_of_an_older_session_whose_owner_was_not_stored_waits_for_its_token_account(
+    desk: Desk, payee: Payee
+) -> None:
+    session_id = charged(desk, payee.token_account)
+    forget = update(tables.sessions).values(recipient_owner=None)
+    money.on_owner(desk.server, lambda context: context.database.run(lambda c: c.execute(forget) and None))
+    payee.closes()
+    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    assert shown(desk, session_id)["closing_reason"] == "payee_missing"
+    payee.comes_back()
+    assert_settled(desk, desk.close(session_id).json())
+
+
+def test_that_the_treasury_has_paid_for_a_token_account_is_logged(
+    desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
+) -> None:
+    session_id = charged(desk, payee.token_account)
+    payee.closes()
+    with caplog.at_level("INFO", logger="agentpay_server"):
+        desk.close(session_id)
+    (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
+    assert f"session_id={session_id}" in told
+    assert f"usdc_token_account={payee.token_account}" in told
+
+
+# --- Somebody's token account is frozen
+
+
+def test_a_session_says_for_what_its_settlement_waits_until_it_is_settled(desk: Desk) -> None:
+    outside = desk.server.sandbox.create_token_account().usdc_token_account
+    session_id = charged(desk, outside)
+    assert shown(desk, session_id)["closing_reason"] is None
+    money.freeze(desk.server, outside)
+    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    stuck = shown(desk, session_id)
+    assert (stuck["status"], stuck["closing_reason"]) == ("closing", "payee_frozen")
+    # Another try of the server's own changes nothing about it.
+    desk.server.sandbox.clock.advance(minutes=1)
+    assert shown(desk, session_id) == stuck
+    assert desk.server.sessions.get(session_id).closing_reason == "payee_frozen"
+    money.thaw(desk.server, outside)
+    assert_settled(desk, desk.close(session_id).json())
+
+
+@pytest.mark.parametrize(("whose", "reason"), [("escrow", "escrow_frozen"), ("account", "account_frozen")])
+def test_it_says_whose_token_account_is_frozen(desk: Desk, whose: str, reason: str) -> None:
+    session_id = charged(desk, desk.payee.account_id)
+    escrow = shown(desk, session_id)["escrow_token_account"]
+    frozen = escrow if whose == "escrow" else desk.payer.usdc_token_account
+    money.freeze(desk.server, frozen)
+    refused(desk.close(session_id), "transfer_failed", "closing", session_id)
+    assert shown(desk, session_id)["closing_reason"] == reason
+    money.thaw(desk.server, frozen)
+    assert_settled(desk, desk.close(session_id).json())
+
+
+# --- Nobody closed it
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"session_idle_seconds": 60}, "idle"),
+        ({"session_lifetime_seconds": 60}, "lifetime"),
+        ({"session_idle_seconds": 50, "session_lifetime_seconds": 60}, "idle"),
+        ({"session_idle_seconds": 60, "session_lifetime_seconds": 60}, "lifetime"),
+    ],
+    ids=["idle", "lifetime", "idle before lifetime", "both at once"],
+)
+def test_a_session_that_closed_by_itself_says_why_and_one_that_is_stuck_says_that_first(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
+        client = server.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        server.sandbox.fund(payer.account_id, 100)
+        with raw_client(server) as http:
+            desk = Desk(server, http, payer, payee)
+            session_id = charged(desk, payee.account_id)
+            asked = charged(desk, payee.account_id, idempotency_key="asked")
+            assert desk.close(asked).json()["closing_reason"] is None
+            money.freeze(server, payee.usdc_token_account)
+            server.sandbox.clock.advance(seconds=60)
+            assert shown(desk, session_id)["closing_reason"] == "payee_frozen"
+            money.thaw(server, payee.usdc_token_account)
+            server.sandbox.clock.advance(minutes=1)
+            session = shown(desk, session_id)
+            assert (session["status"], session["closing_reason"]) == ("settled", reason)
+            # To close it again asks for nothing that was not done.
+            assert desk.close(session_id).json() == session

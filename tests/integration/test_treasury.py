@@ -1,0 +1,155 @@
+"""The treasury's SOL: counted, warned of, and named by `/readyz` when it pays for nothing more (D52)."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import money
+import pytest
+import validators
+from prometheus_client.parser import text_string_to_metric_families
+from server_world import START, raw_client
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.base import Blockhash, ComputeBudget
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM
+from agentpay_server.services.context import Context
+from agentpay_server.services.treasury import transfer_fee
+
+RENT_EXEMPT = 890_880
+"""Lamports that keep an account without data alive."""
+
+FEE = 2 * 5_000
+"""Lamports that a transfer costs."""
+
+
+class Watched:
+    """A server whose treasury holds what a test says."""
+
+    def __init__(self, server: AgentPayServer, http: httpx.Client) -> None:
+        self.server, self.http = server, http
+
+    def holds(self, lamports: int) -> None:
+        address = money.on_owner(self.server, self._address)
+        account = Account(lamports, b"", SYSTEM_PROGRAM)
+        money.with_svm(self.server, lambda svm: svm.set_account(Pubkey.from_string(address), account))
+
+    @staticmethod
+    async def _address(context: Context) -> str:
+        return context.signer.address(TREASURY)
+
+    def not_ready(self) -> list[str]:
+        answer = self.http.get("/readyz")
+        return [] if answer.status_code == 200 else list(answer.json()["not_ready"])
+
+    def sol(self) -> float | None:
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            if family.name == "agentpay_treasury_sol":
+                return float(family.samples[0].value)
+        return None
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    validators.embedded_only("what its treasury holds is set in the virtual machine")
+    settings = Settings(treasury_low_sol="0.5")
+    with AgentPayServer(clock=START, settings=settings) as server, raw_client(server, "") as http:
+        yield Watched(server, http)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if line.startswith("treasury.low")]
+
+
+def test_the_metric_is_what_the_treasury_holds(watched: Watched) -> None:
+    watched.holds(1_234_567_890)
+    assert watched.sol() == 1.23456789
+    watched.holds(0)
+    assert watched.sol() == 0
+
+
+@pytest.mark.parametrize(
+    ("lamports", "not_ready"),
+    [(0, ["treasury"]), (RENT_EXEMPT + FEE - 1, ["treasury"]), (RENT_EXEMPT + FEE, [])],
+)
+def test_a_treasury_that_cannot_pay_for_a_transaction_is_not_ready(
+    watched: Watched, lamports: int, not_ready: list[str]
+) -> None:
+    watched.holds(lamports)
+    assert watched.not_ready() == not_ready
+
+
+def test_the_bound_of_readiness_is_what_the_chain_takes_for_a_transfer() -> None:
+    validators.embedded_only("what its treasury holds is set in the virtual machine")
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+        watched, client = Watched(server, http), server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 10)
+        watched.holds(RENT_EXEMPT + FEE)
+        assert watched.not_ready() == []
+        assert client.transfers.create(from_=payer, to=payee, amount=1).status == "settled"
+        assert watched.not_ready() == ["treasury"]
+
+
+def test_a_priority_fee_counts() -> None:
+    blockhash = Blockhash(value="hash", last_valid_block_height=1)
+    assert transfer_fee(blockhash) == FEE
+    budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1_001)
+    dearer = Blockhash(value="hash", last_valid_block_height=1, compute_budget=budget)
+    assert transfer_fee(dearer) == FEE + 61
+
+
+def test_a_treasury_that_falls_below_the_threshold_is_logged_once_each_time(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="agentpay_server")
+    for lamports, told_before in [
+        (500_000_000, 0),
+        (499_999_999, 1),
+        (400_000_000, 1),
+        (500_000_000, 1),
+        (100_000_000, 2),
+    ]:
+        watched.holds(lamports)
+        watched.sol()
+        assert len(told(caplog)) == told_before
+    assert "sol=0.499999999 threshold_sol=0.5" in told(caplog)[0]
+    assert {record.levelname for record in caplog.records if str(record.msg).startswith("treasury")} == {
+        "WARNING"
+    }
+
+
+def test_a_fault_that_the_sandbox_counts_is_not_used_up_by_looks_at_the_treasury(watched: Watched) -> None:
+    watched.server.sandbox.clock.advance(0)
+    with watched.server.sandbox.fault("chain_down", times=1):
+        watched.server.sandbox.clock.advance(minutes=10)
+        assert watched.sol() is not None
+        with raw_client(watched.server) as http:
+            assert [fault["times"] for fault in http.get("/sandbox/faults").json()["data"]] == [1]
+
+
+def test_a_server_warns_by_itself_when_it_starts_with_too_little() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--treasury-low", "2000000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "AGENTPAY_SERVER_OPERATOR_KEY": ""},
+    ) as process:
+        assert process.stderr is not None
+        try:
+            events: list[dict[str, Any]] = []
+            while not events or events[-1]["event"] != "treasury.low":
+                events.append(json.loads(process.stderr.readline()))
+        finally:
+            process.kill()
+    assert events[-1]["level"] == "warning"
+    assert (events[-1]["sol"], events[-1]["threshold_sol"]) == ("1000000000", "2000000000")

@@ -1,0 +1,314 @@
+"""Whose requests an idempotency key reaches: operators and agents in every order, and at once (D50).
+
+What a server answers to requests at once must be what it would answer if they came one after the other, in
+some order. A model of the rule plays every order.
+"""
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import stores
+import worlds
+from attrs import define, field, frozen
+from test_two_servers import started
+from worlds import Answer, Party, World
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.store import tables
+
+DAY_SECONDS = 24 * 3600
+STORES = ["memory", "file", "postgres"]
+OUTCOMES = {"1": "settled", "400": "insufficient_balance", "900": "policy_violation"}
+"""What becomes of an amount from an account that holds 300 and may pay 500 at once."""
+
+pytestmark = pytest.mark.anyio
+
+
+@frozen
+class Ask:
+    """A request under the one key: who sends it (None is the operator), from which account, how much."""
+
+    agent: int | None
+    source: int
+    amount: str
+
+
+@define
+class Kept:
+    """What the model has stored under the key of one account."""
+
+    ask: Ask
+    outcome: str
+    label: int
+    ended_at: float
+
+
+@define
+class Model:
+    """What D29 and D50 say of requests under one key that come one after the other."""
+
+    now: float = 0.0
+    kept: dict[int, Kept] = field(factory=dict)
+    labels: int = 0
+    paid: Counter[int] = field(factory=Counter)
+
+    def ask(self, ask: Ask) -> tuple[str, int | None]:
+        """Return what the answer says, and which attempt it names."""
+        own = self.in_force().get(ask.source)
+        if own is None:
+            if ask.agent is None and self.in_force():
+                return "idempotency_conflict", None
+        elif own.ask.amount != ask.amount:
+            return "idempotency_conflict", None
+        elif own.outcome != "insufficient_balance":
+            return own.outcome, own.label
+        self.labels += 1
+        outcome = OUTCOMES[ask.amount]
+        self.kept[ask.source] = Kept(ask, outcome, self.labels, self.now)
+        self.paid[ask.source] += outcome == "settled"
+        return outcome, self.labels
+
+    def in_force(self) -> dict[int, Kept]:
+        return {source: kept for source, kept in self.kept.items() if self.now < kept.ended_at + DAY_SECONDS}
+
+
+def told(answer: Answer) -> str:
+    return answer.error or str(answer.body["status"])
+
+
+def agrees(
+    expected: list[tuple[str, int | None]], answers: list[Answer], known: dict[int, str]
+) -> dict[int, str] | None:
+    """Return which attempt of the model is which transfer, if the answers can be those of the model."""
+    known = dict(known)
+    for (outcome, label), answer in zip(expected, answers, strict=True):
+        if told(answer) != outcome:
+            return None
+        if label is not None and known.setdefault(label, str(answer.transfer_id)) != answer.transfer_id:
+            return None
+    return known if len(set(known.values())) == len(known) else None
+
+
+@frozen
+class Scene:
+    """Three accounts of one operator with an agent each, whom they pay, and the servers that are asked."""
+
+    worlds: tuple[World, ...]
+    sources: list[Party]
+    agents: list[dict[str, str]]
+    payee: Party
+    paid: Counter[int] = field(factory=Counter)
+
+    @property
+    def first(self) -> World:
+        return self.worlds[0]
+
+    async def transfer(self, number: int, ask: Ask, key: str) -> Answer:
+        """Send a request to one of the servers."""
+        body = {
+            "from": self.sources[ask.source].account_id,
+            "to": self.payee.account_id,
+            "amount": ask.amount,
+            "idempotency_key": key,
+        }
+        return await self._send(number, ask, "/v1/transfers", body)
+
+    async def open_session(self, number: int, ask: Ask, key: str) -> Answer:
+        """Ask one of the servers to open a session."""
+        body = {
+            "account_id": self.sources[ask.source].account_id,
+            "to": self.payee.account_id,
+            "cap_usdc": ask.amount,
+            "idempotency_key": key,
+        }
+        return await self._send(number, ask, "/sessions", body)
+
+    async def _send(self, number: int, ask: Ask, path: str, body: dict[str, str]) -> Answer:
+        world = self.worlds[number % len(self.worlds)]
+        headers = None if ask.agent is None else self.agents[ask.agent]
+        return await world.request("POST", path, body, headers)
+
+    def check_balances(self) -> None:
+        """Assert that the chain shows what the model has paid."""
+        assert self.first.balance(self.payee) == sum(self.paid.values()) * 1_000_000
+        for number, source in enumerate(self.sources):
+            assert self.first.balance(source) == 300_000_000 - self.paid[number] * 1_000_000
+
+
+async def scene_of(*running: World) -> Scene:
+    first = running[0]
+    sources = [await first.account("300") for _ in range(3)]
+    for source in sources:
+        await first.policy(source, max_single_transfer=500)
+    return Scene(
+        running, sources, [await first.agent_of(source) for source in sources], await first.account()
+    )
+
+
+async def play(
+    scene: Scene, chance: random.Random, key: str, rounds: int, *, most_at_once: int, can_wait: bool
+) -> None:
+    """Send rounds of requests at once under one key, and hold every answer against the model."""
+    model, known = Model(), dict[int, str]()
+    for _ in range(rounds):
+        if can_wait:
+            seconds = chance.choice([0, 0, 0, 60, DAY_SECONDS - 60.001, DAY_SECONDS - 0.001, DAY_SECONDS])
+            await scene.first.advance(seconds)
+            model.now = round(model.now + seconds, 3)
+        asks = [new_ask(chance) for _ in range(chance.randint(1, most_at_once))]
+        answers = await asyncio.gather(*(scene.transfer(n, ask, key) for n, ask in enumerate(asks)))
+        for order in itertools.permutations(range(len(asks))):
+            trial, expected = deepcopy(model), dict[int, tuple[str, int | None]]()
+            for place in order:
+                expected[place] = trial.ask(asks[place])
+            found = agrees([expected[place] for place in range(len(asks))], answers, known)
+            if found is not None:
+                model, known = trial, found
+                break
+        else:
+            raise AssertionError(f"{asks} at once are in no order {[told(answer) for answer in answers]}")
+    scene.paid.update(model.paid)
+    scene.check_balances()
+
+
+def new_ask(chance: random.Random) -> Ask:
+    source = chance.randrange(3)
+    return Ask(chance.choice([None, None, source]), source, chance.choice(["1", "1", *OUTCOMES]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("store", STORES)
+async def test_requests_one_after_the_other_are_answered_as_the_model_says(store: str, seed: int) -> None:
+    async with worlds.world(store=store) as world:
+        await play(await scene_of(world), random.Random(seed), "key", 60, most_at_once=1, can_wait=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("store", STORES)
+async def test_requests_at_once_are_answered_as_if_they_came_in_some_order(store: str, seed: int) -> None:
+    async with worlds.world(store=store, interrupted=seed) as world:
+        await play(await scene_of(world), random.Random(seed), "key", 40, most_at_once=4, can_wait=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("store", STORES)
+async def test_openings_at_once_fund_one_escrow_for_each_account_that_the_key_reaches(
+    store: str, seed: int
+) -> None:
+    async with worlds.world(store=store, interrupted=seed) as world:
+        await open_at_once(await scene_of(world), "key", 12)
+
+
+async def open_at_once(scene: Scene, key: str, count: int) -> None:
+    """Have the operator ask for two accounts, and the agents of both and of a third, all at once."""
+    asks = [Ask(None, 0, "10"), Ask(None, 1, "10"), *(Ask(number, number, "10") for number in range(3))]
+    sent = [asks[number % len(asks)] for number in range(count * len(asks))]
+    answers = await asyncio.gather(*(scene.open_session(n, ask, key) for n, ask in enumerate(sent)))
+    outcomes: dict[Ask, set[tuple[int, str]]] = {ask: set() for ask in asks}
+    for ask, answer in zip(sent, answers, strict=True):
+        outcomes[ask].add((answer.status, answer.error or str(answer.body["session_id"])))
+    opened = [outcomes[Ask(number, number, "10")] for number in range(3)]
+    # Whatever the operator asks for, every agent has one session, and the operator finds it or a conflict.
+    assert [[status for status, _ in each] for each in opened] == [[201]] * 3
+    for number in range(2):
+        assert outcomes[Ask(None, number, "10")] <= {*opened[number], (409, "idempotency_conflict")}
+    for source in scene.sources:
+        rows = await scene.first.rows(tables.sessions, account_id=source.account_id, held_key=key)
+        assert len(rows) == 1
+        assert scene.first.attempts(rows[0]["session_id"]) == ["landed"]
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_openings_by_an_operator_for_two_accounts_under_one_key_are_one(store: str) -> None:
+    async with worlds.world(store=store, interrupted=1) as world:
+        scene = await scene_of(world)
+        asks = [Ask(None, number % 2, "10") for number in range(20)]
+        answers = await asyncio.gather(*(scene.open_session(n, ask, "key") for n, ask in enumerate(asks)))
+        assert Counter(answer.status for answer in answers) == {201: 10, 409: 10}
+        assert len(await world.rows(tables.sessions)) == 1
+
+
+@pytest.mark.parametrize("units", range(1, 9))
+async def test_an_operator_finds_what_its_agent_had_begun_to_pay_when_the_server_was_killed(
+    tmp_path: Path, units: int
+) -> None:
+    first = await worlds.started(data_dir=tmp_path)
+    source, to = await first.account("100"), await first.account()
+    body = {
+        "from": source.account_id,
+        "to": to.account_id,
+        "amount": "1",
+        "idempotency_key": "key",
+    }
+    paying = first.request("POST", "/v1/transfers", body, await first.agent_of(source))
+    await first.cut_off(paying, units)
+    second = await worlds.started(data_dir=tmp_path, after=first)
+    answers = [await second.transfer("key", source, to, "1") for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].body == answers[1].body
+    assert (second.balance(source), second.balance(to)) == (99_000_000, 1_000_000)
+    assert len(await second.rows(tables.transfers)) == 1
+    await second.stop()
+
+
+class TestTwoServers:
+    """Two servers on one PostgreSQL: what the database decides, it decides for both."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        """A loop whose time is real: both wait for PostgreSQL."""
+        return "asyncio"
+
+    @pytest.fixture
+    async def scene(self) -> AsyncIterator[Scene]:
+        url = await stores.fresh_url()
+        first = await started(url, None, None)
+        second = await started(url, first.chain, first.runtime.operator.key)
+        # The second has made a chain of its own from the ledger: the first goes on from there.
+        with suppress(ChainUnavailableError):
+            await first.chain.latest_blockhash()
+        yield await scene_of(first, second)
+        await second.stop()
+        await first.stop()
+        stores.run.free.append(url)
+
+    async def test_requests_at_once_are_answered_as_if_they_came_in_some_order(self, scene: Scene) -> None:
+        for seed in range(20):
+            chance = random.Random(seed)
+            await play(scene, chance, f"key-{seed}", 3, most_at_once=5, can_wait=False)
+
+    async def test_an_operator_and_an_agent_at_once_pay_once(self, scene: Scene) -> None:
+        asks = [Ask(None, 0, "1"), Ask(0, 0, "1")] * 30
+        for key in ("a", "b", "c", "d"):
+            answers = await asyncio.gather(*(scene.transfer(n // 3, ask, key) for n, ask in enumerate(asks)))
+            assert {answer.status for answer in answers} == {200}
+            assert len({answer.transfer_id for answer in answers}) == 1
+            scene.paid[0] += 1
+        scene.check_balances()
+
+    async def test_an_operator_asking_for_two_accounts_at_once_pays_from_one(self, scene: Scene) -> None:
+        asks = [Ask(None, number % 2, "1") for number in range(40)]
+        for key in ("a", "b", "c", "d"):
+            answers = await asyncio.gather(*(scene.transfer(n // 2, ask, key) for n, ask in enumerate(asks)))
+            assert Counter((answer.status, answer.error) for answer in answers) == {
+                (200, None): 20,
+                (409, "idempotency_conflict"): 20,
+            }
+            (source,) = {
+                ask.source for ask, answer in zip(asks, answers, strict=True) if answer.status == 200
+            }
+            scene.paid[source] += 1
+        scene.check_balances()
+
+    async def test_openings_at_once_fund_one_escrow_for_each_account_that_the_key_reaches(
+        self, scene: Scene
+    ) -> None:
+        for key in ("a", "b", "c"):
+            await open_at_once(scene, key, 6)
