@@ -24,13 +24,14 @@ from agentpay_server.services import deliveries as delivery_service
 from agentpay_server.services import deposits as deposit_service
 from agentpay_server.services import outbox as outbox_service
 from agentpay_server.services import settlement as engine
-from agentpay_server.services.sessions import charging, closing
+from agentpay_server.services.sessions import charging, closing, opening
 from agentpay_server.services.sessions import service as session_service
 from agentpay_server.services.transfers import acceptance, approvals, booking, creation, settling
 from agentpay_server.services.transfers import service as transfer_service
 from agentpay_server.store import accounts, deliveries, entries, session_charges, spends
+from agentpay_server.store import sessions as session_store
 from agentpay_server.store import transfers as transfer_store
-from agentpay_server.store.tables import sessions
+from agentpay_server.store.tables import sessions, transfers
 from agentpay_server.workers import schedule
 from agentpay_server.workers.settlement import SettlementWorker
 
@@ -211,13 +212,10 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 
 @planted
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
-    from agentpay_server.services.sessions import opening
-    from agentpay_server.store import sessions as session_store
-
     insert = session_store.insert_session
     patch(session_service, "opening_verdict", lambda *_: Verdict.NEW)
     patch(
-        opening.OpeningUnit if hasattr(opening, "OpeningUnit") else opening.Opening,
+        opening.Opening,
         "_finds_key_as_it_was",
         lambda self, connection: True,
     )
@@ -254,8 +252,6 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
 
 
 def _overwrite(connection, decided) -> None:
-    from agentpay_server.store.tables import transfers
-
     values = {
         name: getattr(decided, name)
         for name in (

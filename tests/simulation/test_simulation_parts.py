@@ -10,7 +10,7 @@ from agentpay_server.simulation.chance import ACTOR, Actor, Chance
 from agentpay_server.simulation.cluster import Cluster, Described, Landed
 from agentpay_server.simulation.faults import Faults
 from agentpay_server.simulation.loop import SimulatedLoop, StuckError
-from agentpay_server.simulation.plan import Plan
+from agentpay_server.simulation.plan import Plan, Skew
 from agentpay_server.simulation.timeline import Timeline
 
 
@@ -178,8 +178,6 @@ def test_a_block_can_be_undone_and_its_transactions_land_again(cluster) -> None:
 
 
 def test_slots_may_be_empty_and_heights_count_blocks() -> None:
-    from agentpay_server.simulation.plan import Skew
-
     plan, chance, loop = Plan(seed=1, skew=Skew(skips_every=5)), Chance(1), new_loop()
     timeline = Timeline(loop.time)
     made = Cluster(

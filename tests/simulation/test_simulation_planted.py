@@ -9,19 +9,18 @@ from agentpay_server.simulation.world import Outcome, simulate
 BUDGET_SECONDS = 60.0
 FIRST_SEED = 1_000
 
-# What every run checks: bugs of several kinds, with a seed that finds each at once.
-SAMPLE = {
-    "a_send_that_is_not_answered_is_a_failure": 1000,
-    "a_daily_limit_forgets_sessions": 1000,
-    "own_payments_are_deposits_too": 1000,
-    "a_body_tells_its_attempt": 1000,
-    "an_unknown_outcome_is_told_as_a_failure": 1000,
-    "a_key_is_logged": 1000,
-}
+# What every run checks: bugs of several kinds that most seeds find.
+SAMPLE = (
+    "a_send_that_is_not_answered_is_a_failure",
+    "an_idempotency_key_is_not_held",
+    "own_payments_are_deposits_too",
+    "a_body_tells_its_attempt",
+    "an_unknown_outcome_is_told_as_a_failure",
+)
 
 
-def found(budget_seconds: float, first_seed: int = FIRST_SEED) -> Outcome | None:
-    seed, spent = first_seed, 0.0
+def found(budget_seconds: float) -> Outcome | None:
+    seed, spent = FIRST_SEED, 0.0
     while spent < budget_seconds:
         outcome = simulate(drawn(seed, minutes=1.5))
         if outcome.violations:
@@ -30,19 +29,19 @@ def found(budget_seconds: float, first_seed: int = FIRST_SEED) -> Outcome | None
     return None
 
 
-@pytest.mark.parametrize(("bug", "seed"), SAMPLE.items())
-def test_a_planted_bug_is_found(bug: str, seed: int, plant) -> None:
+@pytest.mark.parametrize("bug", SAMPLE)
+def test_a_planted_bug_is_found(bug: str, plant) -> None:
     plant(bug)
-    assert found(1.0, seed) is not None
+    assert found(BUDGET_SECONDS) is not None
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("bug", BUGS)
 def test_every_planted_bug_is_found_within_a_minute(bug: str, plant) -> None:
     plant(bug)
     outcome = found(BUDGET_SECONDS)
     assert outcome is not None, f"{bug} was not found"
-    print(f"{bug}: seed {outcome.plan.seed}, {outcome.violations[0]}")
 
 
 def test_there_are_enough_of_them() -> None:
