@@ -1,7 +1,7 @@
 """What a change must pass, and what a developer runs by hand.
 
 lint, unasync, types, tests, stores,
-docs, package                        all that a change must pass; the default
+simulate, docs, package              all that a change must pass; the default
 pythons                              the tests on each Python that is supported and installed
 lowest                               the tests with the lowest versions of what is needed directly
 successor                            the tests with httpx2 wherever httpx is imported
@@ -18,7 +18,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "simulate", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -137,6 +137,16 @@ def stores(session: nox.Session) -> None:
     for store in ("file", "postgres"):
         suite = session.posargs or BEHAVIOUR
         session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--store", store, *suite)
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """Simulate servers under faults for a minute with fresh seeds, or as `agentpay-server simulate` is told.
+
+    `nox -s simulate -- --for 3600` is an hour of it.
+    """
+    install(session)
+    session.run("agentpay-server", "simulate", *(session.posargs or ("--for", "60")))
 
 
 @nox.session

@@ -25,6 +25,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "deliveries": ("deliveries:deliveries", "Events on their way to webhooks."),
     "listen": ("listen:listen", "Print events as they happen, and forward them, signed."),
     "trigger": ("trigger:trigger", "Make an event happen for real, on a test chain."),
+    "simulate": ("simulate:simulate", "Run servers under faults on virtual time, from one seed."),
     "openapi": ("openapi:openapi", "Print the OpenAPI document of /v1."),
 }
 """Where each command lives, and what `--help` says of it: said here so that nothing is loaded for it."""

@@ -27,7 +27,7 @@ class EmbeddedTransport(httpx.BaseTransport):
         """Return the server's answer to a request."""
         body = request.read()
         try:
-            answer = self._owner.call(_exchange(self._app, request, body), timeout=_read_timeout(request))
+            answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
         except TimeoutError:
             raise httpx.ReadTimeout("the server did not answer in time", request=request) from None
         status, headers, content = answer
@@ -46,7 +46,7 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         try:
             async with asyncio.timeout(_read_timeout(request)):
-                answer = await self._owner.call_async(_exchange(self._app, request, body))
+                answer = await self._owner.call_async(exchange(self._app, request, body))
         except TimeoutError:
             raise httpx.ReadTimeout("the server did not answer in time", request=request) from None
         status, headers, content = answer
@@ -58,7 +58,7 @@ def _read_timeout(request: httpx.Request) -> float | None:
     return seconds
 
 
-async def _exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
+async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     """Put one request to an ASGI application and return its whole answer."""
     url = request.url
     scope = {

@@ -1,0 +1,184 @@
+"""`agentpay-server simulate`: whole servers under faults, on virtual time, from one seed."""
+
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from agentpay_server.cli.output import Output, takes_json
+from agentpay_server.cli.values import Seconds
+
+if TYPE_CHECKING:
+    from agentpay_server.simulation.world import Outcome, World
+
+_SEEDS: Final = 10**9
+_SHOWN_LINES: Final = 400
+_TOLD_EVERY_SECONDS: Final = 0.5
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(min=0), help="First seed; random by default, and printed.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    help="Simulated minutes of work and faults in each run.",
+)
+@click.option("--runs", type=click.IntRange(min=1), help="How many seeds to run, one after the other.")
+@click.option(
+    "--for",
+    "seconds",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Run seeds until so much real time has passed.",
+)
+@click.option(
+    "--servers", type=click.IntRange(1, 9), help="Servers on one database; drawn by the seed by default."
+)
+@click.option(
+    "--agents", type=click.IntRange(1, 100), default=8, show_default=True, help="Agents that spend."
+)
+@click.option("--lies/--no-lies", default=False, help="Whether RPC nodes also lie about heights and slots.")
+@click.option(
+    "--shrink-for",
+    type=Seconds(),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to look for a smaller run that fails in the same way.",
+)
+@takes_json
+def simulate(
+    *,
+    seed: int | None,
+    minutes: float,
+    runs: int | None,
+    seconds: float | None,
+    servers: int | None,
+    agents: int,
+    lies: bool,
+    shrink_for: float,
+    is_json: bool,
+) -> None:
+    """Run servers, a cluster, agents and faults on virtual time, and judge what they do.
+
+    Servers and SDK are the real ones; database, cluster and network are simulated. Nothing leaves the
+    process. A seed always gives the same run. The first run that breaks a rule is made smaller and its
+    timeline printed, with exit code 1.
+    """
+    from agentpay_server.simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
+    from agentpay_server.simulation.world import simulate as run  # noqa: PLC0415
+
+    output, show = Output(is_json=is_json), _Progress()
+    seed = secrets.randbelow(_SEEDS) if seed is None else seed
+    many = runs if runs is not None else (1 if seconds is None else None)
+    ends_at = None if seconds is None else time.monotonic() + seconds
+    click.echo(f"first seed: {seed}", err=True)
+    number = 0
+    while (many is None or number < many) and (ends_at is None or time.monotonic() < ends_at):
+        plan = drawn(seed + number, minutes=minutes, servers=servers, agents=agents, lies=lies)
+        outcome = run(plan, watch=show)
+        show.ended(outcome)
+        if outcome.violations:
+            show.close()
+            _report(output, outcome, shrink_for, f"--seed {plan.seed} --minutes {minutes:g}")
+            sys.exit(1)
+        number += 1
+    show.close()
+    if is_json:
+        output.document(
+            {
+                "first_seed": seed,
+                "runs": number,
+                "simulated_seconds": round(show.seconds),
+                "operations": show.calls,
+                "faults": show.faults,
+                "crashes": show.crashes,
+                "violations": 0,
+            }
+        )
+    else:
+        click.echo(f"{number} runs from seed {seed}: {show.line()}")
+
+
+class _Progress:
+    """Counts over all runs, and a line on standard error that tells them."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls, self.faults, self.crashes = 0.0, 0, 0, 0
+        self._ended = (0.0, 0, 0, 0)
+        self._told_at = 0.0
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, world: "World") -> None:
+        """Show how far a world has come."""
+        seconds, calls, faults, crashes = self._ended
+        self.seconds, self.calls = seconds + world.loop.time(), calls + len(world.calls)
+        self.faults, self.crashes = faults + len(world.faults.struck), crashes + world.crashes
+        self._tell()
+
+    def ended(self, outcome: "Outcome") -> None:
+        """Count a run that has ended."""
+        seconds, calls, faults, crashes = self._ended
+        self._ended = (
+            seconds + outcome.seconds,
+            calls + len(outcome.calls),
+            faults + len(outcome.struck),
+            crashes + outcome.crashes,
+        )
+        self.seconds, self.calls, self.faults, self.crashes = self._ended
+
+    def line(self) -> str:
+        """Return all counts."""
+        return (
+            f"{_clock(self.seconds)} simulated, {self.calls} operations, {self.faults} faults, "
+            f"{self.crashes} crashes, violations: 0"
+        )
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self._is_terminal:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self._is_terminal and now - self._told_at >= _TOLD_EVERY_SECONDS:
+            self._told_at = now
+            click.echo(f"\r\x1b[2K{self.line()}", nl=False, err=True)
+
+
+def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -> None:
+    """Print what went wrong, and the timeline of the smallest run in which it does."""
+    from agentpay_server.simulation.shrinking import Shrinker  # noqa: PLC0415
+
+    click.echo(f"VIOLATION {outcome.violations[0]}", err=True)
+    click.echo(f"again: agentpay-server simulate {again} --servers {outcome.plan.servers}", err=True)
+    shrinker = Shrinker(outcome, seconds=shrink_for)
+    small = shrinker.shrink()
+    click.echo(
+        f"smallest of {shrinker.runs} runs: {small.plan.servers} servers, {len(small.calls)} calls, "
+        f"{len(small.struck)} faults",
+        err=True,
+    )
+    lines = small.lines[-_SHOWN_LINES:]
+    violation = small.violations[0] if small.violations else outcome.violations[0]
+    if output.is_json:
+        output.document(
+            {
+                "seed": outcome.plan.seed,
+                "violation": str(violation),
+                "calls": list(small.calls),
+                "faults": list(small.struck),
+                "timeline": list(lines),
+            }
+        )
+    else:
+        click.echo("\n".join([*lines, "", f"VIOLATION {violation}"]))
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,0 +1,300 @@
+"""The work of a world: agents that spend, operators that decide, and a stranger who sends money.
+
+Each call draws from a stream of its own, named by its actor and number, so that leaving one out changes no
+other. Agents use the real SDK with its real retries.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from agentpay._http import AsyncHttp
+from agentpay._settings import Settings as ClientSettings
+from agentpay.contract.accounts import Account
+from agentpay.contract.usdc import from_micro
+from agentpay.errors import AgentPayError, APIError, ConflictError
+from agentpay_server.clients._async.client import AsyncServerClient
+from agentpay_server.simulation.chance import ACTOR, Actor
+from agentpay_server.simulation.network import AgentTransport
+
+if TYPE_CHECKING:
+    from agentpay_server.simulation.world import World
+
+SMALLEST_CAP_MICRO: Final = 10_000
+_RECENT_SESSIONS: Final = 6
+_OPERATORS_PAUSES: Final = 10
+_STRANGERS_PAUSES: Final = 25
+_CHARGE_KEYS: Final = 400
+
+
+class SimulatedClient(AsyncServerClient):
+    """The SDK with the time and the chance of a world."""
+
+    def __init__(self, world: "World", name: str, api_key: str) -> None:
+        self._world, self._name = world, name
+        super().__init__(
+            api_key=api_key, base_url="http://service.invalid", transport=AgentTransport(world, name)
+        )
+
+    def _bind(self, settings: ClientSettings, http: AsyncHttp) -> None:
+        world = self._world
+        http.now = world.wall_seconds
+        http.monotonic = world.loop.time
+        http.random = world.chance.stream("retries of", self._name).random
+        super()._bind(settings, http)
+
+
+class Worker(Actor):
+    """Someone who makes calls, one after the other, until the work is over.
+
+    Args:
+        world: what it is in.
+        name: names it.
+        think_seconds: the average pause between two calls.
+    """
+
+    def __init__(self, world: "World", name: str, think_seconds: float) -> None:
+        super().__init__(name, world.chance)
+        self.world = world
+        self._think_seconds = think_seconds
+
+    async def work(self) -> None:
+        """Make calls until the work is over."""
+        ACTOR.set(self)
+        world, number = self.world, 0
+        while True:
+            chance = world.chance.stream("call of", self.name, number)
+            await asyncio.sleep(chance.expovariate(1 / self._think_seconds))
+            if world.loop.time() >= world.works_until:
+                return
+            name = f"call/{self.name}/{number}"
+            number += 1
+            if self.name in world.plan.without or name in world.plan.without:
+                continue
+            world.calls.append(name)
+            try:
+                await self.act(chance)
+            except AgentPayError as error:
+                self.note("answer", type(error).__name__, getattr(error, "code", "") or "")
+
+    async def act(self, chance: random.Random) -> None:
+        """Make one call."""
+        raise NotImplementedError
+
+    def note(self, kind: str, *what: object) -> None:
+        """Take a note of what it does."""
+        self.world.timeline.note(kind, self.name, *what)
+
+
+class Agent(Worker):
+    """An agent that pays, opens sessions, and asks what became of it."""
+
+    def __init__(self, world: "World", number: int, api_key: str, own: Account | None) -> None:
+        super().__init__(world, f"a{number}", world.plan.skew.think_seconds)
+        self._clients = [SimulatedClient(world, f"{self.name}{twin}", api_key) for twin in ("", "'")]
+        self._own = own
+        self._keys: list[tuple[str, str, str, int]] = []
+        self._sessions: list[str] = []
+
+    async def act(self, chance: random.Random) -> None:
+        """Make one call."""
+        x, sessions = chance.random(), self.world.plan.skew.sessions
+        if x < 0.1:
+            await self._ask_about(chance)
+        elif x < 0.1 + 0.9 * (1 - sessions):
+            await self._pay(chance)
+        elif (y := chance.random()) < 0.25 or not self._sessions:
+            await self._open(chance)
+        elif y < 0.85:
+            await self._charge(chance)
+        else:
+            session_id = chance.choice(self._sessions[-_RECENT_SESSIONS:])
+            self.note("ask", "close", session_id)
+            await self._clients[0].sessions.close(session_id)
+
+    async def _pay(self, chance: random.Random) -> None:
+        skew, world = self.world.plan.skew, self.world
+        if self._keys and chance.random() < skew.repeats:
+            key, source, to, micro = chance.choice(self._keys)
+            if chance.random() < 0.1:
+                micro += 1
+        else:
+            source, to = self._parties(chance)
+            key, micro = (
+                f"{self.name}-{len(self._keys)}",
+                chance.choice((chance.randint(1, 70_000), 60_000, 40_000)),
+            )
+            self._keys.append((key, source, to, micro))
+        await self._twice(
+            chance, lambda client: pay(world, client, self.name, key=key, source=source, to=to, micro=micro)
+        )
+
+    def _parties(self, chance: random.Random) -> tuple[str, str]:
+        accounts, is_hot = self.world.accounts, chance.random() < self.world.plan.skew.hot
+        source = self._own or (accounts[0] if is_hot else chance.choice(accounts))
+        others = [each.account_id for each in accounts if each is not source]
+        return source.account_id, chance.choice(others + self.world.outside)
+
+    async def _open(self, chance: random.Random) -> None:
+        source, to = self._parties(chance)
+        cap_micro = chance.randint(SMALLEST_CAP_MICRO, 6 * SMALLEST_CAP_MICRO)
+        key = f"{self.name}-s{chance.randint(0, 9) if chance.random() < 0.2 else len(self._sessions) + 10}"
+        self.note("ask", "open", key, cap_micro)
+        opened = await self._clients[0].sessions.open(
+            account_id=source, to=to, cap_usdc=usdc(cap_micro), idempotency_key=key
+        )
+        self._sessions.append(opened.session_id)
+        self.world.judges.opened(key, opened.session_id, str(opened.status))
+        self.world.sessions[opened.session_id] = None
+        self.note("answer", key, opened.session_id, opened.status)
+
+    async def _charge(self, chance: random.Random) -> None:
+        session_id = chance.choice(self._sessions[-_RECENT_SESSIONS:])
+        key, micro = f"c{chance.randint(0, _CHARGE_KEYS)}", chance.randint(1, 20_000)
+
+        async def charge(client: SimulatedClient) -> None:
+            self.note("ask", "charge", session_id, key, micro)
+            tried = self.world.charges_tried.setdefault((session_id, key), set())
+            tried.add(micro)
+            await client.sessions.charge(session_id, amount=usdc(micro), idempotency_key=key)
+            self.world.charges[session_id, key] = micro
+            self.note("answer", "charged", session_id, key)
+
+        await self._twice(chance, charge)
+
+    async def _ask_about(self, chance: random.Random) -> None:
+        client, judges = self._clients[0], self.world.judges
+        known = [each for key, *_ in self._keys[-20:] for each in judges.asked[key].transfers]
+        if known and chance.random() < 0.7:
+            transfer_id, asked_at = chance.choice(known), self.world.loop.time()
+            if chance.random() < 0.2:
+                judges.answered(await client.transfers.wait(transfer_id, timeout=5), asked_at)
+            else:
+                judges.answered(await client.transfers.get(transfer_id), asked_at)
+        elif self._own is None:
+            await client.accounts.balance(chance.choice(self.world.accounts).account_id)
+
+    async def _twice(self, chance: random.Random, call: Callable[[SimulatedClient], Awaitable[None]]) -> None:
+        """Make a call, or the same call twice at once."""
+        clients = self._clients if chance.random() < self.world.plan.skew.twins else self._clients[:1]
+        ends = await asyncio.gather(*(call(client) for client in clients), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+
+async def pay(
+    world: "World", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
+) -> None:
+    """Ask for a transfer, and have the answer judged."""
+    judges, asked_at = world.judges, world.loop.time()
+    is_new, pause = key not in judges.asked, judges.paused_since.get(source)
+    judges.will_ask(key, source, to, micro)
+    world.timeline.note("ask", who, "pay", key, micro)
+    try:
+        transfer = await client.transfers.create(from_=source, to=to, amount=usdc(micro), idempotency_key=key)
+    except ConflictError:
+        raise
+    except APIError as error:
+        judges.refused(key, source, error)
+        raise
+    judges.answered(transfer, asked_at, micro)
+    if is_new and pause is not None and judges.paused_since.get(source) == pause:
+        world.violate("a paused account pays", transfer.transfer_id, transfer.status)
+    if transfer.status == "pending_approval":
+        world.waiting[transfer.transfer_id] = None
+    world.timeline.note("answer", who, key, transfer.transfer_id, transfer.status)
+
+
+class Operator(Worker):
+    """An operator: approves and rejects, pauses and resumes, rotates secrets, replays events, mints."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, f"op{number}", _OPERATORS_PAUSES * world.plan.skew.think_seconds)
+        self._client = SimulatedClient(world, self.name, world.operator_key)
+        self._webhooks: list[str] = []
+
+    async def act(self, chance: random.Random) -> None:
+        """Make one call."""
+        world, client, x = self.world, self._client, chance.random()
+        account_id = chance.choice(world.accounts).account_id
+        if x < 0.45 and world.waiting:
+            await self._decide(chance, chance.choice(list(world.waiting)))
+        elif x < 0.7:
+            self.note("operator", "pauses", account_id)
+            try:
+                await client.policies.pause(account_id)
+                world.judges.paused_since[account_id] = world.loop.time()
+                await asyncio.sleep(chance.uniform(0, 4))
+            finally:
+                world.judges.paused_since.pop(account_id, None)
+                await client.policies.resume(account_id)
+        elif x < 0.8:
+            await self._rotate(chance)
+        elif x < 0.9:
+            events = (await client.console.events(limit=20)).data
+            if events:
+                event = chance.choice(events)
+                self.note("operator", "replays", event.id)
+                world.replayed.add(event.id)
+                await client.console.replay_event(event.id)
+        else:
+            self.note("operator", "mints for", account_id)
+            await client.sandbox.fund(account_id, usdc(chance.randint(1, 50_000)))
+
+    async def _decide(self, chance: random.Random, transfer_id: str) -> None:
+        is_approved = chance.random() < 0.7
+        self.note("operator", "approves" if is_approved else "rejects", transfer_id)
+        console, judges = self._client.console, self.world.judges
+        asked_at = self.world.loop.time()
+        try:
+            decided = await (console.approve(transfer_id) if is_approved else console.reject(transfer_id))
+        except ConflictError:
+            self.world.waiting.pop(transfer_id, None)
+            return
+        except APIError as error:
+            asked = judges.told[transfer_id]
+            judges.refused(asked.idempotency_key, asked.from_, error)
+            raise
+        judges.answered(decided, asked_at)
+        self.world.waiting.pop(transfer_id, None)
+
+    async def _rotate(self, chance: random.Random) -> None:
+        world = self.world
+        webhook_id = chance.choice(list(world.secrets))
+        overlap = chance.choice((5, 60))
+        self.note("operator", "rotates the secret of", webhook_id)
+        try:
+            secret = await self._client.console.rotate_webhook_secret(webhook_id, overlap_seconds=overlap)
+        except APIError:
+            raise
+        except AgentPayError:
+            # It may have been rotated, and the secret is lost.
+            world.secrets[webhook_id].is_lost = True
+            raise
+        world.secrets[webhook_id].known.append(secret)
+
+
+class Stranger(Worker):
+    """Somebody outside who sends USDC: to accounts, and now and then to the escrow of a session."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world, "stranger", _STRANGERS_PAUSES * world.plan.skew.think_seconds)
+
+    async def act(self, chance: random.Random) -> None:
+        """Send something."""
+        world, micro = self.world, chance.randint(1, 5_000)
+        escrows = world.judges.escrows[-_RECENT_SESSIONS:]
+        if escrows and chance.random() < 0.3:
+            to = chance.choice(escrows)
+        else:
+            to = chance.choice(world.accounts).usdc_token_account
+        self.note("operator", "sends", micro, "to", to[:12])
+        world.cluster.pay_from_outside(to, micro)
+
+
+def usdc(micro: int) -> Decimal:
+    """Return micro-USDC as USDC."""
+    return from_micro(micro)

@@ -1,0 +1,458 @@
+"""A Solana cluster on virtual time: slots, blockhashes, what lands when, and what can be undone.
+
+Transactions run on a LiteSVM machine. What a node knows of all this, and when, is `nodes.py`'s business. The
+cluster is honest: a transaction lands once at most, and within the 150 blocks of its blockhash.
+"""
+
+import hashlib
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from attrs import Factory, define, frozen
+from solders.account import Account
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.token.state import TokenAccount, TokenAccountState
+from solders.transaction import Transaction, VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
+
+from agentpay_server.chain import instructions, machine, machines
+from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.chain.signing import transaction_of
+from agentpay_server.simulation.chance import Chance
+from agentpay_server.simulation.faults import Faults
+from agentpay_server.simulation.loop import SimulatedLoop
+from agentpay_server.simulation.plan import Plan
+from agentpay_server.simulation.timeline import Timeline
+
+FINALIZED_SLOTS: Final = 31
+"""How many slots after its own a block can no longer be undone."""
+
+USDC_MINT: Final = instructions.USDC_MINTS["mainnet-beta"]
+GENESIS: Final = str(Hash(hashlib.sha256(b"agentpay simulation").digest()))
+
+_FIRST_SLOT: Final = 435_888_000
+_FIRST_HEIGHT: Final = 413_000_000
+_SLOTS_BEFORE: Final = 1_000
+_LANDING_SECONDS: Final = 0.5
+_STRANGERS_MICRO: Final = 10**12
+_SUBJECT: Final = re.compile(r"(?:txn|sess)_[0-9a-z]{26}")
+_CLOSE_ACCOUNT: Final = 9
+_TRANSFER_CHECKED: Final = 12
+_TOKEN: Final = instructions.TOKEN_PROGRAM
+
+
+@frozen(kw_only=True)
+class Described:
+    """A transaction, as anyone can read it on chain.
+
+    Attributes:
+        signature: names it.
+        subject: the transfer or session that its memo names; None where it names none.
+        kind: `transfer`, `opening`, `closing`, or `other`.
+        source: the token account that the first movement takes from, if any.
+        destination: the one that it goes to.
+        last_valid_height: the last block height at which it can land; 0 if its blockhash is unknown.
+    """
+
+    signature: str
+    subject: str | None
+    kind: str
+    source: str | None
+    destination: str | None
+    last_valid_height: int
+
+
+@frozen(kw_only=True)
+class Landed:
+    """A transaction in a block.
+
+    Attributes:
+        about: what it is.
+        slot: of its block.
+        error: as JSON-RPC says it; None where it succeeded.
+        transaction: the whole.
+        keys: its accounts.
+        before: what its USDC accounts held before it.
+        after: what they held after it.
+        logs: of its programs.
+        undo: what its accounts were before it.
+    """
+
+    about: Described
+    slot: int
+    error: object
+    transaction: VersionedTransaction
+    keys: Sequence[str]
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    logs: Sequence[str]
+    undo: Mapping[str, bytes | None]
+
+
+class Watcher(Protocol):
+    """Whoever sees everything that happens at the edge of the cluster."""
+
+    def handed_over(self, about: Described, by: str) -> None:
+        """A transaction was handed over for the first time."""
+        ...
+
+    def in_block(self, landing: Landed) -> None:
+        """A transaction is in a block."""
+        ...
+
+    def undone(self, landing: Landed) -> None:
+        """A transaction has vanished with its block."""
+        ...
+
+
+@define
+class _History:
+    """The transactions of an account, oldest first."""
+
+    slots: list[int] = Factory(list)
+    signatures: list[str] = Factory(list)
+    places: dict[str, int] = Factory(dict)
+
+
+class Cluster:
+    """Executes transactions, and knows all that has happened.
+
+    Args:
+        plan: the run.
+        chance: the streams of its seed.
+        loop: tells the time.
+        faults: what fails.
+        timeline: what happened.
+        wall_us: the true time at the start of the world, in microseconds since 1970.
+        watcher: sees what is handed over, and what lands.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chance: Chance,
+        loop: SimulatedLoop,
+        faults: Faults,
+        timeline: Timeline,
+        *,
+        wall_us: int,
+        watcher: Watcher,
+    ) -> None:
+        self._skips_every = plan.skew.skips_every
+        self.slot_seconds = plan.skew.slot_seconds
+        self._loop, self._faults, self._timeline = loop, faults, timeline
+        self._wall_us, self._watcher = wall_us, watcher
+        self._landing = chance.stream("landing")
+        self._stalled_seconds = 0.0
+        self._stalled_since: float | None = None
+        self._machine = machines.take()
+        self._heights: dict[str, int] = {}
+        self._fork = 0
+        self._known: dict[str, Described] = {}
+        self._versions: dict[str, list[tuple[int, Account | None]]] = {}
+        self._histories: defaultdict[str, _History] = defaultdict(_History)
+        self._order: list[Landed] = []
+        self.landings: dict[str, Landed] = {}
+        self.executed = 0
+        self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
+        self.strangers_account = instructions.associated_token_address(str(self.stranger.pubkey()), USDC_MINT)
+
+    # --- Time
+
+    def slot(self) -> int:
+        """Return the newest slot."""
+        return _FIRST_SLOT + _SLOTS_BEFORE + int(self._lived() / self.slot_seconds + 1e-9)
+
+    def height(self, slot: int) -> int:
+        """Return the height of the block in a slot, or of the one before it where the slot has none."""
+        slots = slot - _FIRST_SLOT
+        return _FIRST_HEIGHT + slots - (slots // self._skips_every if self._skips_every else 0)
+
+    def has_block(self, slot: int) -> bool:
+        """Return whether there is a block in a slot."""
+        return slot >= _FIRST_SLOT and self.height(slot) > self.height(slot - 1)
+
+    @property
+    def first_slot(self) -> int:
+        """The first slot that nodes know."""
+        return _FIRST_SLOT + 1
+
+    def _lived(self) -> float:
+        now = self._loop.time() if self._stalled_since is None else self._stalled_since
+        return now - self._stalled_seconds
+
+    def stall(self, seconds: float) -> None:
+        """Make no blocks for a while."""
+        if self._stalled_since is not None:
+            return
+        since = self._stalled_since = self._loop.time()
+
+        def go_on() -> None:
+            self._stalled_since = None
+            self._stalled_seconds += self._loop.time() - since
+
+        self._loop.happen_in(seconds, go_on)
+
+    # --- What begins it
+
+    def furnish(self, *, treasury: str, mint_authority: str) -> None:
+        """Give the service its treasury and its mint, and a stranger some USDC, once."""
+        if self._versions:
+            return
+        first = machine.first_accounts(
+            self._machine, treasury=treasury, usdc_mint=USDC_MINT, mint_authority=mint_authority
+        )
+        mint, owner = Pubkey.from_string(USDC_MINT), self.stranger.pubkey()
+        holds = TokenAccount(
+            mint,
+            owner,
+            _STRANGERS_MICRO,
+            delegate=None,
+            state=TokenAccountState.Initialized,
+            is_native=None,
+            delegated_amount=0,
+            close_authority=None,
+        )
+        first[str(owner)] = bytes(Account(10**12, b"", instructions.SYSTEM_PROGRAM))
+        first[self.strangers_account] = bytes(Account(10**7, bytes(holds), _TOKEN))
+        machine.set_accounts(self._machine, first)
+        for address, account in first.items():
+            assert account is not None  # noqa: S101 - all of them are there
+            self._versions[address] = [(_FIRST_SLOT, Account.from_bytes(account))]
+
+    # --- Handing over and landing
+
+    def blockhash(self, slot: int) -> str:
+        """Return the hash of the block at a slot."""
+        text = str(Hash(hashlib.sha256(b"%d/%d" % (slot, self._fork)).digest()))
+        self._heights[text] = self.height(slot)
+        return text
+
+    def is_valid(self, blockhash: str, height: int) -> bool:
+        """Return whether a transaction with this blockhash can be in the block at a height."""
+        made = self._heights.get(blockhash)
+        return made is not None and made <= height <= made + BLOCKHASH_LIFE_BLOCKS
+
+    def describe(self, raw: bytes) -> Described:
+        """Return what a transaction is."""
+        return self._described(transaction_of(raw))
+
+    def submit(self, raw: bytes, by: str) -> str:
+        """Take a transaction, which may land some time later, and return its signature."""
+        transaction = transaction_of(raw)
+        signature = str(transaction.signatures[0])
+        about = self._known.get(signature)
+        if about is None:
+            about = self._known[signature] = self._described(transaction)
+            self._watcher.handed_over(about, by)
+        self._timeline.note("send", by, about.kind, about.subject or "-", signature[:12])
+        if signature in self.landings or self._faults.strike("tx.dropped", by):
+            return signature
+        delay = self._landing.expovariate(1 / _LANDING_SECONDS)
+        if late := self._faults.strike("tx.late", by):
+            left = (about.last_valid_height - self.height(self.slot())) * self.slot_seconds
+            # Often in one of the last blocks that can hold it, when an expiry is about to be believed.
+            delay = late.choice((late.uniform(1, 75), max(left - late.uniform(0, 15), 0.1)))
+        self._loop.happen_in(delay, self._land, transaction)
+        if again := self._faults.strike("tx.repeated", by):
+            self._loop.happen_in(again.uniform(0.1, 70), self._land, transaction)
+        return signature
+
+    def pay_from_outside(self, token_account: str, amount_micro: int) -> None:
+        """Have the stranger send USDC to a token account, at once."""
+        pay = instructions.transfer_checked(
+            source=Pubkey.from_string(self.strangers_account),
+            destination=Pubkey.from_string(token_account),
+            owner=self.stranger.pubkey(),
+            mint=Pubkey.from_string(USDC_MINT),
+            amount_micro=amount_micro,
+        )
+        note = instructions.memo(f"outside {self.executed}")
+        blockhash = Hash.from_string(self.blockhash(self.slot()))
+        message = Message.new_with_blockhash([pay, note], self.stranger.pubkey(), blockhash)
+        signed = Transaction([self.stranger], message, blockhash)
+        self._land(VersionedTransaction.from_bytes(bytes(signed)))
+
+    def _described(self, transaction: VersionedTransaction) -> Described:
+        message = transaction.message
+        keys, kind, subject = message.account_keys, "other", None
+        source = destination = None
+        for step in message.instructions:
+            program, data = keys[step.program_id_index], bytes(step.data)
+            if program == _TOKEN and data[0] == _CLOSE_ACCOUNT:
+                kind = "closing"
+            elif program == _TOKEN and data[0] == _TRANSFER_CHECKED:
+                if source is None:
+                    accounts = bytes(step.accounts)
+                    source, destination = str(keys[accounts[0]]), str(keys[accounts[2]])
+            elif str(program) == str(instructions.MEMO_PROGRAM):
+                found = _SUBJECT.search(data.decode())
+                subject = found.group() if found else None
+        if subject is not None and kind != "closing":
+            kind = "transfer" if subject.startswith("txn") else "opening"
+        made = self._heights.get(str(message.recent_blockhash))
+        return Described(
+            signature=str(transaction.signatures[0]),
+            subject=subject,
+            kind=kind if subject is not None else "other",
+            source=source,
+            destination=destination,
+            last_valid_height=0 if made is None else made + BLOCKHASH_LIFE_BLOCKS,
+        )
+
+    def _land(self, transaction: VersionedTransaction) -> None:
+        signature, slot = str(transaction.signatures[0]), self.slot()
+        blockhash = str(transaction.message.recent_blockhash)
+        if signature in self.landings or not self.is_valid(blockhash, self.height(slot)):
+            return
+        about = self._known.get(signature) or self._described(transaction)
+        keys = [str(key) for key in transaction.message.account_keys]
+        addresses = [str(address) for address in machine.writable_accounts(transaction)]
+        undo = {address: self._bytes_at(address) for address in addresses}
+        before = self.held_by(keys)
+        now_us = self._wall_us + int(self._loop.time() * 1_000_000)
+        machine.set_clock(self._machine, slot, now_us)
+        result = self._machine.send_transaction(transaction)
+        error, logs = None, []
+        if isinstance(result, FailedTransactionMetadata):
+            if self._machine.get_transaction(transaction.signatures[0]) is None:
+                return  # Its fee payer has no SOL, or the like: no block takes it.
+            error, logs = _json_error(result), list(result.meta().logs())
+        landing = Landed(
+            about=about,
+            slot=slot,
+            error=error,
+            transaction=transaction,
+            keys=keys,
+            before=before,
+            after=self.held_by(keys),
+            logs=logs,
+            undo=undo,
+        )
+        self.executed += 1
+        self._order.append(landing)
+        self.landings[signature] = landing
+        for address, account in machine.changed_accounts(self._machine, transaction).items():
+            version = None if account is None else Account.from_bytes(account)
+            self._versions.setdefault(address, []).append((slot, version))
+        for key in keys:
+            history = self._histories[key]
+            history.places[signature] = len(history.signatures)
+            history.slots.append(slot)
+            history.signatures.append(signature)
+        self._timeline.note("land", "cluster", about.kind, about.subject or "-", signature[:12], error or "")
+        self._watcher.in_block(landing)
+
+    def roll_back(self, slots: int, relands: Callable[[Described], float | None]) -> int:
+        """Undo the newest blocks, as far as they are not final, and return how many transactions vanished.
+
+        It goes back only as far as all that vanishes can land again.
+
+        Args:
+            slots: how many blocks to undo.
+            relands: tells in how many seconds a transaction lands again by itself; None for never.
+        """
+        fork = self.slot() - min(slots, FINALIZED_SLOTS - 1)
+        height = self.height(self.slot())
+        vanished: list[Landed] = []
+        while self._order and self._order[-1].slot > fork:
+            newest = self._order[-1]
+            made = self._heights[str(newest.transaction.message.recent_blockhash)]
+            if made > self.height(fork) or made + BLOCKHASH_LIFE_BLOCKS - height < BLOCKHASH_LIFE_BLOCKS // 2:
+                break
+            vanished.append(self._undo_newest())
+        self._fork += 1
+        self._heights = {k: v for k, v in self._heights.items() if v <= self.height(fork) or not vanished}
+        self._machine.with_transaction_history(0)
+        self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
+        delay = 0.0
+        for landing in reversed(vanished):
+            self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
+            again = relands(landing.about)
+            if again is not None:
+                # In their order: a later one may spend what an earlier one brought.
+                delay = max(delay + 0.01, again)
+                self._loop.happen_in(delay, self._land, landing.transaction)
+        return len(vanished)
+
+    def _undo_newest(self) -> Landed:
+        landing = self._order.pop()
+        signature = landing.about.signature
+        del self.landings[signature]
+        for address, account in landing.undo.items():
+            machine.set_accounts(self._machine, {address: account})
+            if account is None:
+                self._machine.set_account(
+                    Pubkey.from_string(address), Account(0, b"", instructions.SYSTEM_PROGRAM)
+                )
+            versions = self._versions.get(address)
+            while versions and versions[-1][0] >= landing.slot:
+                versions.pop()
+            if versions is not None:
+                versions.append((landing.slot, None if account is None else Account.from_bytes(account)))
+        for key in landing.keys:
+            history = self._histories[key]
+            del history.places[signature]
+            history.slots.pop()
+            history.signatures.pop()
+        self._watcher.undone(landing)
+        return landing
+
+    # --- What is known
+
+    def account_at(self, address: str, slot: int) -> Account | None:
+        """Return what was at an address after a slot."""
+        for changed, account in reversed(self._versions.get(address, ())):
+            if changed <= slot:
+                return account
+        return None
+
+    def history(self, address: str, slot: int) -> tuple[Sequence[str], Mapping[str, int], int]:
+        """Return an account's signatures, oldest first, their places, and how many there were by a slot."""
+        history = self._histories[address]
+        return history.signatures, history.places, bisect_right(history.slots, slot)
+
+    def held_by(self, addresses: Sequence[str]) -> dict[str, int]:
+        """Return what those of the addresses hold that are USDC accounts."""
+        found = {}
+        for address in addresses:
+            account = machine.token_account_at(self._machine, address, USDC_MINT)
+            if account is not None:
+                found[address] = account.amount_micro
+        return found
+
+    def all_usdc(self) -> dict[str, int]:
+        """Return what every USDC account holds."""
+        return self.held_by(list(self._versions))
+
+    def rent_exemption(self, size: int) -> int:
+        """Return the lamports that an account of a size must hold."""
+        return self._machine.minimum_balance_for_rent_exemption(size)
+
+    def close(self) -> None:
+        """Hand the machine back."""
+        machines.give_back(self._machine)
+
+    def _bytes_at(self, address: str) -> bytes | None:
+        account = self._machine.get_account(Pubkey.from_string(address))
+        return bytes(account) if account is not None and account.lamports else None
+
+
+def _json_error(result: FailedTransactionMetadata) -> object:
+    error = result.err()
+    if isinstance(error, TransactionErrorInstructionError):
+        cause = error.err
+        code: object = {"Custom": cause.code} if isinstance(cause, InstructionErrorCustom) else _name(cause)
+        return {"InstructionError": [error.index, code]}
+    return _name(error)
+
+
+def _name(error: object) -> str:
+    return str(error).rpartition(".")[2]

@@ -1,0 +1,190 @@
+"""The database of all simulated servers: SQLite in memory behind a network that delays, loses and rolls back.
+
+Units run one at a time, so that no deadlock and no missing row lock can be found here. What is committed is
+noted: texts that could be signatures, so that a judge can tell whether one was stored before it was sent.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Executable, MetaData
+
+from agentpay_server.simulation.chance import Chance
+from agentpay_server.simulation.faults import Faults
+from agentpay_server.simulation.loop import never
+from agentpay_server.simulation.timeline import Timeline
+from agentpay_server.store.connection import Connection, Parameters, Rows
+from agentpay_server.store.database import DatabaseUnavailableError
+from agentpay_server.store.memory import MemoryDatabase
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SIGNATURE_LENGTHS = range(80, 89)
+
+
+class _UndoneError(Exception):
+    """Makes a runner roll back."""
+
+
+class SharedDatabase:
+    """What all servers share.
+
+    Attributes:
+        signatures: every text of the length of a signature that a unit has committed.
+        units: how many units have run.
+    """
+
+    def __init__(self) -> None:
+        self._database = MemoryDatabase()
+        self.signatures: set[str] = set()
+        self.units = 0
+
+    def run(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run a unit in a transaction and return its result after the commit."""
+        noted: list[str] = []
+
+        def run(connection: Connection) -> T:
+            return unit(_Noting(connection, noted), *args, **kwargs)
+
+        result = _finished(self._database.run(run))
+        self.units += 1
+        self.signatures.update(noted)
+        return result
+
+    def undo(self, unit: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run a unit and roll it back."""
+
+        def run(connection: Connection) -> None:
+            unit(connection, *args, **kwargs)
+            raise _UndoneError
+
+        try:
+            _finished(self._database.run(run))
+        except _UndoneError:
+            return
+
+    def read(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run a unit that changes nothing."""
+        self.units += 1
+        return _finished(self._database.read(unit, *args, **kwargs))
+
+    def create_missing(self, tables: MetaData) -> None:
+        """Create tables that are missing."""
+        _finished(self._database.create_missing(tables))
+
+    def close(self) -> None:
+        """Let go of it."""
+        _finished(self._database.close())
+
+
+class DatabaseLink:
+    """The database as one life of a server reaches it.
+
+    Args:
+        shared: the database.
+        server: names the server.
+        chance: the streams of the seed.
+        faults: what fails.
+        timeline: what happened.
+        may_die: gives the server a chance to die at a place, and tells whether it did.
+        is_dead: tells whether it has died.
+    """
+
+    is_inline: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        shared: SharedDatabase,
+        server: str,
+        *,
+        chance: Chance,
+        faults: Faults,
+        timeline: Timeline,
+        may_die: Callable[[str], bool],
+        is_dead: Callable[[], bool],
+    ) -> None:
+        self._shared, self._server = shared, server
+        self._faults, self._timeline = faults, timeline
+        self._latency = chance.stream("database latency", server)
+        self._may_die, self._is_dead = may_die, is_dead
+
+    async def run(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a unit in one transaction and return its result after the commit."""
+        faults, server = self._faults, self._server
+        await self._travel()
+        if self._may_die("kill.before commit"):
+            await never()
+        if faults.strike("db.rolled back", server):
+            self._shared.undo(unit, args, kwargs)
+            raise DatabaseUnavailableError("rolled back")
+        if faults.strike("db.rerun", server):
+            self._shared.undo(unit, args, kwargs)
+        result = self._shared.run(unit, args, kwargs)
+        self._timeline.note("unit", server, getattr(unit, "__qualname__", type(unit).__name__))
+        if self._may_die("kill.after commit"):
+            await never()
+        await self._travel_back()
+        return result
+
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a unit that changes nothing."""
+        await self._travel()
+        return self._shared.read(unit, args, kwargs)
+
+    async def create_missing(self, tables: MetaData) -> None:
+        """Create tables that are missing."""
+        self._shared.create_missing(tables)
+
+    async def close(self) -> None:
+        """Let go of nothing: the other servers go on."""
+
+    async def _travel(self) -> None:
+        pause = self._latency.uniform(0.0002, 0.004)
+        slow = self._faults.strike("db.slow", self._server)
+        await asyncio.sleep(slow.uniform(0.05, 3) if slow else pause)
+        if self._is_dead():
+            # Nothing of a dead server gets here; should anything, it must not get further.
+            raise RuntimeError("a dead server asked its database for something")
+        if self._faults.strike("db.lost before", self._server):
+            raise DatabaseUnavailableError("the connection was lost before")
+
+    async def _travel_back(self) -> None:
+        await asyncio.sleep(self._latency.uniform(0.0002, 0.004))
+        if self._faults.strike("db.lost after", self._server):
+            raise DatabaseUnavailableError("the connection was lost after")
+
+
+class _Noting:
+    """A connection that notes the signatures that statements are given."""
+
+    __slots__ = ("_connection", "_noted")
+
+    def __init__(self, connection: Connection, noted: list[str]) -> None:
+        self._connection = connection
+        self._noted = noted
+
+    def execute(
+        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
+    ) -> Rows:
+        if parameters and statement.is_dml:
+            for line in parameters if isinstance(parameters, Sequence) else (parameters,):
+                for value in line.values():
+                    if type(value) is str and len(value) in _SIGNATURE_LENGTHS:
+                        self._noted.append(value)
+        return self._connection.execute(statement, parameters)
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing, as those of a database in memory do."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("a database in memory has waited")

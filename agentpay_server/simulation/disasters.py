@@ -1,0 +1,78 @@
+"""Faults that come by themselves: servers die, nodes get stuck, endpoints go down, clocks jump."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentpay_server.simulation.world import World
+
+Disaster = Callable[["World", random.Random], object]
+
+_MOST_AHEAD_US = 1_500_000
+
+
+def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
+    """Return what brings each kind of fault that a plan has."""
+    for kind, seconds in world.plan.every_seconds.items():
+        yield _comes(world, kind, seconds, _KINDS[kind])
+
+
+async def _comes(world: "World", kind: str, seconds: float, disaster: Disaster) -> None:
+    pauses = world.chance.stream("pauses of", kind)
+    while True:
+        # Now and then two in a row: a recovery that is cut off.
+        pause = pauses.expovariate(1 / seconds) if pauses.random() < 0.85 else pauses.uniform(0, 0.2)
+        await asyncio.sleep(pause)
+        strike = world.faults.strikes(kind, "world")
+        if strike is not None:
+            disaster(world, strike)
+
+
+def _kill(world: "World", strike: random.Random) -> None:
+    strike.choice(world.servers).kill("at random")
+
+
+def _stop(world: "World", strike: random.Random) -> None:
+    world.loop.create_task(strike.choice(world.servers).stop())
+
+
+def _rpc_down(world: "World", strike: random.Random) -> None:
+    server = strike.choice(world.servers)
+    server.rpc.down_until = world.loop.time() + strike.choice((2, 20, 90))
+
+
+def _stuck(world: "World", strike: random.Random) -> None:
+    node = strike.choice(world.nodes.all)
+    if node.stuck_at is None:
+        node.stuck_at = world.nodes.view(node)
+        world.loop.happen_in(strike.choice((2, 20, 60, 120)), setattr, node, "stuck_at", None)
+
+
+def _lags(world: "World", strike: random.Random) -> None:
+    strike.choice(world.nodes.all).behind = strike.choice((0, 1, 2, 8, 40, 150))
+
+
+def _roll_back(world: "World", strike: random.Random) -> None:
+    world.cluster.roll_back(strike.choice((1, 2, 5, 20)), lambda _: strike.uniform(0.5, 10))
+
+
+def _stall(world: "World", strike: random.Random) -> None:
+    world.cluster.stall(strike.choice((2, 10, 60)))
+
+
+def _jump(world: "World", strike: random.Random) -> None:
+    strike.choice(world.servers).clock.offset_us = int(strike.uniform(-1, 1) * _MOST_AHEAD_US)
+
+
+_KINDS: dict[str, Disaster] = {
+    "server.killed": _kill,
+    "server.stopped": _stop,
+    "rpc.down": _rpc_down,
+    "node.stuck": _stuck,
+    "node.lags": _lags,
+    "cluster.rollback": _roll_back,
+    "cluster.stalls": _stall,
+    "clock.jumps": _jump,
+}

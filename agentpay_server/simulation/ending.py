@@ -1,0 +1,314 @@
+"""The end of a world: faults stop, everything in flight must come to its end, and the books must be right.
+
+Everything is read through the API, as an operator would, and held against what is on chain.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from agentpay.contract.accounts import Account
+from agentpay.contract.usdc import to_micro
+from agentpay.errors import AgentPayError, APIError, PolicyViolationError
+from agentpay_server.contract.sessions import Session
+from agentpay_server.embedded.transports import exchange
+from agentpay_server.simulation.agents import SimulatedClient, pay
+
+if TYPE_CHECKING:
+    from agentpay_server.simulation.servers import Server
+    from agentpay_server.simulation.world import World
+
+LIVENESS_SECONDS: Final = 180.0
+"""How long after the last fault nothing may be in flight any more."""
+
+_UP_SECONDS: Final = 60.0
+_CLOSING_SECONDS: Final = 90.0
+_LOOK_EVERY_SECONDS: Final = 5.0
+_AT_ONCE: Final = 16
+_DEPOSITS_SECONDS: Final = 40.0
+_NODES_SECONDS: Final = 5.0  # Until every node has seen the newest payment.
+_UNDER_WAY: Final = ("submitted", "opening", "closing")
+_DAY_SECONDS: Final = 20 * 3600.0
+_SWEPT: Final = 3
+_IN_FLIGHT: Final = re.compile(rb'^agentpay_queue_depth\{queue="transfers_submitted"\} (\S+)', re.MULTILINE)
+
+
+async def come_to_rest(world: "World") -> None:
+    """Stop all faults, and wait until nothing is in flight, as long as that may take."""
+    world.faults.are_on, world.is_healing = False, True
+    world.nodes.heal()
+    for server in world.servers:
+        server.rpc.down_until = 0.0
+    began = world.loop.time()
+    while not all(server.is_up for server in world.servers):
+        if world.loop.time() > began + _UP_SECONDS:
+            world.violate("a server does not come up", *(s.name for s in world.servers if not s.is_up))
+            return
+        await asyncio.sleep(0.5)
+    world.is_healing = False
+    client, done = world.client("auditor"), set[str]()
+    await _resolve_keys(world, client)
+    while True:
+        open_ones = await _under_way(world, client, done)
+        if not open_ones:
+            break
+        if world.loop.time() > began + LIVENESS_SECONDS:
+            for name, status in open_ones:
+                world.violate("still in flight", name, status, f"after {LIVENESS_SECONDS:.0f} s")
+            return
+        await asyncio.sleep(_LOOK_EVERY_SECONDS)
+    world.settled_seconds = world.loop.time() - began
+
+
+async def judge(world: "World") -> None:
+    """Hold everything that the service says against what is on chain."""
+    if world.violations:
+        return
+    client = world.client("auditor")
+    await _close_sessions(world, client)
+    await _judge_payments(world, client)
+    await _spend_the_rest(world, client)
+    await asyncio.sleep(_DEPOSITS_SECONDS)  # What came in is booked once it is finalized.
+    for account in world.accounts:
+        await _judge_account(world, client, account)
+    await _judge_events(world, client)
+    await _judge_audit(world, client)
+    await _judge_health(world)
+    for server in world.servers:
+        await server.stop(forever=True)
+
+
+async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
+    """Ask once more for every transfer of which it is not known whether there is one."""
+    for key, asked in world.judges.asked.items():
+        if not asked.transfers and len(asked.terms) == 1:
+            to, micro = next(iter(asked.terms))
+            try:
+                await pay(world, client, "auditor", key=key, source=asked.account_id, to=to, micro=micro)
+            except AgentPayError as error:
+                world.timeline.note("answer", "auditor", key, type(error).__name__)
+
+
+async def _under_way(world: "World", client: SimulatedClient, done: set[str]) -> list[tuple[str, str]]:
+    """Return what is in flight, of all that was ever handed to the cluster or answered."""
+    names = {subject for subject, _ in world.judges.subjects} | set(world.judges.told) | set(world.sessions)
+    wanted = sorted(names - done)
+    found: list[tuple[str, str]] = []
+    for at in range(0, len(wanted), _AT_ONCE):
+        statuses = await asyncio.gather(
+            *(_status(world, client, name) for name in wanted[at : at + _AT_ONCE])
+        )
+        for name, status in zip(wanted[at : at + _AT_ONCE], statuses, strict=True):
+            if status in _UNDER_WAY:
+                found.append((name, status))
+            elif status not in ("open", "pending_approval"):
+                done.add(name)
+    for status in ("opening", "closing"):
+        found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
+    for server in world.servers:
+        if waiting := await _transfers_in_flight(server):
+            found.append((f"transfers on {server.name}", str(waiting)))
+    return found
+
+
+async def _transfers_in_flight(server: "Server") -> int:
+    """Return how many transfers are in flight, as the metrics of a server tell."""
+    _, text = await _operations(server, "/metrics")
+    found = _IN_FLIGHT.search(text)
+    return int(float(found.group(1))) if found else -1  # What nobody can read is no proof of rest.
+
+
+async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
+    """Return what a server answers to those who run it."""
+    life = server.life
+    if life is None or life.app is None:
+        return 503, b"it is not up"
+    ask = exchange(life.app, httpx.Request("GET", f"http://service.invalid{path}"), b"")
+    status, _, text = await asyncio.get_running_loop().create_task(ask, context=life.context.copy())
+    return status, text
+
+
+async def _status(world: "World", client: SimulatedClient, name: str) -> str:
+    if name.startswith("sess"):
+        return str((await client.sessions.get(name)).status)
+    asked_at = world.loop.time()
+    transfer = await client.transfers.get(name)
+    world.judges.answered(transfer, asked_at)
+    return str(transfer.status)
+
+
+async def _close_sessions(world: "World", client: SimulatedClient) -> None:
+    """Close every session and judge what became of it."""
+    names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
+    for name in sorted(names):
+        began = world.loop.time()
+        while not (session := await client.sessions.get(name)).is_final:
+            if world.loop.time() > began + _CLOSING_SECONDS:
+                break
+            if session.status == "open":
+                await client.sessions.close(name)
+            else:
+                await asyncio.sleep(1)  # It closes by the clock.
+        _judge_session(world, session)
+
+
+def _judge_session(world: "World", session: Session) -> None:
+    name, landings = session.session_id, world.cluster.landings
+    if session.status == "failed":
+        return
+    if session.status != "settled" or session.settled_usdc is None or session.returned_usdc is None:
+        world.violate("a session does not end", name, session.status)
+        return
+    settled, returned = to_micro(session.settled_usdc), to_micro(session.returned_usdc)
+    if settled + returned != to_micro(session.cap_usdc) or settled != to_micro(session.running_total_usdc):
+        world.violate("settled and returned are not the cap", name, settled, returned, session.cap_usdc)
+    landing = landings.get(session.settlement_tx_signature or "")
+    if landing is None or landing.error is not None:
+        world.violate("settled, and not on chain", name)
+        return
+    if session.escrow_token_account in world.cluster.all_usdc():
+        world.violate("the escrow of a settled session is still there", name)
+    charged = sum(micro for (session_id, _), micro in world.charges.items() if session_id == name)
+    tried = sum(max(each) for (session_id, _), each in world.charges_tried.items() if session_id == name)
+    if not charged <= settled <= tried:
+        world.violate("what was paid is not what was charged", name, charged, settled, tried)
+
+
+async def _judge_payments(world: "World", client: SimulatedClient) -> None:
+    """Judge every payment that is on chain: who asked for it, and what is said of it."""
+    keys: Counter[tuple[str, str]] = Counter()
+    for (subject, kind), signatures in world.judges.landed.items():
+        if kind != "transfer" or not signatures:
+            continue
+        transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
+        if transfer.status != "settled" or [transfer.tx_signature] != signatures:
+            world.violate("landed, and not settled so", subject, transfer.status, *signatures)
+        asked = world.judges.asked.get(transfer.idempotency_key)
+        if asked is None or (transfer.to, to_micro(transfer.amount_usdc)) not in asked.terms:
+            world.violate("paid, and nobody asked for it", subject, transfer.idempotency_key)
+        keys[transfer.from_, transfer.idempotency_key] += 1
+        if keys[transfer.from_, transfer.idempotency_key] > 1:
+            world.violate("one key, two payments", transfer.idempotency_key, subject)
+    for transfer in world.judges.told.values():
+        if transfer.status == "settled" and transfer.tx_signature not in world.cluster.landings:
+            world.violate("settled, and not on chain", transfer.transfer_id)
+
+
+async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
+    """Spend what a limit still allows, to the unit, and then all that an account holds."""
+    for account in world.accounts[:_SWEPT]:
+        await client.policies.update(
+            account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
+        )
+        world.judges.limits[account.usdc_token_account].single_micro = None
+        detail = await client.console.account(account.account_id)
+        if detail.remaining_usdc is not None:
+            rest = to_micro(detail.remaining_usdc)
+            world.cluster.pay_from_outside(account.usdc_token_account, rest + 1)
+            await asyncio.sleep(_DEPOSITS_SECONDS)
+            await _must_be_refused(world, client, account, rest + 1)
+            if rest:
+                await _must_be_paid(world, client, account, "limit", rest)
+            await client.policies.update(account.account_id, max_daily_spend=None)
+            world.judges.limits[account.usdc_token_account].daily_micro = None
+        await asyncio.sleep(_NODES_SECONDS)
+        held = to_micro((await client.accounts.balance(account.account_id)).balance_usdc)
+        if held:
+            await _must_be_paid(world, client, account, "all", held)
+
+
+async def _must_be_refused(world: "World", client: SimulatedClient, account: Account, micro: int) -> None:
+    try:
+        await _spend(world, client, account, "more", micro)
+    except PolicyViolationError:
+        return
+    except APIError as error:
+        world.violate("refused for another reason than the limit", account.account_id, micro, error)
+        return
+    world.violate("more than the daily limit was paid", account.account_id, micro)
+
+
+async def _must_be_paid(
+    world: "World", client: SimulatedClient, account: Account, what: str, micro: int
+) -> None:
+    try:
+        await _spend(world, client, account, what, micro)
+    except AgentPayError as error:
+        world.violate("what was left could not be spent", account.account_id, what, micro, error)
+
+
+async def _spend(world: "World", client: SimulatedClient, account: Account, what: str, micro: int) -> None:
+    key = f"the end of {account.account_id} {what}"
+    await pay(world, client, "auditor", key=key, source=account.account_id, to=world.outside[0], micro=micro)
+
+
+async def _judge_account(world: "World", client: SimulatedClient, account: Account) -> None:
+    """Judge that history, counters and chain agree."""
+    name, address = account.account_id, account.usdc_token_account
+    held = world.cluster.held_by([address]).get(address, 0)
+    told = to_micro((await client.accounts.balance(name)).balance_usdc)
+    booked, paid = 0, 0
+    async for entry in client.accounts.transactions(name, limit=100, status="settled"):
+        micro = to_micro(entry.amount_usdc)
+        booked += micro if entry.direction == "in" else -micro
+        paid += micro if entry.direction == "out" else 0
+        if entry.tx_signature is not None and entry.tx_signature not in world.cluster.landings:
+            world.violate("in the history, and not on chain", entry.transaction_id, entry.type)
+    if not held == told == booked:
+        world.violate("chain, balance and history differ", name, held, told, booked)
+    spent = world.judges.total_spent[address]
+    if paid != spent:
+        world.violate("history and chain differ in what was paid", name, paid, spent)
+    detail = await client.console.account(name)
+    if to_micro(detail.reserved_usdc):
+        world.violate("reserved, though nothing is in flight", name, detail.reserved_usdc)
+    if world.loop.time() < _DAY_SECONDS and to_micro(detail.spent_usdc) != spent:
+        world.violate("counted against the limit, and not what was paid", name, detail.spent_usdc, spent)
+
+
+async def _judge_events(world: "World", client: SimulatedClient) -> None:
+    """Judge that each change has its event, and that each event came or is listed."""
+    world.mail.judge()
+    events = [event async for event in client.console.events(limit=100)]
+    told = Counter((event.type, str(event.data.get("transfer_id"))) for event in events)
+    closed = Counter((event.type, str(event.data.get("session_id"))) for event in events)
+    for (subject, kind), signatures in world.judges.landed.items():
+        if not signatures:
+            continue
+        match kind:
+            case "transfer":
+                counts = (told["transfer.initiated", subject], told["transfer.settled", subject])
+                if counts != (1, 1) or told["transfer.rejected", subject]:
+                    world.violate("a payment has not its events", subject, *counts)
+            case _:
+                wanted = "session.opened" if kind == "opening" else "session.settled"
+                if closed[wanted, subject] != 1:
+                    world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
+    listed: set[tuple[str, str]] = set()
+    for status in ("retrying", "undelivered", "pending"):
+        async for delivery in client.console.deliveries(status=status, limit=100):
+            listed.add((delivery.webhook_id, delivery.event_id))
+    for path, (webhook_id, types) in world.mail.webhooks.items():
+        for event in events:
+            came = event.id in world.mail.received[path]
+            if event.type in types and not came and (webhook_id, event.id) not in listed:
+                world.violate("an event neither came nor is listed", path, event.type, event.id)
+
+
+async def _judge_audit(world: "World", client: SimulatedClient) -> None:
+    """Judge that every transfer and session has an entry in the audit trail."""
+    subjects = {entry.subject async for entry in client.console.audit(limit=100)}
+    wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
+    for subject in sorted(wanted - subjects):
+        world.violate("not in the audit trail", subject)
+
+
+async def _judge_health(world: "World") -> None:
+    """Judge that every server says that it is ready."""
+    for server in world.servers:
+        status, text = await _operations(server, "/readyz")
+        if status != 200:
+            world.violate("a server is not ready", server.name, status, text)

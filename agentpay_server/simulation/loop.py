@@ -1,0 +1,269 @@
+"""An event loop on virtual time: it never waits, and runs ready callbacks in an order that a seed decides.
+
+Time jumps to the next timer when nothing is ready. There are no sockets, threads, signals or executors:
+asking for one raises, because it would bring in what no seed repeats.
+"""
+
+import asyncio
+import heapq
+import random
+import sys
+from asyncio import events
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextvars import Context, copy_context
+from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
+
+from agentpay_server.simulation.chance import ACTOR, Actor
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_MOST_TURNS_AT_ONE_TIME: Final = 200_000
+
+ExceptionHandler = Callable[[dict[str, Any]], None]
+
+
+class StuckError(Exception):
+    """Nothing can happen any more, or something happens for ever without time going on."""
+
+
+async def never() -> NoReturn:
+    """Wait for ever: what the code of a server does that has died amid it."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("it was not for ever")
+
+
+class _Handle(asyncio.TimerHandle):
+    """A callback that waits for its turn."""
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
+    ) -> None:
+        # Without that of its base, which wants a loop that knows its timers.
+        self.call: Callable[..., object] | None = callback
+        self.arguments = args
+        self._due = when
+        self.context = copy_context() if context is None else context
+
+    def cancel(self) -> None:
+        self.call, self.arguments = None, ()
+
+    def cancelled(self) -> bool:
+        return self.call is None
+
+    def when(self) -> float:
+        return self._due
+
+    def __repr__(self) -> str:
+        return f"<_Handle of {self.call} at {self._due}>"
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """Runs callbacks and tasks on virtual time.
+
+    Args:
+        order: decides between callbacks that belong to no actor.
+
+    Attributes:
+        turns: how many callbacks have run.
+        on_task: called with each task that is made, and with whose it is.
+        on_exception: called with what asyncio reports, such as an exception that nobody retrieved.
+    """
+
+    def __init__(self, order: random.Random) -> None:
+        self.turns = self._turns_before = 0
+        self.on_task: Callable[[asyncio.Task[Any], Actor | None], None] = lambda *_: None
+        self.on_exception: ExceptionHandler = lambda _: None
+        self._order = order
+        self._now = 0.0
+        self._ready: list[_Handle] = []
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._timers_made = 0
+        self._is_running = False
+        self._is_closed = False
+
+    # --- Time
+
+    def time(self) -> float:
+        """Return seconds since the world began."""
+        return self._now
+
+    # --- Callbacks
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Run a callback at the time that it is now."""
+        handle = _Handle(callback, args, context, self._now)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Run a callback at the time that it is now; there are no other threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback in `delay` seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a time."""
+        handle = _Handle(callback, args, context, when)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
+
+    def happen_in(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Have something happen in the world in `delay` seconds, whatever becomes of whoever asks for it."""
+        self.call_at(self._now + delay, callback, *args, context=Context())
+
+    # --- Futures and tasks
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a new future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        context: Context | None = None,
+        **options: Any,  # noqa: ANN401 - whatever a task takes
+    ) -> asyncio.Task[T]:
+        """Run a coroutine in a task."""
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, context=context, **options)
+        self.on_task(task, ACTOR.get() if context is None else context.get(ACTOR))
+        return task
+
+    # --- Running
+
+    def run_until_complete(self, future: Any) -> Any:  # noqa: ANN401
+        """Run a coroutine to its end and return its result.
+
+        Raises:
+            StuckError: it can never end.
+        """
+        task = future if isinstance(future, asyncio.Future) else self.create_task(future)
+        hooks = sys.get_asyncgen_hooks()
+        before = events._get_running_loop()  # noqa: SLF001 - what asyncio tells those who write event loops to use
+        sys.set_asyncgen_hooks(firstiter=hooks.firstiter, finalizer=self._finish_generator)
+        events._set_running_loop(self)  # noqa: SLF001
+        self._is_running = True
+        try:
+            while not task.done():
+                self._run_what_is_ready()
+        finally:
+            self._is_running = False
+            events._set_running_loop(before)  # noqa: SLF001
+            sys.set_asyncgen_hooks(*hooks)
+        return task.result()
+
+    def _run_what_is_ready(self) -> None:
+        if not self._ready:
+            self._jump()
+        batch, self._ready = self._ready, []
+        if len(batch) > 1:
+            batch = self._shuffled(batch)
+        self.turns += len(batch)
+        if self.turns - self._turns_before > _MOST_TURNS_AT_ONE_TIME:
+            raise StuckError(f"{_MOST_TURNS_AT_ONE_TIME} callbacks ran without time going on")
+        for handle in batch:
+            call = handle.call
+            if call is None:
+                continue
+            context = handle.context
+            actor = context.get(ACTOR)
+            if actor is not None and actor.is_dead:
+                continue
+            try:
+                context.run(call, *handle.arguments)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio does, for whatever a callback raises
+                self.call_exception_handler({"message": "a callback failed", "exception": error})
+
+    def _shuffled(self, batch: list[_Handle]) -> list[_Handle]:
+        keyed = [
+            ((self._order if actor is None else actor.order).random(), place)
+            for place, handle in enumerate(batch)
+            for actor in (handle.context.get(ACTOR),)
+        ]
+        return [batch[place] for _, place in sorted(keyed)]
+
+    def _jump(self) -> None:
+        """Let it be the time of the next timer, and have all timers of that time ready."""
+        timers = self._timers
+        while timers and timers[0][2].call is None:
+            heapq.heappop(timers)
+        if not timers:
+            raise StuckError("nothing is ready and no timer is set: whatever is awaited can never happen")
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+            self._turns_before = self.turns
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[2]
+            if handle.call is not None:
+                self._ready.append(handle)
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        actor = ACTOR.get()
+        if not self._is_closed and (actor is None or not actor.is_dead):
+            self.create_task(generator.aclose())
+
+    def is_running(self) -> bool:
+        """Return whether it runs now."""
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Let go of everything that was to run."""
+        self._is_closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    def stop(self) -> None:
+        """Do nothing: it runs until what it was given has ended."""
+
+    # --- What is not there
+
+    def get_debug(self) -> bool:
+        """Return that it does not debug."""
+        return False
+
+    def set_debug(self, enabled: bool) -> None:  # noqa: FBT001 - as asyncio has it
+        """Do nothing."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report what went wrong outside of any call."""
+        self.on_exception(context)
+
+    def run_in_executor(self, *_: object) -> NoReturn:
+        """Raise: a thread runs when it likes."""
+        raise RuntimeError("a simulation has no threads")
+
+    async def getaddrinfo(self, *_: object, **__: object) -> NoReturn:
+        """Raise: there are no names."""
+        raise OSError("a simulation has no names to look up")

@@ -1,0 +1,176 @@
+"""What a run is: a seed, its size, and what the seed draws (swarm testing).
+
+Each run draws which faults are on, how strong, and how skewed the work is: a fault that is rare everywhere
+hides what happens where it is dense, and one that is everywhere hides what needs it to be absent.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import Factory, evolve, frozen
+
+from agentpay_server.simulation.chance import Chance
+
+ODDS: Final[Mapping[str, float]] = {
+    # The database, for each unit of work
+    "db.lost before": 0.002,  # the connection is lost before the unit runs
+    "db.lost after": 0.002,  # it is committed, and the answer is lost
+    "db.rolled back": 0.002,  # it runs and is rolled back
+    "db.rerun": 0.003,  # it is rolled back and run again, as after a deadlock
+    "db.slow": 0.01,
+    # RPC, for each call
+    "rpc.lost request": 0.01,
+    "rpc.lost reply": 0.01,
+    "rpc.refused": 0.003,  # a JSON-RPC error, as of a node that is behind
+    "rpc.slow": 0.02,
+    # Transactions, for each that is handed over
+    "tx.dropped": 0.03,
+    "tx.late": 0.05,
+    "tx.repeated": 0.05,  # the network brings it in once more, up to 70 s later
+    # HTTP, for each request of an agent
+    "http.lost request": 0.02,
+    "http.lost reply": 0.03,
+    "http.repeated": 0.02,
+    "http.hung up": 0.01,
+    "http.slow": 0.02,
+    # Webhook receivers, for each post
+    "hook.refuses": 0.08,
+    "hook.lost": 0.05,
+    "hook.slow": 0.05,
+    # A server dies, at each place where it meets what is outside it
+    "kill.before commit": 0.0006,
+    "kill.after commit": 0.0006,
+    "kill.before send": 0.004,
+    "kill.after send": 0.004,
+    "kill.before answer": 0.001,
+    "kill.posting": 0.002,
+}
+"""How often each fault strikes, for each time that it could."""
+
+EVERY_SECONDS: Final[Mapping[str, float]] = {
+    "server.killed": 25.0,
+    "server.stopped": 180.0,
+    "rpc.down": 90.0,
+    "node.stuck": 30.0,
+    "node.lags": 20.0,
+    "cluster.rollback": 120.0,
+    "cluster.stalls": 200.0,
+    "clock.jumps": 120.0,
+}
+"""How long the pause is between two faults that come by themselves, on average and over the whole world."""
+
+LIES: Final[Mapping[str, float]] = {
+    "lie.last valid height": 0.01,
+    "lie.height": 0.01,
+    "lie.slot": 0.01,
+}
+"""What a lying node does, for each reply with such a number; off unless it is asked for."""
+
+KINDS: Final = frozenset({*ODDS, *EVERY_SECONDS, *LIES})
+
+
+@frozen(kw_only=True)
+class Skew:
+    """How the work of a run is skewed.
+
+    Attributes:
+        repeats: how often a used key is sent again.
+        twins: how often a call is made twice at once.
+        hot: how much of the work falls on the first account; the rest is spread evenly.
+        sessions: how much of the work is sessions.
+        agent_keys: whether agents have keys of their own, and not the operator's.
+        think_seconds: the average pause of an agent between two calls.
+        skips_every: each so-many-th slot is without a block; 0 is none.
+        sticky_seconds: for how long a server's calls of a method go to one node; 0 is to any.
+        slot_seconds: how long a slot takes.
+    """
+
+    repeats: float = 0.3
+    twins: float = 0.2
+    hot: float = 0.2
+    sessions: float = 0.35
+    agent_keys: bool = False
+    think_seconds: float = 0.6
+    skips_every: int = 0
+    sticky_seconds: float = 0.0
+    slot_seconds: float = 0.4
+
+
+@frozen(kw_only=True)
+class Plan:
+    """Everything that decides a run.
+
+    Attributes:
+        seed: all chance follows from it.
+        minutes: for how long agents work and faults strike, in simulated minutes.
+        servers: how many servers share the database.
+        agents: how many agents work.
+        odds: how often each fault strikes, by its kind; a kind that is not there never does.
+        every_seconds: the average pause between faults that come by themselves, by their kind.
+        skew: how the work is skewed.
+        accounts: how many accounts there are.
+        without: actors, faults, and single strikes and calls that are left out; see `shrinking.py`.
+    """
+
+    seed: int
+    minutes: float = 5.0
+    servers: int = 3
+    agents: int = 8
+    odds: Mapping[str, float] = Factory(dict)
+    every_seconds: Mapping[str, float] = Factory(dict)
+    skew: Skew = Skew()
+    accounts: int = 5
+    without: frozenset[str] = frozenset()
+
+    def leaving_out(self, *names: str) -> "Plan":
+        """Return the same run without these."""
+        return evolve(self, without=self.without | set(names))
+
+
+def drawn(
+    seed: int,
+    *,
+    minutes: float = 5.0,
+    servers: int | None = None,
+    agents: int = 8,
+    lies: bool = False,
+    strength: float = 1.0,
+) -> Plan:
+    """Return the run that a seed draws.
+
+    Args:
+        seed: decides everything that is not given.
+        minutes: simulated minutes of work and faults.
+        servers: how many servers; drawn from 1 to 5 if None.
+        agents: how many agents.
+        lies: whether nodes lie about heights and slots.
+        strength: multiplies how often every fault strikes; 0 is a world without faults.
+    """
+    random_ = Chance(seed).stream("plan")
+    odds = {kind: value * _strength(random_) * strength for kind, value in ODDS.items()}
+    pauses = {kind: value / factor for kind, value in EVERY_SECONDS.items() if (factor := _strength(random_))}
+    lying = {kind: value * _strength(random_) * strength for kind, value in LIES.items()}
+    return Plan(
+        seed=seed,
+        minutes=minutes,
+        servers=servers or random_.choice((1, 2, 3, 3, 3, 4, 5)),
+        agents=agents,
+        odds={kind: value for kind, value in (odds | (lying if lies else {})).items() if value},
+        every_seconds={kind: value / strength for kind, value in pauses.items()} if strength else {},
+        skew=Skew(
+            repeats=random_.choice((0.05, 0.3, 0.6)),
+            twins=random_.choice((0.0, 0.2, 0.5)),
+            hot=random_.choice((0.0, 0.2, 0.8)),
+            sessions=random_.choice((0.0, 0.35, 0.35, 0.8)),
+            agent_keys=random_.random() < 0.3,
+            think_seconds=0.6,
+            skips_every=random_.choice((0, 5, 20)),
+            sticky_seconds=random_.choice((0.0, 5.0, 45.0)),
+            slot_seconds=random_.choice((0.4, 0.4, 0.3)),
+        ),
+    )
+
+
+def _strength(random_: random.Random) -> float:
+    return random_.choice((0.0, 0.3, 1.0, 1.0, 3.0))

@@ -1,0 +1,264 @@
+"""Simulated servers: each has a machine with a clock of its own, and lives that end as SIGKILL ends them.
+
+A life is a real runtime behind its real HTTP application. When it is killed, none of its callbacks runs any
+more. Its coroutines are closed afterwards to free memory, once it can reach nothing outside itself: what
+their `finally` blocks do then changes nothing.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define
+
+from agentpay_server.clock import MACHINE_NOW_US
+from agentpay_server.http.app import Application
+from agentpay_server.runtime import Edge, Runtime, start_runtime
+from agentpay_server.simulation.chance import ACTOR, Actor, Chance
+from agentpay_server.simulation.database import DatabaseLink
+from agentpay_server.simulation.network import Receivers
+from agentpay_server.simulation.rpc import RpcLink
+from agentpay_server.storage import Storage
+from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
+
+if TYPE_CHECKING:
+    from agentpay_server.simulation.world import World
+
+_STOP_SECONDS: Final = 30.0
+_TASKS_KEPT: Final = 64
+
+
+class ConnectionLostError(ConnectionError):
+    """The server went away while it was to answer."""
+
+
+@define
+class MachineClock:
+    """The clock of a machine: it drifts, and jumps when somebody sets it.
+
+    Attributes:
+        wall_us: the true time at the start of the world.
+        now: seconds since then.
+        offset_us: how far it is ahead.
+        drift: how much faster it goes than time.
+    """
+
+    wall_us: int
+    now: Callable[[], float]
+    offset_us: int = 0
+    drift: float = 0.0
+
+    def now_us(self) -> int:
+        """Return what it shows, in microseconds since 1970."""
+        seconds = self.now()
+        return self.wall_us + self.offset_us + int(seconds * (1 + self.drift) * 1_000_000)
+
+
+class Life(Actor):
+    """One life of a server, from its start to its end.
+
+    Attributes:
+        context: what its code runs in.
+        app: answers requests, once it is up.
+        answering: exchanges that wait for an answer of it.
+    """
+
+    def __init__(self, name: str, chance: Chance, clock: MachineClock) -> None:
+        super().__init__(name, chance)
+        self.context = contextvars.Context()
+        self.context.run(ACTOR.set, self)
+        self.context.run(MACHINE_NOW_US.set, clock.now_us)
+        self.runtime: Runtime | None = None
+        self.app: Application | None = None
+        self.answering: dict[asyncio.Future[Any], None] = {}
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._keeps = _TASKS_KEPT
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Remember a task of it."""
+        self._tasks.append(task)
+        if len(self._tasks) > self._keeps:
+            self._tasks = [each for each in self._tasks if not each.done()]
+            self._keeps = max(_TASKS_KEPT, 2 * len(self._tasks))
+
+    def bury(self) -> None:
+        """Free what a dead life holds."""
+        while self._tasks:
+            self.context.run(close_task, self._tasks.pop())
+        self.runtime = self.app = None
+
+
+class Server:
+    """A server: its place in the world, and one life after the other.
+
+    Args:
+        world: what it is in.
+        number: which one it is, from 1.
+
+    Attributes:
+        name: names it in the timeline, and as an actor of faults.
+        life: the present or the last one.
+    """
+
+    def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
+        self.name = f"s{number}"
+        self._world, self._receivers = world, receivers
+        self._chance = world.chance
+        self._lives = 0
+        self._restart = world.chance.stream("restart of", self.name)
+        clock_chance = world.chance.stream("clock of", self.name)
+        self.rpc = link
+        self.clock = MachineClock(world.wall_us, world.loop.time)
+        self.clock.offset_us = int(clock_chance.uniform(-1.5, 1.5) * 1_000_000)
+        self.clock.drift = clock_chance.choice((0.0, 0.0, 1e-5, -1e-5, 1e-4))
+        self.life: Life | None = None
+        self._is_stopping = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers requests."""
+        life = self.life
+        return life is not None and not life.is_dead and life.app is not None and not self._is_stopping
+
+    def boot(self) -> None:
+        """Begin a life."""
+        self._lives += 1
+        self._is_stopping = False
+        life = self.life = Life(f"{self.name}.{self._lives}", self._chance, self.clock)
+        self._note("starts")
+        self._world.loop.create_task(self._begin(life), context=life.context.copy())
+
+    def kill(self, why: str) -> None:
+        """End its life at once."""
+        life = self.life
+        if life is None or life.is_dead:
+            return
+        self._note("killed", why)
+        self._world.crashes += 1
+        self._end(life)
+        pause = self._restart.expovariate(1 / 2.0) if self._world.faults.are_on else 0.1
+        self._world.loop.happen_in(pause, self.boot)
+
+    def may_die(self, place: str) -> bool:
+        """Kill it if a fault says so, and return whether one did."""
+        if self._world.faults.strike(place, self.name) is None:
+            return False
+        self.kill(place)
+        return True
+
+    async def stop(self, *, forever: bool = False) -> None:
+        """End its life as SIGTERM does, and begin another one.
+
+        Args:
+            forever: whether no other begins.
+        """
+        life = self.life
+        if life is None or not self.is_up:
+            return
+        self._is_stopping = True
+        self._note("stopping")
+        runtime = life.runtime
+        assert runtime is not None  # noqa: S101 - it is up
+        stopping = self._world.loop.create_task(runtime.stop(), context=life.context.copy())
+        dies = asyncio.get_running_loop().create_future()
+        life.answering[dies] = None
+        await asyncio.wait({stopping, dies}, timeout=_STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        life.answering.pop(dies, None)
+        dies.cancel()
+        if life.is_dead:
+            return
+        if not stopping.done():
+            self._world.violate("a server does not stop", self.name, f"within {_STOP_SECONDS} s")
+        elif not stopping.cancelled() and (error := stopping.exception()) is not None:
+            self._note("stopped with", type(error).__name__)
+        self._end(life)
+        self._note("stopped")
+        if not forever:
+            self._world.loop.happen_in(0.5, self.boot)
+
+    def _end(self, life: Life) -> None:
+        life.is_dead = True
+        loop = self._world.loop
+        for answer in list(life.answering):
+            loop.happen_in(self._restart.uniform(0, 0.3), _lose, answer)
+        # Not now: this may be its own code that runs.
+        loop.happen_in(0, life.bury)
+
+    async def _begin(self, life: Life) -> None:
+        world = self._world
+        try:
+            runtime = await start_runtime(
+                storage=self._storage(life),
+                operator_key=world.operator_key,
+                rpc=world.rpc_settings,
+                mounts={"all://": self._receivers.transport(life, self.may_die)},
+                edge=Edge(
+                    entropy=self._chance.stream("entropy of", life.name),
+                    rpc_client=lambda settings: _Caller(self, settings.timeout_seconds),
+                ),
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
+            self._note("does not start", type(error).__name__, error)
+            is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)
+            if not is_expected or not (world.faults.are_on or world.is_healing):
+                world.violate("a server does not start", self.name, repr(error))
+            life.is_dead = True
+            world.loop.happen_in(0, life.bury)
+            world.loop.happen_in(1.0, self.boot)
+            return
+        life.runtime, life.app = runtime, Application(runtime)
+        self._note("up")
+
+    def _storage(self, life: Life) -> Storage:
+        world = self._world
+        database = DatabaseLink(
+            world.database,
+            self.name,
+            chance=self._chance,
+            faults=world.faults,
+            timeline=world.timeline,
+            may_die=self.may_die,
+            is_dead=lambda: life.is_dead,
+        )
+        return Storage(database=database, ledger=None, settings=world.settings, is_alone=False)
+
+    def _note(self, *what: object) -> None:
+        name = self.name if self.life is None else self.life.name
+        self._world.timeline.note("server", name, *what)
+
+
+class _Caller:
+    """Makes the RPC calls of one server."""
+
+    def __init__(self, server: Server, timeout_seconds: float) -> None:
+        self._server = server
+        self._timeout_seconds = timeout_seconds
+
+    async def call(self, method: str, /, *params: object) -> object:
+        server = self._server
+        return await server.rpc.call(
+            method, params, timeout_seconds=self._timeout_seconds, may_die=server.may_die
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+def _lose(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(ConnectionLostError())
+
+
+def close_task(task: asyncio.Task[Any]) -> None:
+    """Free what a task holds that never goes on."""
+    if task.done():
+        return
+    # That it is pending at its end is no news.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    coroutine: Any = task.get_coro()
+    try:
+        coroutine.close()
+    except (RuntimeError, ValueError):
+        # It would wait for something else first: nobody is there who could mind.
+        return

@@ -1,0 +1,552 @@
+"""Faults of our own making: what the simulator must find, each by a patch of running code.
+
+Each is a bug that somebody could write. Where a second guard would mask one, both are removed. They patch the
+engine (`Settlement`), the chain over RPC, statements and rules by names that are meant to stay.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from sqlalchemy import bindparam, update
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.domain import sessions as session_rules
+from agentpay_server.domain.deliveries import DeliveryStatus, NextStep
+from agentpay_server.domain.problems import Problem
+from agentpay_server.domain.transfers import Verdict
+from agentpay_server.http import app as http_app
+from agentpay_server.services import audit as audit_service
+from agentpay_server.services import deliveries as delivery_service
+from agentpay_server.services import deposits as deposit_service
+from agentpay_server.services import outbox as outbox_service
+from agentpay_server.services import settlement as engine
+from agentpay_server.services.sessions import charging, closing, opening
+from agentpay_server.services.sessions import service as session_service
+from agentpay_server.services.transfers import acceptance, approvals, booking, creation, settling
+from agentpay_server.services.transfers import service as transfer_service
+from agentpay_server.store import accounts, deliveries, entries, session_charges, spends
+from agentpay_server.store import sessions as session_store
+from agentpay_server.store import transfers as transfer_store
+from agentpay_server.store.tables import sessions, transfers
+from agentpay_server.workers import schedule
+from agentpay_server.workers.settlement import SettlementWorker
+
+Patch = Callable[[Any, str, Any], None]
+"""Sets an attribute until the bug is taken out again."""
+
+BUGS: dict[str, Callable[[Patch], None]] = {}
+
+
+def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    BUGS[bug.__name__] = bug
+    return bug
+
+
+# --- The engine
+
+
+@planted
+def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
+    send, look = engine.Settlement._send, engine.Settlement.look
+    lost: set[str] = set()
+
+    async def noted(self, signed, operation):
+        try:
+            await send(self, signed, operation)
+        except ChainUnavailableError:
+            lost.add(signed.signature)
+            raise
+
+    async def given_up(self, signed):
+        if signed.signature in lost:
+            return Failure(reason=FailureReason.OTHER, detail="no answer"), False
+        return await look(self, signed)
+
+    patch(engine.Settlement, "_send", noted)
+    patch(engine.Settlement, "look", given_up)
+
+
+@planted
+def what_was_sent_has_settled(patch: Patch) -> None:
+    look = engine.Settlement.look
+
+    async def hopeful(self, signed):
+        end, must_send = await look(self, signed)
+        if end is None and not must_send:
+            return engine.Landed(is_irreversible=True), False
+        if end is None and signed.signature in self.sent_once:
+            return engine.Landed(is_irreversible=True), False
+        self.sent_once.add(signed.signature)
+        return end, must_send
+
+    patch(engine.Settlement, "sent_once", set())
+    patch(engine.Settlement, "look", hopeful)
+
+
+@planted
+def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
+    async def look(self, signed):
+        status = await self._chain.signature_status(signed.signature)
+        if status is None:
+            if await self._chain.block_height() <= signed.last_valid_block_height:
+                return None, True
+            return engine.Expired.EXPIRED, False
+        if not status.is_final:
+            return None, False
+        return status.failure or engine.Landed(is_irreversible=status.is_irreversible), False
+
+    patch(engine.Settlement, "look", look)
+
+
+@planted
+def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
+    status = RpcChain.signature_status
+
+    async def believed(self, signature):
+        self._known_slot = 0
+        return await status(self, signature)
+
+    patch(RpcChain, "signature_status", believed)
+
+
+@planted
+def expiry_goes_by_time(patch: Patch) -> None:
+    """After ten seconds without a status a transaction is given up."""
+    look = engine.Settlement.look
+    seen: dict[str, float] = {}
+
+    async def impatient(self, signed):
+        end, must_send = await look(self, signed)
+        now = asyncio.get_running_loop().time()
+        if end is None and must_send and now - seen.setdefault(signed.signature, now) > 10:
+            return engine.Expired.EXPIRED, False
+        return end, must_send
+
+    patch(engine.Settlement, "look", impatient)
+
+
+@planted
+def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None:
+    again = settling.TransferSteps._sign_again
+
+    def careless(self, connection, expired, blockhash):
+        stored = self._current(connection)
+        if stored.status == "submitted":
+            expired = stored.signed
+        return again(self, connection, expired, blockhash)
+
+    patch(settling.TransferSteps, "_sign_again", careless)
+
+
+@planted
+def bytes_leave_before_their_commit(patch: Patch) -> None:
+    submitted = acceptance.Acceptance._submitted
+
+    def early(self, *args):
+        transfer = submitted(self, *args)
+
+        async def send():
+            try:
+                await self._context.chain.send(transfer.signed.raw)
+            except ChainUnavailableError:
+                return
+
+        self._context.tasks.start(send())
+        return transfer
+
+    patch(acceptance.Acceptance, "_submitted", early)
+
+
+@planted
+def what_a_dead_server_drove_is_left(patch: Patch) -> None:
+    async def nobody(self):
+        return []
+
+    patch(SettlementWorker, "_taken_up", nobody)
+
+
+@planted
+def a_worker_ends_at_its_first_error(patch: Patch) -> None:
+    async def serve(self, worker, changed):
+        now = asyncio.get_running_loop().time
+        self._looks_at[worker] = now()
+        while True:
+            changed.clear()
+            seconds = await self._turn(worker)
+            self._looks_at[worker] = now() + seconds
+            await schedule._wait(changed, seconds)
+            self._looks_at[worker] = now()
+
+    async def run(self):
+        await asyncio.gather(
+            *(serve(self, worker, self._wakeup.listener()) for worker in self._workers),
+            return_exceptions=True,
+        )
+
+    patch(schedule.Schedule, "run", run)
+
+
+# --- Keys
+
+
+@planted
+def an_idempotency_key_is_not_held(patch: Patch) -> None:
+    insert = transfer_store.insert_transfer
+    patch(creation.Creation, "_claim", lambda self, connection: True)
+    patch(transfer_store, "insert_transfer", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
+
+
+@planted
+def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
+    verdict = transfer_service.verdict
+
+    def lenient(holder, terms, now_us):
+        return verdict(None if holder is None else attrs.evolve(holder, terms=terms), terms, now_us)
+
+    patch(transfer_service, "verdict", lenient)
+
+
+@planted
+def a_session_is_opened_for_every_request(patch: Patch) -> None:
+    insert = session_store.insert_session
+    patch(session_service, "opening_verdict", lambda *_: Verdict.NEW)
+    patch(
+        opening.Opening,
+        "_finds_key_as_it_was",
+        lambda self, connection: True,
+    )
+    patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
+
+
+@planted
+def a_charge_is_made_at_every_request(patch: Patch) -> None:
+    patch(charging, "charge_verdict", lambda *_: Verdict.NEW)
+    insert = session_charges.insert_charge
+    seen: list[str] = []
+
+    def under_another_key(connection, session_id, key, **values):
+        seen.append(key)
+        insert(connection, session_id, f"{key} {len(seen)}", **values)
+
+    patch(session_charges, "insert_charge", under_another_key)
+
+
+@planted
+def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
+    patch(
+        approvals,
+        "_is_approvable",
+        lambda transfer, now_us: transfer.status in ("pending_approval", "settled"),
+    )
+    patch(
+        approvals,
+        "_move_on",
+        lambda connection, pending, decided: transfer_store.overwrite(connection, decided),
+    )
+    patch(transfer_store, "overwrite", _overwrite)
+    patch(approvals.Approval, "_claim", lambda self, connection: True)
+
+
+def _overwrite(connection, decided) -> None:
+    values = {
+        name: getattr(decided, name)
+        for name in (
+            "status",
+            "tx_signature",
+            "tx_raw",
+            "tx_last_valid_block_height",
+            "leased_until_us",
+            "spent_us",
+            "recipient_account_id",
+            "recipient_token_account",
+            "error",
+            "message",
+            "key_expires_us",
+        )
+    }
+    connection.execute(
+        update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(**values),
+        {"of_transfer": decided.transfer_id},
+    )
+
+
+# --- Limits
+
+
+@planted
+def a_daily_limit_forgets_sessions(patch: Patch) -> None:
+    real = spends.against_daily_limit
+
+    def forgetful(connection, source, now_us):
+        return real(connection, attrs.evolve(source, session_reserved=0), now_us)
+
+    patch(spends, "against_daily_limit", forgetful)
+
+
+@planted
+def a_daily_limit_forgets_what_is_in_flight(patch: Patch) -> None:
+    real = spends.against_daily_limit
+
+    def forgetful(connection, source, now_us):
+        return max(real(connection, source, now_us) - source.in_flight, 0)
+
+    patch(spends, "against_daily_limit", forgetful)
+
+
+@planted
+def a_daily_limit_is_off_by_one(patch: Patch) -> None:
+    real = spends.against_daily_limit
+    patch(spends, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
+
+
+@planted
+def what_is_approved_has_no_limits(patch: Patch) -> None:
+    real = acceptance.Acceptance._refusal
+
+    def lenient(self, connection, source, policy, *args, **options):
+        if self.is_approved:
+            policy = attrs.evolve(policy, max_daily_spend=None, max_single_transfer=None)
+        return real(self, connection, source, policy, *args, **options)
+
+    patch(acceptance.Acceptance, "_refusal", lenient)
+
+
+@planted
+def a_pause_is_ignored(patch: Patch) -> None:
+    patch(acceptance.rules, "paused_refusal", lambda policy: None)
+    parties = accounts.parties
+
+    def never_paused(*args):
+        return tuple(None if each is None else attrs.evolve(each, paused=False) for each in parties(*args))
+
+    patch(accounts, "parties", never_paused)
+
+
+@planted
+def a_cap_is_not_checked(patch: Patch) -> None:
+    refusal = session_rules.charge_refusal
+    unchecked = (
+        update(sessions)
+        .where(session_charges.OF_SESSION, session_charges.IS_OPEN)
+        .values(
+            running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us")
+        )
+        .returning(sessions.c.running_total)
+    )
+    patch(session_charges, "_CHARGE", unchecked)
+    patch(
+        charging,
+        "charge_refusal",
+        lambda policy, *, cap_micro, **rest: refusal(policy, cap_micro=10**15, **rest),
+    )
+
+
+@planted
+def a_reservation_is_released_twice(patch: Patch) -> None:
+    release = accounts.release
+
+    def twice(connection, account_id, amount):
+        release(connection, account_id, amount)
+        release(connection, account_id, amount)
+
+    patch(accounts, "release", twice)
+
+
+@planted
+def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
+    patch(accounts, "release", lambda *_: None)
+
+
+@planted
+def a_failed_spend_still_counts(patch: Patch) -> None:
+    patch(spends, "insert_release", lambda *_, **__: None)
+
+
+# --- Sessions and deposits
+
+
+@planted
+def a_settlement_overlooks_dust(patch: Patch) -> None:
+    real = session_rules.settlement
+    patch(
+        closing,
+        "settlement",
+        lambda *, cap_micro, running_total_micro, escrow_micro: real(
+            cap_micro=cap_micro, running_total_micro=running_total_micro, escrow_micro=cap_micro
+        ),
+    )
+
+
+@planted
+def a_closing_session_takes_charges(patch: Patch) -> None:
+    refusal = session_rules.charge_refusal
+    taking = (
+        update(sessions)
+        .where(session_charges.OF_SESSION, sessions.c.status != "settled")
+        .where(sessions.c.running_total + bindparam("amount") <= sessions.c.cap)
+        .values(
+            running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us")
+        )
+        .returning(sessions.c.running_total)
+    )
+    patch(session_charges, "_CHARGE", taking)
+
+    def lenient(policy, *, status, **rest):
+        return refusal(policy, status="open" if status == "closing" else status, **rest)
+
+    patch(charging, "charge_refusal", lenient)
+
+
+@planted
+def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
+    real = session_rules.settlement
+
+    def generous(**values):
+        legs = real(**values)
+        return attrs.evolve(legs, settled_micro=legs.settled_micro + legs.returned_micro, returned_micro=0)
+
+    patch(closing, "settlement", generous)
+
+
+@planted
+def own_payments_are_deposits_too(patch: Patch) -> None:
+    insert = entries.insert_entries
+
+    def unsigned(connection, *rows):
+        # Without a signature, by which a constraint would tell that there are two.
+        for row in rows:
+            insert(connection, {**row, "tx_signature": None} if row["type"] == "deposit" else row)
+
+    patch(entries, "insert_entries", unsigned)
+    patch(deposit_service, "_is_settled_here", lambda *_: False)
+    patch(entries, "is_deposit_booked", lambda *_: False)
+
+
+@planted
+def a_batch_of_deposits_loses_its_last_one(patch: Patch) -> None:
+    book = deposit_service.Deposits._book
+
+    def lossy(self, connection, account_id, after, batch, beside):
+        return book(
+            self, connection, account_id, after, attrs.evolve(batch, deposits=batch.deposits[:-1]), beside
+        )
+
+    patch(deposit_service.Deposits, "_book", lossy)
+
+
+# --- Events, answers, records
+
+
+@planted
+def any_answer_of_a_receiver_will_do(patch: Patch) -> None:
+    real = delivery_service.after_attempt
+
+    def content(attempt, status_code, ended_us):
+        if status_code is not None:
+            return NextStep(status=DeliveryStatus.DELIVERED)
+        return real(attempt, status_code, ended_us)
+
+    patch(delivery_service, "after_attempt", content)
+
+
+@planted
+def a_lost_post_is_a_delivery(patch: Patch) -> None:
+    patch(delivery_service, "after_attempt", lambda *_: NextStep(status=DeliveryStatus.DELIVERED))
+
+
+@planted
+def deliveries_are_not_leased(patch: Patch) -> None:
+    patch(deliveries, "lease", lambda *_: None)
+
+
+@planted
+def a_body_tells_its_attempt(patch: Patch) -> None:
+    attempt = delivery_service.Deliveries.attempt
+
+    async def telling(self, delivery):
+        body = delivery.body[:-1] + f',"attempt":{delivery.attempts}}}'
+        await attempt(self, attrs.evolve(delivery, body=body))
+
+    patch(delivery_service.Deliveries, "attempt", telling)
+
+
+@planted
+def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
+    """Who remembers outside the unit what it wrote leaves it out when the unit is run again."""
+    add = outbox_service.Outbox.add
+    written: set[Any] = set()
+
+    def once(self, happening):
+        name = (happening.type, str(happening.data))
+        if name not in written:
+            written.add(name)
+            add(self, happening)
+
+    patch(outbox_service.Outbox, "add", once)
+
+
+@planted
+def a_transfer_is_initiated_twice(patch: Patch) -> None:
+    book = booking.book_settled
+
+    def forgetful(*args, is_initiated, **options):
+        book(*args, is_initiated=False, **options)
+
+    patch(booking, "book_settled", forgetful)
+
+
+@planted
+def the_audit_trail_forgets_transfers(patch: Patch) -> None:
+    record = audit_service.record
+
+    def forgetful(connection, principal, *, action, **rest):
+        if action != "transfers.create":
+            record(connection, principal, action=action, **rest)
+
+    patch(audit_service, "record", forgetful)
+
+
+@planted
+def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
+    answered = transfer_service.answered
+
+    def certain(record, chain):
+        if record.status == "submitted":
+            raise Problem(
+                ErrorCode.TRANSFER_FAILED, "It failed.", transfer_id=record.transfer_id, status="failed"
+            )
+        return answered(record, chain)
+
+    patch(transfer_service, "answered", certain)
+
+
+@planted
+def a_lost_database_is_an_internal_error(patch: Patch) -> None:
+    class OtherError(Exception):
+        pass
+
+    patch(http_app, "DatabaseUnavailableError", OtherError)
+
+
+@planted
+def a_key_is_logged(patch: Patch) -> None:
+    real = http_app.authenticated
+
+    async def talkative(headers, keys, request_id):
+        try:
+            return await real(headers, keys, request_id)
+        except Exception:
+            http_app.logger.warning("refused %s", headers)
+            raise
+
+    patch(http_app, "authenticated", talkative)
+
+
+@planted
+def the_history_forgets_the_recipient(patch: Patch) -> None:
+    insert = entries.insert_entries
+    patch(entries, "insert_entries", lambda connection, first, *_: insert(connection, first))

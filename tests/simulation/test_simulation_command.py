@@ -1,0 +1,57 @@
+"""`agentpay-server simulate`: what it prints, and how it ends."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from agentpay_server.cli import main
+
+SMALL = ("simulate", "--seed", "5", "--minutes", "0.2", "--servers", "2", "--agents", "3")
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_it_prints_the_seed_and_what_it_did() -> None:
+    ended = run(*SMALL, "--runs", "2")
+    assert ended.exit_code == 0, ended.output
+    assert "first seed: 5" in ended.stderr
+    assert ended.stdout.startswith("2 runs from seed 5: ")
+    assert ended.stdout.rstrip().endswith("violations: 0")
+
+
+def test_json_is_one_document() -> None:
+    told = json.loads(run(*SMALL, "--json").stdout)
+    assert (told["first_seed"], told["runs"], told["violations"]) == (5, 1, 0)
+    assert told["simulated_seconds"] > 10
+    assert told["operations"]
+
+
+def test_a_random_seed_is_told() -> None:
+    ended = run("simulate", "--minutes", "0.1", "--servers", "1", "--agents", "1")
+    assert ended.exit_code == 0, ended.output
+    seed = ended.stderr.split("first seed: ")[1].split()[0]
+    assert f"seed {seed}:" in ended.stdout
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_broken_rule_ends_with_its_timeline_and_exit_code_1(is_json: bool, plant) -> None:
+    plant("a_body_tells_its_attempt")
+    json_option = ("--json",) if is_json else ()
+    ended = run("simulate", "--seed", "1000", "--minutes", "1", "--shrink-for", "2", *json_option)
+    assert ended.exit_code == 1
+    assert "VIOLATION an event came with other bytes" in ended.stderr
+    assert "again: agentpay-server simulate --seed 1000 --minutes 1" in ended.stderr
+    if is_json:
+        told = json.loads(ended.stdout)
+        assert told["violation"].startswith("an event came with other bytes")
+        assert told["timeline"]
+    else:
+        assert "VIOLATION an event came with other bytes" in ended.stdout.splitlines()[-1]
+
+
+def test_it_goes_on_for_as_long_as_it_is_told() -> None:
+    told = json.loads(run(*SMALL, "--for", "2", "--json").stdout)
+    assert told["runs"] >= 1

@@ -1,0 +1,192 @@
+"""The parts of a world: time that jumps, lives that end at once, a chain that can be undone."""
+
+import asyncio
+import contextvars
+
+import pytest
+from solders.keypair import Keypair
+
+from agentpay_server.simulation.chance import ACTOR, Actor, Chance
+from agentpay_server.simulation.cluster import Cluster, Described, Landed
+from agentpay_server.simulation.faults import Faults
+from agentpay_server.simulation.loop import SimulatedLoop, StuckError
+from agentpay_server.simulation.plan import Plan, Skew
+from agentpay_server.simulation.timeline import Timeline
+
+
+def new_loop() -> SimulatedLoop:
+    return SimulatedLoop(Chance(1).stream("order"))
+
+
+def test_time_jumps_and_nobody_waits() -> None:
+    loop = new_loop()
+
+    async def story() -> list[float]:
+        times = []
+        for seconds in (86_400, 0.5, 0):
+            await asyncio.sleep(seconds)
+            times.append(asyncio.get_running_loop().time())
+        return times
+
+    assert loop.run_until_complete(story()) == [86_400, 86_400.5, 86_400.5]
+
+
+def test_what_can_never_happen_is_an_error() -> None:
+    loop = new_loop()
+    with pytest.raises(StuckError, match="never happen"):
+        loop.run_until_complete(loop.create_future())
+
+
+def test_what_happens_for_ever_at_one_time_is_an_error() -> None:
+    loop = new_loop()
+
+    async def spin() -> None:
+        while True:
+            loop.call_later(0, lambda: None)
+            await asyncio.sleep(0)
+
+    work = spin()
+    with pytest.raises(StuckError, match="without time"):
+        loop.run_until_complete(work)
+
+
+@pytest.mark.parametrize("ask", ["thread", "name"])
+def test_there_are_no_threads_and_no_names(ask: str) -> None:
+    loop = new_loop()
+
+    async def story() -> None:
+        if ask == "thread":
+            await asyncio.to_thread(int)
+        else:
+            await loop.getaddrinfo("example.com", 80)
+
+    with pytest.raises((RuntimeError, OSError), match="simulation has no"):
+        loop.run_until_complete(story())
+
+
+def orders(names: str, seed: int) -> list[str]:
+    """Return in which order callbacks of actors run that are ready at one time."""
+    chance, loop, ran = Chance(seed), new_loop(), []
+    for name in names:
+        context = contextvars.Context()
+        context.run(ACTOR.set, Actor(name, chance))
+        loop.call_soon(ran.append, name, context=context)
+
+    async def rest() -> None:
+        await asyncio.sleep(1)
+
+    loop.run_until_complete(rest())
+    return ran
+
+
+def test_a_seed_decides_who_runs_first_and_one_less_changes_no_other_order() -> None:
+    found = {"".join(orders("abcd", seed)) for seed in range(20)}
+    assert len(found) > 5
+    for seed in range(20):
+        whole = orders("abcd", seed)
+        assert orders("abd", seed) == [name for name in whole if name != "c"]
+
+
+def test_nothing_of_who_is_dead_runs_any_more() -> None:
+    loop, actor, ran = new_loop(), Actor("server", Chance(1)), []
+    context = contextvars.Context()
+    context.run(ACTOR.set, actor)
+
+    async def serve() -> None:
+        try:
+            await asyncio.sleep(1)
+            ran.append("went on")
+        finally:
+            ran.append("cleaned up")
+
+    async def story() -> None:
+        loop.create_task(serve(), context=context.copy())
+        await asyncio.sleep(0.5)
+        actor.is_dead = True
+        await asyncio.sleep(10)
+        assert ran == []
+
+    loop.run_until_complete(story())
+
+
+def test_a_stream_belongs_to_its_name() -> None:
+    chance = Chance(7)
+    first = [chance.stream("db", "s1").random() for _ in range(2)]
+    assert first[0] == first[1] != chance.stream("db", "s2").random()
+    assert Chance(8).stream("db", "s1").random() != first[0]
+
+
+def test_a_strike_that_is_left_out_leaves_the_others_where_they_are() -> None:
+    def struck(*without: str) -> list[tuple[int, str]]:
+        plan = Plan(seed=3, odds={"rpc.slow": 0.2, "db.slow": 0.2}, without=frozenset(without))
+        faults = Faults(plan, Chance(3), Timeline(lambda: 0.0))
+        faults.are_on = True
+        return [
+            (turn, kind)
+            for turn in range(200)
+            for kind in ("rpc.slow", "db.slow")
+            if faults.strike(kind, "s1") is not None
+        ]
+
+    whole = struck()
+    assert {kind for _, kind in whole} == {"rpc.slow", "db.slow"}
+    assert struck("rpc.slow") == [each for each in whole if each[1] == "db.slow"]
+    second = [each for each in whole if each[1] == "rpc.slow"][1]
+    assert struck("rpc.slow/s1/1") == [each for each in whole if each != second]
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.landed: list[Landed] = []
+
+    def handed_over(self, about: Described, by: str) -> None:
+        raise AssertionError("nobody hands anything over here")
+
+    def in_block(self, landing: Landed) -> None:
+        self.landed.append(landing)
+
+    def undone(self, landing: Landed) -> None:
+        self.landed.remove(landing)
+
+
+@pytest.fixture
+def cluster():
+    plan, chance, loop = Plan(seed=1), Chance(1), new_loop()
+    timeline = Timeline(loop.time)
+    made = Cluster(
+        plan, chance, loop, Faults(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
+    )
+    made.furnish(treasury=str(Keypair().pubkey()), mint_authority=str(Keypair().pubkey()))
+    yield made, loop
+    made.close()
+
+
+def test_a_block_can_be_undone_and_its_transactions_land_again(cluster) -> None:
+    made, loop = cluster
+    account = made.strangers_account
+
+    async def story() -> None:
+        await asyncio.sleep(30)
+        made.pay_from_outside(account, 5)
+        (signature,) = made.landings
+        undone = made.roll_back(1, lambda _: 2.0)
+        assert undone == 0, "its blockhash would be gone with the block"
+        await asyncio.sleep(0.5)
+        assert signature in made.landings
+
+    loop.run_until_complete(story())
+
+
+def test_slots_may_be_empty_and_heights_count_blocks() -> None:
+    plan, chance, loop = Plan(seed=1, skew=Skew(skips_every=5)), Chance(1), new_loop()
+    timeline = Timeline(loop.time)
+    made = Cluster(
+        plan, chance, loop, Faults(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
+    )
+    first = made.first_slot + 100
+    blocks = [slot for slot in range(first, first + 100) if made.has_block(slot)]
+    assert len(blocks) == 80
+    assert [made.height(slot) for slot in blocks] == list(
+        range(made.height(blocks[0]), made.height(blocks[0]) + 80)
+    )
+    made.close()

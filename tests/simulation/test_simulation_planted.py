@@ -1,0 +1,48 @@
+"""The mutation check: bugs that are planted, each found within a minute of processor time over many seeds."""
+
+import pytest
+from planted import BUGS
+
+from agentpay_server.simulation.plan import drawn
+from agentpay_server.simulation.world import Outcome, simulate
+
+BUDGET_SECONDS = 60.0
+FIRST_SEED = 1_000
+
+# What every run checks: bugs of several kinds that most seeds find.
+SAMPLE = (
+    "a_send_that_is_not_answered_is_a_failure",
+    "an_idempotency_key_is_not_held",
+    "own_payments_are_deposits_too",
+    "a_body_tells_its_attempt",
+    "an_unknown_outcome_is_told_as_a_failure",
+)
+
+
+def found(budget_seconds: float) -> Outcome | None:
+    seed, spent = FIRST_SEED, 0.0
+    while spent < budget_seconds:
+        outcome = simulate(drawn(seed, minutes=1.5))
+        if outcome.violations:
+            return outcome
+        seed, spent = seed + 1, spent + outcome.cpu_seconds
+    return None
+
+
+@pytest.mark.parametrize("bug", SAMPLE)
+def test_a_planted_bug_is_found(bug: str, plant) -> None:
+    plant(bug)
+    assert found(BUDGET_SECONDS) is not None
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("bug", BUGS)
+def test_every_planted_bug_is_found_within_a_minute(bug: str, plant) -> None:
+    plant(bug)
+    outcome = found(BUDGET_SECONDS)
+    assert outcome is not None, f"{bug} was not found"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(BUGS) >= 30

@@ -1,0 +1,26 @@
+"""A failing run is made small, and its timeline can be read."""
+
+from agentpay_server.simulation.plan import drawn
+from agentpay_server.simulation.shrinking import Shrinker
+from agentpay_server.simulation.world import simulate
+
+
+def test_what_is_not_needed_is_left_out(plant) -> None:
+    plant("a_body_tells_its_attempt")
+    failing = simulate(drawn(1_000, minutes=1))
+    assert failing.violations
+    small = Shrinker(failing, seconds=20).shrink()
+    assert small.violations[0].what == failing.violations[0].what
+    assert len(small.calls) <= 3 < len(failing.calls)
+    assert len(small.struck) <= 3 < len(failing.struck)
+    story = "\n".join(small.lines)
+    assert "VIOLATION" in story
+    assert len(small.lines) < 200
+
+
+def test_the_same_rule_must_be_broken(plant) -> None:
+    plant("a_body_tells_its_attempt")
+    failing = simulate(drawn(1_000, minutes=1))
+    told: list[str] = []
+    Shrinker(failing, seconds=5, told=lambda outcome: told.append(outcome.violations[0].what)).shrink()
+    assert set(told) == {failing.violations[0].what}

@@ -1,0 +1,104 @@
+"""Worlds without a planted bug: no rule is broken, and a seed gives the same run, to the byte, everywhere."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agentpay_server.simulation.plan import KINDS, Plan, drawn
+from agentpay_server.simulation.world import simulate
+
+TWICE = {
+    "signed again after it had landed",
+    "two signatures can land",
+    "landed twice",
+    "one key, two payments",
+}
+
+DIGEST = """
+import hashlib
+from agentpay_server.simulation.plan import drawn
+from agentpay_server.simulation.world import simulate
+outcome = simulate(drawn(11, minutes=0.4), keeps=True, keeps_all=True)
+print(outcome.digest, len(outcome.lines), hashlib.sha256("\\n".join(outcome.lines).encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15])
+def test_no_rule_is_broken(seed: int) -> None:
+    outcome = simulate(drawn(seed, minutes=0.7))
+    assert outcome.violations == ()
+    assert outcome.crashes
+    assert outcome.landed
+    assert outcome.settled_seconds >= 0
+
+
+def test_two_processes_log_the_same_for_a_seed() -> None:
+    logs = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert logs[0] == logs[1]
+    digest, lines, _ = logs[0].split()
+    assert int(lines) > 1_000
+    # And the same in this process, where other worlds have been before.
+    assert simulate(drawn(11, minutes=0.4)).digest == digest
+
+
+def test_two_seeds_are_two_runs() -> None:
+    assert simulate(drawn(1, minutes=0.2)).digest != simulate(drawn(2, minutes=0.2)).digest
+
+
+def test_without_faults_nothing_fails() -> None:
+    outcome = simulate(drawn(4, minutes=0.5, strength=0))
+    assert (outcome.violations, outcome.struck, outcome.crashes) == ((), (), 0)
+
+
+def test_every_kind_of_fault_strikes_somewhere() -> None:
+    """All but lies, which are asked for. No kind is dead weight."""
+    struck: set[str] = set()
+    seed = 0
+    wanted = {kind for kind in KINDS if not kind.startswith("lie.")}
+    while struck < wanted and seed < 30:
+        struck |= set(simulate(drawn(seed, minutes=0.5, servers=2, strength=6)).faults)
+        seed += 1
+    assert struck == wanted
+
+
+def test_what_is_left_out_changes_no_draw_of_others() -> None:
+    """Up to what follows from it: the first calls of the others are the same without an agent."""
+    whole = simulate(Plan(seed=5, minutes=0.1, servers=2, agents=4), keeps=True)
+    part = simulate(Plan(seed=5, minutes=0.1, servers=2, agents=4).leaving_out("a2"), keeps=True)
+
+    def asked(lines: tuple[str, ...], who: str) -> list[str]:
+        return [line.split(maxsplit=3)[3] for line in lines if f" ask       {who} " in line]
+
+    assert asked(whole.lines, "a2")
+    assert not asked(part.lines, "a2")
+    for agent in ("a1", "a3", "a4"):
+        assert asked(part.lines, agent)[:2] == asked(whole.lines, agent)[:2]
+
+
+def test_lies_of_nodes_are_off_unless_asked_for() -> None:
+    assert not any(kind.startswith("lie.") for kind in drawn(1).odds)
+    lying = [kind for seed in range(5) for kind in drawn(seed, lies=True).odds if kind.startswith("lie.")]
+    assert lying
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(0)
+def test_a_node_that_lies_about_heights_makes_the_engine_pay_twice() -> None:
+    """The engine believes a single wrong number of a node. Once it does not, no seed may find anything."""
+    rules, seed, spent = set[str](), 1, 0.0
+    while not rules & TWICE and spent < 120:
+        outcome = simulate(drawn(seed, minutes=1.5, lies=True))
+        rules |= {violation.what for violation in outcome.violations}
+        seed, spent = seed + 1, spent + outcome.cpu_seconds
+    assert rules & TWICE
