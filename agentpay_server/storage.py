@@ -91,6 +91,43 @@ async def open_storage(
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 
+async def open_database(*, data_dir: Path | None = None, database_url: str | None = None) -> Database:
+    """Open the database of a server without the server; whoever opens it closes it.
+
+    It needs no encryption key: what is sealed stays so. A directory is made, and tables are laid out, if
+    they are not there. PostgreSQL tables of another version are left alone: servers may be at work on them.
+
+    Args:
+        data_dir: the server's directory; no server may be running on it.
+        database_url: the server's PostgreSQL database, where servers may be running.
+
+    Raises:
+        StartRefusedError: a server uses the directory, or another version laid the database out.
+        DatabaseUnavailableError: it cannot be reached or used.
+        ValueError: the URL is none; or not exactly one of the two is given.
+    """
+    from agentpay_server.store import migrations  # noqa: PLC0415
+
+    if (data_dir is None) == (database_url is None):
+        raise ValueError("give a data_dir or a database_url")
+    async with AsyncExitStack() as opened:
+        database: Database
+        if data_dir is not None:
+            _make_directory(data_dir)
+            database = file = FileDatabase(data_dir / _STORE_NAME)
+            opened.push_async_callback(file.close)
+            await migrations.upgrade(file)
+        else:
+            from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+
+            assert database_url is not None  # noqa: S101 - one of them is given
+            database = postgres = PostgresDatabase(database_url)
+            opened.push_async_callback(postgres.close)
+            await migrations.upgrade(postgres, only_if_empty=True)
+        opened.pop_all()
+    return database
+
+
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
     # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
     from agentpay_server.store import migrations  # noqa: PLC0415

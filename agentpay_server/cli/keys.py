@@ -1,4 +1,4 @@
-"""`agentpay-server keys`: the keys of agents, and of operators on a test chain."""
+"""`agentpay-server keys`: the keys of agents."""
 
 import click
 
@@ -11,7 +11,7 @@ from agentpay_server.clients import ServerClient
 
 @click.group()
 def keys() -> None:
-    """The keys of agents, and of operators.
+    """The keys of agents.
 
     An agent's key is bound to one account: it pays from that account, within its policy, and reads it.
     """
@@ -47,18 +47,7 @@ def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
 @takes_server
 def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
     """Make a key for an agent. It is shown once."""
-    _show_once(output, server.console.create_agent_key(account_id, name=name), "New agent key")
-
-
-@keys.command("create-operator")
-@click.argument("name")
-@takes_server
-def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
-    """Make an operator of its own, with accounts of its own, and its key. On a test chain alone.
-
-    The first operator's key is the one that serve prints, or is given with --operator-key.
-    """
-    _show_once(output, server.sandbox.create_operator(name), "New operator")
+    output.record_once(server.console.create_agent_key(account_id, name=name), "New agent key")
 
 
 @keys.command("revoke")
@@ -67,13 +56,4 @@ def create_operator(*, server: ServerClient, output: Output, name: str) -> None:
 def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
     """Revoke a key of an agent: its next request is refused."""
     server.console.revoke_agent_key(key_id)
-    if output.is_json:
-        output.document({"key_id": key_id, "status": "revoked"})
-    else:
-        output.line(key_id, "is revoked")
-
-
-def _show_once(output: Output, made: object, title: str) -> None:
-    output.record(made, title)
-    if not output.is_json:
-        output.note("The key is shown now and never again: keep it.")
+    output.revoked(key_id)

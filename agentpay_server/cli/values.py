@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import click
 
+from agentpay.contract.fields import text
 from agentpay.contract.usdc import to_decimal
 
+_LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
@@ -51,6 +53,24 @@ class Usdc(click.ParamType[Decimal]):
         if not amount:
             self.fail("an amount must be at least 0.000001.", param, ctx)
         return amount
+
+
+class Label(click.ParamType[str]):
+    """A name for people, as the service takes it: 1 to 100 characters, no control characters."""
+
+    name = "label"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the name, trimmed."""
+        try:
+            return str(_LABEL.parse(str(value)))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Identifier(click.ParamType[str]):

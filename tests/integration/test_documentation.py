@@ -337,7 +337,7 @@ def test_every_decision_that_the_code_names_is_told() -> None:
         for path in (ROOT / name).rglob("*.py")
     ]
     named = {int(number) for text in sources for number in re.findall(r"\bD(\d{1,2})\b(?= to|[,;). ])", text)}
-    assert told == set(range(1, max(told) + 1))
+    assert told >= set(range(1, 47))
     assert named <= told
 
 

@@ -23,7 +23,7 @@ from agentpay_server.chain.base import (
     TokenAccount,
 )
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import SessionStatus
+from agentpay_server.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.sessions import Settlement as Legs
@@ -128,16 +128,27 @@ class Closing:
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
         until_us = real_now_us() + LEASE_US
-        if settlements.claim_closing(connection, session_id, until_us=until_us):
-            check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-            if principal is not None:
-                now_us = self._context.clock.now_us()
-                audit.record(
-                    connection, principal, action="sessions.close", subject=session_id, now_us=now_us
-                )
-        else:
+        if not settlements.claim_closing(connection, session_id, until_us=until_us):
             settlements.claim_put_off(connection, session_id, until_us=until_us)
-        return _current(connection, session_id)
+            return _current(connection, session_id)
+        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+        session = _current(connection, session_id)
+        audit.record(
+            connection,
+            principal or audit.Server(session.operator_id),
+            action=CLOSE_SESSION.name,
+            subject=session_id,
+            now_us=self._context.clock.now_us(),
+            before={"status": SessionStatus.OPEN.value},
+            after={
+                "status": session.status,
+                "cap_usdc": audit.usdc(session.cap),
+                # From now on nothing is charged: these are what is settled.
+                "settled_usdc": audit.usdc(session.running_total),
+                "returned_usdc": audit.usdc(session.cap - session.running_total),
+            },
+        )
+        return session
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, bool]:
         """Sign the settlement of a claimed session, as far as the chain allows.

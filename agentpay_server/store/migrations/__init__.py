@@ -9,25 +9,30 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, StaticPool, create_engine, inspect, text
 
-from agentpay_server.store.database import NewerSchemaError
+from agentpay_server.store.database import NewerSchemaError, OlderSchemaError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The newest step."""
 
 _VERSION: Final = text("SELECT version_num FROM alembic_version")
 
 
-async def upgrade(database: FileDatabase | PostgresDatabase) -> None:
+async def upgrade(database: FileDatabase | PostgresDatabase, *, only_if_empty: bool = False) -> None:
     """Bring a database to the tables of this version: from nothing, or from those of an older one.
+
+    Args:
+        database: the database.
+        only_if_empty: whether to refuse those of an older one, since older servers may be at work on them.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
+        OlderSchemaError: an older version has laid it out, and `only_if_empty`.
         DatabaseUnavailableError: there is no answer.
     """
     if isinstance(database, PostgresDatabase):
-        await database.lay_out(_upgrade)
+        await database.lay_out(lambda connection: _upgrade(connection, only_if_empty=only_if_empty))
     else:
         await database.with_driver(_upgrade_driver)
 
@@ -41,7 +46,7 @@ def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection
         connection.commit()
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
     found = None
     if inspect(connection).has_table("alembic_version"):
         found = connection.execute(_VERSION).scalar_one_or_none()
@@ -60,5 +65,10 @@ def _upgrade(connection: Connection) -> None:
         raise NewerSchemaError(
             f"the database was laid out by a newer version of agentpay-server (its schema is {found}, this "
             f"version knows up to {HEAD}): start that version, or a newer one"
+        )
+    if found is not None and only_if_empty:
+        raise OlderSchemaError(
+            f"the database was laid out by an older version of agentpay-server (its schema is {found}, that "
+            f"of this version is {HEAD}): start a server of this version on it first"
         )
     command.upgrade(config, "head")

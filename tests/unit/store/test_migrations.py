@@ -21,16 +21,17 @@ from sqlalchemy import (
     create_engine,
     insert,
     inspect,
+    select,
     text,
 )
 
-from agentpay_server.store import migrations, sessions, transfers
+from agentpay_server.store import audit, migrations, sessions, transfers
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
-from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.store.tables import api_keys, metadata, server_state
 
 pytestmark = pytest.mark.anyio
 
@@ -199,6 +200,30 @@ async def test_0002_keeps_the_keys_that_are_held(bare, kind):
         asked = Asked(account_id=account, idempotency_key=key, by_operator=True)
         held_now = await bare.read(keys.find, asked, 0)
         assert (held_now.holder_id, held_now.claim_id, held_now.is_held_elsewhere) == found
+    assert await on_connection(bare, differences) == []
+
+
+async def test_0003_tells_keys_apart_and_keeps_the_audit_trail(bare):
+    await to_step(bare, "0002")
+    for key_id, account_id, name in [
+        ("key_1", None, "operator"),
+        ("key_2", None, "this run"),
+        ("key_3", "acct_1", "this run"),
+        ("key_4", "acct_1", None),
+    ]:
+        row = {"key_id": key_id, "account_id": account_id, "name": name, "digest": key_id}
+        await insert_rows(bare, "api_keys", row)
+    await insert_rows(bare, "audit", {"key_id": "key_1", "action": "policies.put", "subject": "acct_1"})
+
+    await upgrade(bare)
+
+    def kinds(connection):
+        return dict(connection.execute(select(api_keys.c.key_id, api_keys.c.kind)))
+
+    expected = {"key_1": "operator", "key_2": "lent", "key_3": "agent", "key_4": "agent"}
+    assert await bare.read(kinds) == expected
+    (entry,) = await bare.read(audit.page, "", 10, 10)
+    assert (entry.key_id, entry.action, entry.subject) == ("key_1", "policies.put", "acct_1")
     assert await on_connection(bare, differences) == []
 
 
