@@ -19,6 +19,12 @@ from agentpay_server.contract.console import (
     NewAgentKey,
     PolicyRecordView,
 )
+from agentpay_server.contract.operator_keys import (
+    CreateOperatorKey,
+    ListOperatorKeys,
+    NewOperatorKey,
+    OperatorKey,
+)
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.spending import remaining
@@ -47,6 +53,20 @@ class Console:
     async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
         """Revoke an agent-scoped key."""
         await self._runtime.keys.revoke_agent_key(principal, key_id)
+
+    async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
+        """Make another key of the operator (D51)."""
+        return await self._runtime.keys.create_operator_key(principal, request)
+
+    async def list_operator_keys(
+        self, principal: Principal, query: ListOperatorKeys
+    ) -> PageBody[OperatorKey]:
+        """Return a page of the operator's live keys."""
+        return await self._runtime.keys.list_operator_keys(principal, query)
+
+    async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
+        """Revoke an operator key."""
+        await self._runtime.keys.revoke_operator_key(principal, key_id)
 
     async def account(self, principal: Principal, account_id: str) -> AccountDetail:
         """Return an account with metadata, policy record, and what is spent of its daily limit.

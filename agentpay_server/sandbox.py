@@ -1,9 +1,12 @@
 """The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
 
 import asyncio
+from collections.abc import Mapping
 
 from agentpay.contract import identifiers
+from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain import transactions
@@ -12,6 +15,12 @@ from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.contract.sandbox import (
+    ADVANCE_CLOCK,
+    CLEAR_FAULTS,
+    CREATE_TOKEN_ACCOUNT,
+    DELETE_FAULT,
+    FUND,
+    SET_FAULT,
     AdvanceClock,
     ClockReading,
     CreateOperator,
@@ -98,10 +107,10 @@ class Sandbox:
             audit.record(
                 connection,
                 principal,
-                action="sandbox.fund",
+                action=FUND.name,
                 subject=account.account_id,
                 now_us=context.clock.now_us(),
-                after={"amount_usdc": str(from_micro(amount_micro)), "tx_signature": signed.signature},
+                after={"amount_usdc": audit.usdc(amount_micro), "tx_signature": signed.signature},
             )
             if not outcome.is_irreversible:
                 confirmed.watch(connection, signed, account.account_id)
@@ -151,9 +160,10 @@ class Sandbox:
         await context.database.run(
             audit.record,
             principal,
-            action="sandbox.create_token_account",
+            action=CREATE_TOKEN_ACCOUNT.name,
             subject=address,
             now_us=context.clock.now_us(),
+            after={"owner": owner},
         )
         fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
@@ -171,18 +181,22 @@ class Sandbox:
                 be shown.
         """
         self._require_test_chain()
-        duration_us = int(request.seconds * SECOND_US)
-        if self._context.clock.now_us() + duration_us > LATEST_US:
+        duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
+        if before_us + duration_us > LATEST_US:
             raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
         await self._runtime.schedule.advance(duration_us)
         if duration_us:
             await self._context.database.run(
                 audit.record,
                 principal,
-                action="sandbox.advance_clock",
+                action=ADVANCE_CLOCK.name,
                 subject="clock",
                 now_us=self._context.clock.now_us(),
-                after={"seconds": request.seconds},
+                before={"now": format_timestamp(from_us(before_us))},
+                after={
+                    "now": format_timestamp(from_us(self._context.clock.now_us())),
+                    "seconds": request.seconds,
+                },
             )
         return await self.clock()
 
@@ -196,9 +210,7 @@ class Sandbox:
         self._require_test_chain()
         faults = self._runtime.faults
         faults.check(name, request)
-        after = {"times": request.times, "effect": request.effect, "delay_ms": request.delay_ms}
-        shown = {key: value for key, value in after.items() if key == "times" or value is not None}
-        await self._record(principal, "sandbox.faults.set", name, shown)
+        await self._record(principal, SET_FAULT, name, self._armed(name), _audited(request))
         return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
@@ -210,8 +222,9 @@ class Sandbox:
         self._require_test_chain()
         faults = self._runtime.faults
         faults.check_name(name)
-        if name in (fault.name for fault in faults.armed()):
-            await self._record(principal, "sandbox.faults.delete", name)
+        before = self._armed(name)
+        if before is not None:
+            await self._record(principal, DELETE_FAULT, name, before)
             faults.delete(name)
 
     async def clear_faults(self, principal: Principal) -> None:
@@ -220,9 +233,9 @@ class Sandbox:
         faults = self._runtime.faults
         armed = faults.armed()
         if armed:
-            await self._record(
-                principal, "sandbox.faults.clear", ", ".join(sorted(fault.name for fault in armed))
-            )
+            names = sorted(fault.name for fault in armed)
+            before = {name: self._armed(name) for name in names}
+            await self._record(principal, CLEAR_FAULTS, ", ".join(names), before)
             faults.clear()
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
@@ -261,13 +274,29 @@ class Sandbox:
         self._require_test_chain()
         await self._runtime.snapshots.reset(principal)
 
-    async def _record(self, principal: Principal, action: str, subject: str, after: object = None) -> None:
-        now_us = self._context.clock.now_us()
+    def _armed(self, name: str) -> dict[str, object] | None:
+        """Return what the audit trail says of a fault that is armed now; None if it is not."""
+        found = (fault for fault in self._runtime.faults.armed() if fault.name == name)
+        armed = next(found, None)
+        return None if armed is None else _audited(armed)
 
-        def unit(connection: Connection) -> None:
-            audit.record(connection, principal, action=action, subject=subject, now_us=now_us, after=after)
-
-        await self._context.database.run(unit)
+    async def _record(
+        self,
+        principal: Principal,
+        endpoint: Endpoint,
+        subject: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None = None,
+    ) -> None:
+        await self._context.database.run(
+            audit.record,
+            principal,
+            action=endpoint.name,
+            subject=subject,
+            now_us=self._context.clock.now_us(),
+            before=before,
+            after=after,
+        )
 
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
@@ -293,6 +322,11 @@ def _maybe_minted(what: str) -> Problem:
         f"{what}; it is booked all the same. Read the balance before you fund again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
+
+
+def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
+    """Return what the audit trail says of a fault."""
+    return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 
 def _fault(armed: ArmedFault) -> Fault:

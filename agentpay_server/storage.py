@@ -10,7 +10,7 @@ import shlex
 import stat
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
@@ -23,6 +23,10 @@ from agentpay_server.store import state
 from agentpay_server.store.database import Database, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.memory import MemoryDatabase
+
+if TYPE_CHECKING:
+    # Its driver is an extra of its own: a server on files runs without it.
+    from agentpay_server.store.postgres import PostgresDatabase
 
 _STORE_NAME: Final = "store.sqlite3"
 _LEDGER_NAME: Final = "chain.sqlite3"
@@ -105,6 +109,47 @@ async def open_storage(
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 
+async def open_database(
+    *,
+    data_dir: Path | None = None,
+    database_url: str | None = None,
+    database_schema: str = DATABASE_SCHEMA,
+) -> Database:
+    """Open the database of a server without the server; whoever opens it closes it.
+
+    It needs no encryption key: what is sealed stays so. A directory is made, and tables are laid out, if
+    they are not there. PostgreSQL tables of another version are left alone: servers may be at work on them.
+
+    Args:
+        data_dir: the server's directory; no server may be running on it.
+        database_url: the server's PostgreSQL database, where servers may be running.
+        database_schema: the schema of that database that holds all tables.
+
+    Raises:
+        StartRefusedError: a server uses the directory, or another version laid the database out.
+        DatabaseUnavailableError: it cannot be reached or used.
+        ValueError: the URL is none; or not exactly one of the two is given.
+    """
+    from agentpay_server.store import migrations  # noqa: PLC0415
+
+    if (data_dir is None) == (database_url is None):
+        raise ValueError("give a data_dir or a database_url")
+    async with AsyncExitStack() as opened:
+        database: Database
+        if data_dir is not None:
+            _make_directory(data_dir)
+            database = file = FileDatabase(data_dir / _STORE_NAME)
+            opened.push_async_callback(file.close)
+            await migrations.upgrade(file)
+        else:
+            assert database_url is not None  # noqa: S101 - one of them is given
+            database = postgres = _postgres(database_url, database_schema)
+            opened.push_async_callback(postgres.close)
+            await migrations.upgrade(postgres, only_if_empty=True)
+        opened.pop_all()
+    return database
+
+
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
     # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
     from agentpay_server.store import migrations  # noqa: PLC0415
@@ -127,14 +172,6 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
 
 
 async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
-    try:
-        from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        from agentpay_server.installation import install_command  # noqa: PLC0415
-
-        raise MissingDriverError(
-            f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"
-        ) from missing
     from agentpay_server.store import migrations  # noqa: PLC0415
 
     if settings.encryption_key is None:
@@ -144,7 +181,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         )
     lost = asyncio.Event()
     async with AsyncExitStack() as opened:
-        database = PostgresDatabase(url, schema)
+        database = _postgres(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
             # Before anything is changed: the chain inside this server makes the schema its own.
@@ -153,6 +190,19 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         opened.pop_all()
     ledger = database if keeps_chain else None
     return Storage(database=database, ledger=ledger, settings=settings, is_alone=keeps_chain, lost=lost)
+
+
+def _postgres(url: str, schema: str) -> "PostgresDatabase":
+    """Return a database on PostgreSQL, which is not connected yet."""
+    try:
+        from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        from agentpay_server.installation import install_command  # noqa: PLC0415
+
+        raise MissingDriverError(
+            f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"
+        ) from missing
+    return PostgresDatabase(url, schema)
 
 
 def _make_directory(path: Path) -> None:

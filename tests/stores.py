@@ -108,6 +108,15 @@ async def administer(url: str, *statements: str) -> None:
         await connection.close()
 
 
+async def fetch(url: str, query: str) -> list[Any]:
+    """Return the first column of what a query finds."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [row[0] for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
+
+
 def prefix() -> str:
     """Return what the names of all databases of this run begin with, and of no other run's."""
     assert run.postgres is not None

@@ -40,6 +40,7 @@ class ErrorCode(StrEnum):
     CLOCK_NOT_MANUAL = "clock_not_manual"
     CLOCK_MOVING = "clock_moving"
     NOT_PENDING = "not_pending"
+    LAST_OPERATOR_KEY = "last_operator_key"
     NOT_IN_MEMORY = "not_in_memory"
     NOT_AT_REST = "not_at_rest"
 
@@ -81,6 +82,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.CLOCK_NOT_MANUAL: 409,
     ErrorCode.CLOCK_MOVING: 409,
     ErrorCode.NOT_PENDING: 409,
+    ErrorCode.LAST_OPERATOR_KEY: 409,
     ErrorCode.NOT_IN_MEMORY: 409,
     ErrorCode.NOT_AT_REST: 409,
 }
@@ -113,6 +115,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
     ErrorCode.NOT_PENDING: "The transfer waits for no approval, or not any more.",
+    ErrorCode.LAST_OPERATOR_KEY: "The operator has no other valid key.",
     ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
     ErrorCode.NOT_IN_MEMORY: "The server keeps its state on disk, in a database or on a chain of others, and "
     "cannot go back.",

@@ -1,10 +1,11 @@
 """`agentpay-server`: the command line.
 
-`serve` and `demo` are servers; the other commands are clients of one that runs, over HTTP like any client,
-and never touch its data. Each command has a module of its own, which is loaded when it is called for. What
-a command found goes to standard output, for people or, with `--json`, as JSON; everything else goes to
-standard error. The exit code is 0 when it is done, 1 when the server refused or failed or cannot be reached,
-2 when the command cannot be meant as it was given, 130 when it was interrupted before it was done.
+`serve` and `demo` are servers; `operators` works on a store; the other commands are clients of a server that
+runs, over HTTP like any client, and never touch its data. Each command has a module of its own, which is
+loaded when it is called for. What a command found goes to standard output, for people or, with `--json`, as
+JSON; everything else goes to standard error. The exit code is 0 when it is done, 1 when the server refused or
+failed or cannot be reached, 2 when the command cannot be meant as it was given, 130 when it was interrupted
+before it was done.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Serve until it is stopped."),
     "demo": ("demo:demo", "Serve a living world: agents that pay, are refused, and wait for you."),
     "keys": ("keys:keys", "The keys of agents; and new operator keys."),
+    "operator-keys": ("operator_keys:operator_keys", "Your operator keys."),
+    "operators": ("operators:operators", "The operators of a data directory or a database."),
     "approvals": ("approvals:approvals", "Transfers that wait for an operator."),
     "deliveries": ("deliveries:deliveries", "Events on their way to webhooks."),
     "listen": ("listen:listen", "Print events as they happen, and forward them, signed."),
@@ -61,8 +64,8 @@ class _Commands(click.Group):
 def main() -> None:
     """The reference server of the agent payment account service.
 
-    serve and demo start one. The other commands ask one that runs: tell them where with --url or
-    AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as the SDK is told.
+    serve and demo start one. operators works on the store of one. The other commands ask one that runs: tell
+    them where with --url or AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as the SDK is told.
 
     Exit codes: 0 done, 1 refused, failed or not reached, 2 not to be meant, 130 interrupted.
     """

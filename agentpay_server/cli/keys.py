@@ -50,7 +50,7 @@ def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
 @takes_server
 def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
     """Make a key for an agent. It is shown once."""
-    _show_once(output, server.console.create_agent_key(account_id, name=name), "New agent key")
+    output.record_once(server.console.create_agent_key(account_id, name=name), "New agent key")
 
 
 @keys.command("generate")
@@ -77,13 +77,4 @@ def generate_key(*, is_json: bool) -> None:
 def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
     """Revoke a key of an agent: its next request is refused."""
     server.console.revoke_agent_key(key_id)
-    if output.is_json:
-        output.document({"key_id": key_id, "status": "revoked"})
-    else:
-        output.line(key_id, "is revoked")
-
-
-def _show_once(output: Output, made: object, title: str) -> None:
-    output.record(made, title)
-    if not output.is_json:
-        output.note("The key is shown now and never again: keep it.")
+    output.revoked(key_id)

@@ -78,6 +78,19 @@ class Output:
                 table.add_row(Text(f"{name}.{part}" if part else name), styled(item))
         self._out.print(table)
 
+    def record_once(self, model: object, title: str) -> None:
+        """Print a thing with a key that is never shown again."""
+        self.record(model, title)
+        if not self.is_json:
+            self.note("The key is shown now and never again: keep it.")
+
+    def revoked(self, key_id: str) -> None:
+        """Say that a key is revoked."""
+        if self.is_json:
+            self.document({"key_id": key_id, "status": "revoked"})
+        else:
+            self.line(key_id, "is revoked")
+
     def table(
         self, models: Sequence[object], columns: Mapping[str, Callable[[Any], object]], *, empty: str
     ) -> None:

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import click
 
+from agentpay.contract.fields import text
 from agentpay.contract.usdc import to_decimal
 from agentpay_server.domain.database_schema import check_database_schema
 
+_LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
@@ -89,6 +91,24 @@ class SchemaName(click.ParamType[str]):
         """Return the name."""
         try:
             return check_database_schema(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+class Label(click.ParamType[str]):
+    """A name for people, as the service takes it: 1 to 100 characters, no control characters."""
+
+    name = "label"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the name, trimmed."""
+        try:
+            return str(_LABEL.parse(str(value)))
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 

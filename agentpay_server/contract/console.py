@@ -1,7 +1,7 @@
 """The console: what an operator does on the dashboard (decisions, "What stands beside /v1").
 
-Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals and webhooks have
-modules of their own.
+Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals, webhooks and
+operator keys have modules of their own.
 """
 
 from datetime import datetime
@@ -132,8 +132,8 @@ class AuditEntry:
     """One change that was made: who, what, before, after, when.
 
     Attributes:
-        key_id: the key that made it.
-        action: what was done, `resource.action`.
+        key_id: the key that made it; None for what the server does by itself, such as an expiry.
+        action: what was done: the name of the endpoint, such as `transfers.create`.
         subject: identifier of what was changed.
         before: state before, or None.
         after: state after, or None.
@@ -141,7 +141,7 @@ class AuditEntry:
         created_at: when, UTC.
     """
 
-    key_id: str
+    key_id: str | None
     action: str
     subject: str
     before: Any

@@ -21,6 +21,10 @@ class KeyKind(StrEnum):
     AGENT = "agent"
 
 
+LENT: Final = "lent"
+"""What is stored as the kind of an operator key that lasts as long as one run of a server."""
+
+
 def new_key(kind: KeyKind, random_bytes: bytes) -> str:
     """Return the key that 32 random bytes make."""
     if len(random_bytes) != 32:

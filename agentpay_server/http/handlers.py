@@ -100,16 +100,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     console = Console(runtime)
     webhooks, deliveries = runtime.webhooks, runtime.deliveries
 
-    async def create_agent_key(call: Call) -> Reply:
-        return Reply(status=201, model=await console.create_agent_key(call.principal, call.body))
-
-    async def list_agent_keys(call: Call) -> Reply:
-        return Reply(status=200, model=await console.list_agent_keys(call.principal, call.query))
-
-    async def revoke_agent_key(call: Call) -> Reply:
-        await console.revoke_agent_key(call.principal, call.path["key_id"])
-        return Reply(status=204)
-
     async def get_account(call: Call) -> Reply:
         return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
 
@@ -138,9 +128,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         return Reply(status=200, model=await console.list_audit(call.principal, call.query))
 
     return {
-        "console.agent_keys.create": create_agent_key,
-        "console.agent_keys.list": list_agent_keys,
-        "console.agent_keys.revoke": revoke_agent_key,
         "console.accounts.get": get_account,
         "console.audit.list": list_audit,
         "console.webhooks.list": list_webhooks,
@@ -149,6 +136,40 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "console.events.list": list_events,
         "console.events.replay": replay_event,
         "console.deliveries.list": list_deliveries,
+    }
+
+
+def key_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console that make, list and revoke keys."""
+    console = Console(runtime)
+
+    async def create_agent_key(call: Call) -> Reply:
+        return Reply(status=201, model=await console.create_agent_key(call.principal, call.body))
+
+    async def list_agent_keys(call: Call) -> Reply:
+        return Reply(status=200, model=await console.list_agent_keys(call.principal, call.query))
+
+    async def revoke_agent_key(call: Call) -> Reply:
+        await console.revoke_agent_key(call.principal, call.path["key_id"])
+        return Reply(status=204)
+
+    async def create_operator_key(call: Call) -> Reply:
+        return Reply(status=201, model=await console.create_operator_key(call.principal, call.body))
+
+    async def list_operator_keys(call: Call) -> Reply:
+        return Reply(status=200, model=await console.list_operator_keys(call.principal, call.query))
+
+    async def revoke_operator_key(call: Call) -> Reply:
+        await console.revoke_operator_key(call.principal, call.path["key_id"])
+        return Reply(status=204)
+
+    return {
+        "console.agent_keys.create": create_agent_key,
+        "console.agent_keys.list": list_agent_keys,
+        "console.agent_keys.revoke": revoke_agent_key,
+        "console.operator_keys.create": create_operator_key,
+        "console.operator_keys.list": list_operator_keys,
+        "console.operator_keys.revoke": revoke_operator_key,
     }
 
 

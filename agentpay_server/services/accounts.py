@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
+from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
@@ -146,8 +147,21 @@ class Accounts:
         )
         if watched is not None:
             confirmed.watch(connection, watched, account_id)
-        audit.record(connection, principal, action="accounts.create", subject=account_id, now_us=now_us)
-        return own_account(connection, principal, account_id)
+        record = own_account(connection, principal, account_id)
+        audit.record(
+            connection,
+            principal,
+            action=CREATE_ACCOUNT.name,
+            subject=account_id,
+            now_us=now_us,
+            after={
+                "name": record.name,
+                "handle": record.handle,
+                "chain_address": record.chain_address,
+                "usdc_token_account": record.usdc_token_account,
+            },
+        )
+        return record
 
 
 def _account(record: AccountRecord, balance_micro: int) -> Account:

@@ -1,30 +1,101 @@
-"""Recording who changed what: into the audit trail, in the commit that makes the change."""
+"""Recording who changed what: into the audit trail, in the commit that makes the change.
+
+An entry's action is the name of the endpoint that makes such a change, whichever way it was made. What the
+server does by itself, with the clock or the chain, has no key. Four changes have no endpoint: an approval
+that expires, a transfer or a session that provably moved nothing, and an operator that is created without the
+sandbox.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from attrs import frozen
 
 from agentpay.contract import codec
-from agentpay_server.domain.principals import Principal
+from agentpay.contract.usdc import format_string, from_micro
 from agentpay_server.store import audit as store
 from agentpay_server.store.connection import Connection
+
+APPROVAL_EXPIRED: Final = "console.approvals.expire"
+TRANSFER_FAILED: Final = "transfers.fail"
+SESSION_FAILED: Final = "sessions.fail"
+OPERATOR_CREATED: Final = "operators.create"
+
+UNPROMPTED: Final = frozenset({APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED})
+"""The actions that are no endpoint's."""
+
+
+class Actor(Protocol):
+    """Who makes a change: a principal, or the server by itself."""
+
+    @property
+    def operator_id(self) -> str:
+        """The operator in whose trail it is."""
+        ...
+
+    @property
+    def key_id(self) -> str | None:
+        """The key; None for the server."""
+        ...
+
+    @property
+    def request_id(self) -> str | None:
+        """The request; None in process."""
+        ...
+
+
+@frozen
+class Server:
+    """The server by itself, on behalf of an operator."""
+
+    operator_id: str
+    key_id: None = None
+    request_id: None = None
 
 
 def record(
     connection: Connection,
-    principal: Principal,
+    actor: Actor,
     *,
     action: str,
     subject: str,
     now_us: int,
-    before: object = None,
-    after: object = None,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
 ) -> None:
-    """Write one entry; `before` and `after` are JSON values, None where there is nothing to tell."""
+    """Write one entry.
+
+    Args:
+        connection: the unit's.
+        actor: who makes the change.
+        action: the name of the endpoint, or one of `UNPROMPTED`.
+        subject: identifier of what is changed.
+        now_us: when.
+        before: JSON values; None where there is nothing to tell. Never a secret.
+        after: as `before`.
+    """
     store.insert_entry(
         connection,
-        operator_id=principal.operator_id,
-        key_id=principal.key_id,
+        operator_id=actor.operator_id,
+        key_id=actor.key_id,
         action=action,
         subject=subject,
-        before=None if before is None else codec.print_json(before).decode("ascii"),
-        after=None if after is None else codec.print_json(after).decode("ascii"),
-        request_id=principal.request_id,
+        before=_text(before),
+        after=_text(after),
+        request_id=actor.request_id,
         created_us=now_us,
     )
+
+
+def given(**values: object) -> dict[str, object]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def usdc(micro: int) -> str:
+    """Return an amount as it is on the wire."""
+    return format_string(from_micro(micro))
+
+
+def _text(values: Mapping[str, object] | None) -> str | None:
+    return None if values is None else codec.print_json(values).decode("ascii")

@@ -14,6 +14,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.contract.webhooks import (
+    REPLAY_EVENT,
     Delivery,
     DeliveryAttempt,
     ListDeliveries,
@@ -211,7 +212,7 @@ class Deliveries:
         audit.record(
             connection,
             principal,
-            action="events.replay",
+            action=REPLAY_EVENT.name,
             subject=event_id,
             now_us=now_us,
             after={"webhook_ids": webhooks},

@@ -6,32 +6,40 @@ from typing import Final
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay_server.clock import from_us
-from agentpay_server.contract.console import AgentKey, CreateAgentKey, ListAgentKeys, NewAgentKey
-from agentpay_server.domain.api_keys import KeyKind, digest_of, new_key
+from agentpay_server.contract.console import (
+    CREATE_AGENT_KEY,
+    REVOKE_AGENT_KEY,
+    AgentKey,
+    CreateAgentKey,
+    ListAgentKeys,
+    NewAgentKey,
+)
+from agentpay_server.contract.operator_keys import (
+    CREATE_OPERATOR_KEY,
+    REVOKE_OPERATOR_KEY,
+    CreateOperatorKey,
+    ListOperatorKeys,
+    NewOperatorKey,
+    OperatorKey,
+)
+from agentpay_server.domain.api_keys import LENT, KeyKind, digest_of, new_key
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import not_found
+from agentpay_server.domain.problems import Problem, not_found
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
+from agentpay_server.services.operators import NewOperator, insert_key, insert_operator
 from agentpay_server.services.policies import own_account
 from agentpay_server.store import keys as store
 from agentpay_server.store import state
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import run_again_if_late
 
-_LENT_KEY: Final = "this run"
+_LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"
-
-
-@frozen(kw_only=True)
-class NewOperator:
-    """An operator and its first key, which is shown here and never again."""
-
-    operator_id: str
-    key_id: str
-    key: str = field(repr=False)
 
 
 @frozen(kw_only=True)
@@ -75,21 +83,17 @@ class Keys:
         key_id, operator_id, account_id = found
         return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
 
-    async def create_operator(
-        self, name: str, *, key: str | None = None, asked_by: Principal | None = None
-    ) -> NewOperator:
+    async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
         """Make an operator with its first key.
 
         Args:
             name: display label.
-            key: an operator key to use instead of a new one.
-            asked_by: who asked for it; None for the first operator, which makes itself.
-
-        Raises:
-            ValueError: `key` is not an operator key.
+            asked_by: who asked for it.
         """
-        key = self._new_key(KeyKind.OPERATOR) if key is None else _operator_key(key)
-        return await self._context.database.run(self._insert_operator, name, key, asked_by)
+        key = self._new_key(KeyKind.OPERATOR)
+        new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
+        now_us = self._context.clock.now_us()
+        return await self._context.database.run(insert_operator, new, name, now_us, asked_by=asked_by)
 
     async def first_operator(
         self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
@@ -113,10 +117,45 @@ class Keys:
     async def take_back(self, operator: FirstOperator) -> None:
         """Revoke the key that was made for this run, if one was."""
         if operator.is_lent:
-            now_us = self._context.clock.now_us()
-            await self._context.database.run(
-                store.revoke_operator_keys, operator.operator_id, _LENT_KEY, now_us
-            )
+            await self._context.database.run(self._revoke_lent, operator.operator_id)
+
+    # --- Operator keys
+
+    async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
+        """Make another key of the operator; it is shown here and never again (D51)."""
+        return await self._context.database.run(self._insert_operator_key, principal, request)
+
+    async def list_operator_keys(
+        self, principal: Principal, query: ListOperatorKeys
+    ) -> PageBody[OperatorKey]:
+        """Return a page of the operator's live keys, newest first, without the keys themselves.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("operator-keys", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            store.operator_keys, principal.operator_id, before, query.limit + 1
+        )
+        return listing.page(
+            rows,
+            query.limit,
+            seq=lambda row: row.seq,
+            item=lambda row: OperatorKey(
+                key_id=row.key_id, name=row.name or "", created_at=from_us(row.created_us)
+            ),
+        )
+
+    async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
+        """Revoke an operator key; its next request is refused.
+
+        Raises:
+            Problem: `not_found`; `last_operator_key` for the last one that outlasts this run.
+        """
+        await self._context.database.run(self._revoke_operator_key, principal, key_id)
+
+    # --- Agent-scoped keys
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
         """Make a key that is bound to one account; it is shown here and never again (D16).
@@ -155,30 +194,38 @@ class Keys:
         Raises:
             Problem: `not_found`.
         """
-        await self._context.database.run(self._revoke, principal, key_id)
+        await self._context.database.run(self._revoke_agent_key, principal, key_id)
+
+    # --- Units of work
 
     def _new_key(self, kind: KeyKind) -> str:
         # Drawn in any case: the identifiers that follow are those of the seed.
         chance = self._context.randomness.randbytes(32)
         return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
 
+    def _new_key_id(self) -> str:
+        return self._context.identifiers.new(identifiers.KEY)
+
     def _first_operator(
         self, connection: Connection, key: str | None, first_key: str, *, lend_key: bool, is_alone: bool
     ) -> FirstOperator:
-        found = store.first_operator(connection)
-        if found is None:
+        operator_id = store.first_operator(connection)
+        if operator_id is None:
             # Of two servers that start at once, one makes it.
             state.add(connection, _FIRST_OPERATOR, b"")
-            made = self._insert_operator(connection, "operator", key or first_key, None)
-            return FirstOperator(operator_id=made.operator_id, key_id=made.key_id, key=made.key)
-        operator_id, key_id = found
+            new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
+            insert_operator(connection, new, "operator", self._context.clock.now_us())
+            return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
         if is_alone:
             # Whoever was lent one before has died without giving it back.
-            store.revoke_operator_keys(connection, operator_id, _LENT_KEY, self._context.clock.now_us())
+            self._revoke_lent(connection, operator_id)
+        # What is called in process acts under a key that is valid: the first one may have been replaced.
+        key_id = store.lasting_keys(connection, operator_id)[0]
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
         elif lend_key:
-            key, key_id = first_key, self._add_key(connection, operator_id, first_key, _LENT_KEY)
+            key = first_key
+            key_id = self._add_key(connection, operator_id, first_key, _LENT_NAME, kind=LENT)
         return FirstOperator(
             operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is first_key
         )
@@ -192,48 +239,94 @@ class Keys:
             raise ValueError("this operator key is revoked, or belongs to another operator")
         return known.key_id
 
-    def _add_key(self, connection: Connection, operator_id: str, key: str, name: str) -> str:
-        key_id = self._context.identifiers.new(identifiers.KEY)
-        self._insert_key(connection, key, key_id=key_id, operator_id=operator_id, name=name, account_id=None)
+    def _add_key(
+        self,
+        connection: Connection,
+        operator_id: str,
+        key: str,
+        name: str,
+        *,
+        kind: str = KeyKind.OPERATOR,
+        asked_by: Principal | None = None,
+    ) -> str:
+        """Store an operator key and return its identifier; asked for by nobody, it makes itself."""
+        key_id, now_us = self._new_key_id(), self._context.clock.now_us()
+        insert_key(
+            connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us
+        )
         audit.record(
             connection,
-            Principal(operator_id=operator_id, key_id=key_id),
-            action="operator_keys.create",
+            asked_by or Principal(operator_id=operator_id, key_id=key_id),
+            action=CREATE_OPERATOR_KEY.name,
             subject=key_id,
-            now_us=self._context.clock.now_us(),
+            now_us=now_us,
             after={"name": name},
         )
         return key_id
 
-    def _insert_operator(
-        self, connection: Connection, name: str, key: str, asked_by: Principal | None
-    ) -> NewOperator:
-        ids, now_us = self._context.identifiers, self._context.clock.now_us()
-        operator_id, key_id = ids.new(identifiers.OPERATOR), ids.new(identifiers.KEY)
-        store.insert_operator(connection, operator_id, name, now_us)
-        self._insert_key(connection, key, key_id=key_id, operator_id=operator_id, name=name, account_id=None)
-        principal = asked_by or Principal(operator_id=operator_id, key_id=key_id)
-        audit.record(connection, principal, action="operators.create", subject=operator_id, now_us=now_us)
-        return NewOperator(operator_id=operator_id, key_id=key_id, key=key)
+    def _insert_operator_key(
+        self, connection: Connection, principal: Principal, request: CreateOperatorKey
+    ) -> NewOperatorKey:
+        key = self._new_key(KeyKind.OPERATOR)
+        key_id = self._add_key(connection, principal.operator_id, key, request.name, asked_by=principal)
+        created_at = from_us(self._context.clock.now_us())
+        return NewOperatorKey(key_id=key_id, name=request.name, key=key, created_at=created_at)
+
+    def _revoke_operator_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
+        record = None
+        if identifiers.is_identifier(key_id, identifiers.KEY):
+            # One revocation at a time: of two, each would count the other's key as the one that is left.
+            store.lock_operator(connection, principal.operator_id)
+            record = store.live_operator_key(connection, principal.operator_id, key_id)
+        if record is None:
+            raise not_found("operator key", key_id)
+        if store.lasting_keys(connection, principal.operator_id) == [key_id]:
+            raise Problem(
+                ErrorCode.LAST_OPERATOR_KEY,
+                "This is the operator's last valid key; create another one first, then revoke this one.",
+            )
+        now_us = self._context.clock.now_us()
+        store.revoke_operator_key(connection, principal.operator_id, key_id, now_us)
+        audit.record(
+            connection,
+            principal,
+            action=REVOKE_OPERATOR_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            before={"name": record.name},
+        )
+
+    def _revoke_lent(self, connection: Connection, operator_id: str) -> None:
+        now_us = self._context.clock.now_us()
+        for key_id, name in store.revoke_lent(connection, operator_id, now_us):
+            audit.record(
+                connection,
+                audit.Server(operator_id),
+                action=REVOKE_OPERATOR_KEY.name,
+                subject=key_id,
+                now_us=now_us,
+                before={"name": name},
+            )
 
     def _insert_agent_key(
         self, connection: Connection, principal: Principal, request: CreateAgentKey
     ) -> NewAgentKey:
         own_account(connection, principal, request.account_id)
-        now_us = self._context.clock.now_us()
-        key, key_id = self._new_key(KeyKind.AGENT), self._context.identifiers.new(identifiers.KEY)
-        self._insert_key(
+        key, key_id, now_us = self._new_key(KeyKind.AGENT), self._new_key_id(), self._context.clock.now_us()
+        insert_key(
             connection,
             key,
             key_id=key_id,
             operator_id=principal.operator_id,
             name=request.name,
+            kind=KeyKind.AGENT,
             account_id=request.account_id,
+            now_us=now_us,
         )
         audit.record(
             connection,
             principal,
-            action="agent_keys.create",
+            action=CREATE_AGENT_KEY.name,
             subject=key_id,
             now_us=now_us,
             after={"account_id": request.account_id, "name": request.name},
@@ -246,34 +339,21 @@ class Keys:
             created_at=from_us(now_us),
         )
 
-    def _insert_key(
-        self,
-        connection: Connection,
-        key: str,
-        *,
-        key_id: str,
-        operator_id: str,
-        name: str | None,
-        account_id: str | None,
-    ) -> None:
-        digest = digest_of(key)
-        assert digest is not None  # noqa: S101 - made or checked by the callers
-        store.insert_key(
-            connection,
-            key_id=key_id,
-            operator_id=operator_id,
-            account_id=account_id,
-            name=name,
-            digest=digest,
-            created_us=self._context.clock.now_us(),
-        )
-
-    def _revoke(self, connection: Connection, principal: Principal, key_id: str) -> None:
-        now_us = self._context.clock.now_us()
-        is_ours = identifiers.is_identifier(key_id, identifiers.KEY)
-        if not is_ours or not store.revoke_agent_key(connection, principal.operator_id, key_id, now_us):
+    def _revoke_agent_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
+        now_us, revoked = self._context.clock.now_us(), None
+        if identifiers.is_identifier(key_id, identifiers.KEY):
+            revoked = store.revoke_agent_key(connection, principal.operator_id, key_id, now_us)
+        if revoked is None:
             raise not_found("agent key", key_id)
-        audit.record(connection, principal, action="agent_keys.revoke", subject=key_id, now_us=now_us)
+        account_id, name = revoked
+        audit.record(
+            connection,
+            principal,
+            action=REVOKE_AGENT_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            before={"account_id": account_id, "name": name},
+        )
 
 
 def _operator_key(key: str) -> str:

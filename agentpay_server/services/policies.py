@@ -9,6 +9,7 @@ from functools import lru_cache
 from attrs import frozen
 
 from agentpay.contract import codec, identifiers
+from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay_server.chain.custody import record_key
@@ -110,7 +111,7 @@ class Policies:
         audit.record(
             connection,
             principal,
-            action="policies.put",
+            action=PUT_POLICY.name,
             subject=account_id,
             now_us=now_us,
             before=codec.unstructure(before),

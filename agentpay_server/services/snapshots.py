@@ -9,13 +9,17 @@ own tools, and a chain that others share never goes back.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from attrs import frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
+from agentpay_server.clock import from_us
+from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, not_found
 from agentpay_server.randomness import Identifiers
@@ -102,7 +106,7 @@ class Snapshots:
             )
         # In memory nothing from here on waits: what is at rest stays so.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
-        await self._record(principal, "sandbox.snapshots.create", snapshot_id)
+        await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
         snapshot = self._kept[snapshot_id] = Snapshot(
             snapshot_id=snapshot_id,
             operator_id=principal.operator_id,
@@ -125,7 +129,8 @@ class Snapshots:
             raise not_found("snapshot", snapshot_id)
         self._kept.move_to_end(snapshot_id)
         await self._bring_back(snapshot.restorers)
-        await self._record(principal, "sandbox.snapshots.restore", snapshot_id)
+        taken_at = format_timestamp(from_us(snapshot.taken_us))
+        await self._record(principal, RESTORE_SNAPSHOT, snapshot_id, {"created_at": taken_at})
         return snapshot
 
     async def reset(self, principal: Principal) -> None:
@@ -136,7 +141,7 @@ class Snapshots:
         """
         self._require_parts()
         await self._bring_back(self._start)
-        await self._record(principal, "sandbox.reset", "server")
+        await self._record(principal, RESET, "server")
 
     async def _bring_back(self, restorers: Sequence[Restore]) -> None:
         if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
@@ -154,10 +159,16 @@ class Snapshots:
     def _captured(self) -> list[Restore]:
         return [part.capture() for part in self._parts or ()]
 
-    async def _record(self, principal: Principal, action: str, subject: str) -> None:
+    async def _record(
+        self,
+        principal: Principal,
+        endpoint: Endpoint,
+        subject: str,
+        after: Mapping[str, object] | None = None,
+    ) -> None:
         now_us = self._context.clock.now_us()
         await self._context.database.run(
-            audit.record, principal, action=action, subject=subject, now_us=now_us
+            audit.record, principal, action=endpoint.name, subject=subject, now_us=now_us, after=after
         )
 
     def _require_parts(self) -> None:

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 
 from attrs import field, frozen
 
-from agentpay.contract import identifiers
+from agentpay.contract import codec, identifiers
+from agentpay.contract.endpoints import CREATE_WEBHOOK
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 from agentpay_server.clock import SECOND_US, from_us
 from agentpay_server.contract.webhooks import (
+    DELETE_WEBHOOK,
+    ROTATE_SECRET,
     ListWebhooks,
     NewSecret,
     RegisteredWebhook,
@@ -166,9 +169,13 @@ class Webhooks:
             secret=context.vault.seal(secret, secret_place(webhook_id)),
             created_us=now_us,
         )
-        after = {"url": webhook.url, "events": webhook.events, "account_ids": webhook.account_ids}
         audit.record(
-            connection, principal, action="webhooks.create", subject=webhook_id, now_us=now_us, after=after
+            connection,
+            principal,
+            action=CREATE_WEBHOOK.name,
+            subject=webhook_id,
+            now_us=now_us,
+            after=_audited(webhook),
         )
         return webhook
 
@@ -180,10 +187,10 @@ class Webhooks:
         audit.record(
             connection,
             principal,
-            action="webhooks.delete",
+            action=DELETE_WEBHOOK.name,
             subject=webhook_id,
             now_us=now_us,
-            before={"url": record.url},
+            before=_audited(_registered(record)),
         )
 
     def _rotate(
@@ -219,7 +226,7 @@ class Webhooks:
         audit.record(
             connection,
             principal,
-            action="webhooks.rotate_secret",
+            action=ROTATE_SECRET.name,
             subject=webhook_id,
             now_us=now_us,
             after={"overlap_seconds": request.overlap_seconds},
@@ -228,6 +235,12 @@ class Webhooks:
 
     def _new_secret(self) -> str:
         return new_secret(self._context.randomness.randbytes(32))
+
+
+def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
+    """Return what the audit trail says of a webhook: what it was registered with, and no secret."""
+    values = codec.unstructure(webhook)
+    return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 
 
 def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:

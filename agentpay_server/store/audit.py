@@ -15,7 +15,7 @@ class AuditRecord:
 
     seq: int
     operator_id: str
-    key_id: str
+    key_id: str | None
     action: str
     subject: str
     before: str | None

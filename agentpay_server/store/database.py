@@ -39,6 +39,10 @@ class NewerSchemaError(StartRefusedError):
     """A newer version has laid out the database, and this one does not know what it holds."""
 
 
+class OlderSchemaError(StartRefusedError):
+    """An older version has laid out the database, and servers of that version may be at work on it."""
+
+
 class Database(Protocol):
     """Runs units of work.
 

@@ -3,8 +3,9 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import and_, bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, literal_column, select, update
 
+from agentpay_server.domain.api_keys import LENT, KeyKind
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import api_keys, operators
 
@@ -21,26 +22,39 @@ class KeyRecord:
     digest: str
     created_us: int
     revoked_us: int | None
+    kind: str
 
 
 _FIRST_OPERATOR: Final = (
-    select(api_keys.c.operator_id, api_keys.c.key_id)
-    .where(api_keys.c.account_id.is_(None))
+    select(api_keys.c.operator_id).where(api_keys.c.account_id.is_(None)).order_by(api_keys.c.seq).limit(1)
+)
+_LOCK_OPERATOR: Final = (
+    select(operators.c.seq).where(operators.c.operator_id == bindparam("operator_id")).with_for_update()
+)
+_OF_OPERATOR: Final = (
+    api_keys.c.operator_id == bindparam("operator_id"),
+    api_keys.c.account_id.is_(None),
+    api_keys.c.revoked_us.is_(None),
+)
+# Two are enough to know whether another one would be left.
+_LASTING: Final = (
+    select(api_keys.c.key_id)
+    .where(*_OF_OPERATOR, api_keys.c.kind == literal_column(f"'{KeyKind.OPERATOR}'"))
     .order_by(api_keys.c.seq)
-    .limit(1)
+    .limit(2)
 )
 _OPERATOR_KEY: Final = select(api_keys).where(
     api_keys.c.digest == bindparam("digest"), api_keys.c.account_id.is_(None)
 )
-_REVOKE_OPERATOR_KEYS: Final = (
+_REVOKE_LENT: Final = (
     update(api_keys)
     .where(
         api_keys.c.operator_id == bindparam("of_operator"),
-        api_keys.c.account_id.is_(None),
-        api_keys.c.name == bindparam("of_name"),
+        api_keys.c.kind == literal_column(f"'{LENT}'"),
         api_keys.c.revoked_us.is_(None),
     )
     .values(revoked_us=bindparam("now_us"))
+    .returning(api_keys.c.key_id, api_keys.c.name)
 )
 _INSERT_OPERATOR: Final = insert(operators)
 _INSERT_KEY: Final = insert(api_keys)
@@ -58,24 +72,42 @@ _AGENT_KEYS: Final = (
     .order_by(api_keys.c.seq.desc())
     .limit(bindparam("count"))
 )
-_REVOKE_AGENT_KEY: Final = (
+_LIVE_OPERATOR_KEY: Final = select(api_keys).where(*_OF_OPERATOR, api_keys.c.key_id == bindparam("key_id"))
+_OPERATOR_KEYS: Final = (
+    select(api_keys)
+    .where(*_OF_OPERATOR, api_keys.c.seq < bindparam("before"))
+    .order_by(api_keys.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_REVOKE: Final = (
     update(api_keys)
     .where(
-        and_(
-            api_keys.c.operator_id == bindparam("of_operator"),
-            api_keys.c.key_id == bindparam("of_key"),
-            api_keys.c.account_id.is_not(None),
-            api_keys.c.revoked_us.is_(None),
-        )
+        api_keys.c.operator_id == bindparam("of_operator"),
+        api_keys.c.key_id == bindparam("of_key"),
+        api_keys.c.revoked_us.is_(None),
     )
     .values(revoked_us=bindparam("now_us"))
 )
+_REVOKE_AGENT_KEY: Final = _REVOKE.where(api_keys.c.account_id.is_not(None)).returning(
+    api_keys.c.account_id, api_keys.c.name
+)
+_REVOKE_OPERATOR_KEY: Final = _REVOKE.where(api_keys.c.account_id.is_(None))
 
 
-def first_operator(connection: Connection) -> tuple[str, str] | None:
-    """Return operator_id and key_id of the first operator key that was made; None before there is one."""
-    row = connection.execute(_FIRST_OPERATOR).one_or_none()
-    return None if row is None else (row[0], row[1])
+def first_operator(connection: Connection) -> str | None:
+    """Return the operator that was made first; None before there is one."""
+    operator_id: str | None = connection.execute(_FIRST_OPERATOR).scalar_one_or_none()
+    return operator_id
+
+
+def lock_operator(connection: Connection, operator_id: str) -> None:
+    """Keep others from revoking keys of an operator before the transaction ends."""
+    connection.execute(_LOCK_OPERATOR, {"operator_id": operator_id})
+
+
+def lasting_keys(connection: Connection, operator_id: str) -> list[str]:
+    """Return the key_ids of the oldest two live keys of an operator that outlast the run of a server."""
+    return list(connection.execute(_LASTING, {"operator_id": operator_id}).scalars())
 
 
 def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
@@ -84,9 +116,10 @@ def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
     return None if row is None else KeyRecord(*row)
 
 
-def revoke_operator_keys(connection: Connection, operator_id: str, name: str, now_us: int) -> None:
-    """Revoke the live operator keys of an operator that have a name."""
-    connection.execute(_REVOKE_OPERATOR_KEYS, {"of_operator": operator_id, "of_name": name, "now_us": now_us})
+def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
+    """Revoke the live keys of an operator that were lent to a run; return their key_ids and names."""
+    rows = connection.execute(_REVOKE_LENT, {"of_operator": operator_id, "now_us": now_us})
+    return [(key_id, name) for key_id, name in rows]
 
 
 def insert_operator(connection: Connection, operator_id: str, name: str, created_us: int) -> None:
@@ -102,6 +135,7 @@ def insert_key(
     account_id: str | None,
     name: str | None,
     digest: str,
+    kind: str,
     created_us: int,
 ) -> None:
     """Store the digest of a key; `account_id` is None for an operator key."""
@@ -113,6 +147,7 @@ def insert_key(
             "account_id": account_id,
             "name": name,
             "digest": digest,
+            "kind": kind,
             "created_us": created_us,
         },
     )
@@ -130,7 +165,29 @@ def agent_keys(connection: Connection, operator_id: str, before: int, count: int
     return [KeyRecord(*row) for row in rows]
 
 
-def revoke_agent_key(connection: Connection, operator_id: str, key_id: str, now_us: int) -> bool:
-    """Revoke an agent-scoped key; False when the operator has no such live key."""
+def operator_keys(connection: Connection, operator_id: str, before: int, count: int) -> list[KeyRecord]:
+    """Return live operator keys of an operator, newest first, below a sequence number."""
+    rows = connection.execute(_OPERATOR_KEYS, {"operator_id": operator_id, "before": before, "count": count})
+    return [KeyRecord(*row) for row in rows]
+
+
+def revoke_agent_key(
+    connection: Connection, operator_id: str, key_id: str, now_us: int
+) -> tuple[str, str | None] | None:
+    """Revoke an agent-scoped key; return its account and name, or None if there is no such live key."""
     values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
-    return connection.execute(_REVOKE_AGENT_KEY, values).rowcount == 1
+    row = connection.execute(_REVOKE_AGENT_KEY, values).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+def live_operator_key(connection: Connection, operator_id: str, key_id: str) -> KeyRecord | None:
+    """Return a live operator key of an operator."""
+    values = {"operator_id": operator_id, "key_id": key_id}
+    row = connection.execute(_LIVE_OPERATOR_KEY, values).one_or_none()
+    return None if row is None else KeyRecord(*row)
+
+
+def revoke_operator_key(connection: Connection, operator_id: str, key_id: str, now_us: int) -> None:
+    """Revoke an operator key."""
+    values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
+    connection.execute(_REVOKE_OPERATOR_KEY, values)

@@ -16,6 +16,7 @@ from agentpay_server.clients import ServerClient
 from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 from agentpay_server.contract.sessions import SESSION_ENDPOINTS
 from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
@@ -47,6 +48,7 @@ OF_AGENTS = {
 BESIDE = (
     *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
+    *OPERATOR_KEY_ENDPOINTS,
     *APPROVAL_ENDPOINTS,
     *WEBHOOK_ENDPOINTS,
     *SANDBOX_ENDPOINTS,
@@ -81,6 +83,9 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "console.agent_keys.create": lambda c: c.console.create_agent_key("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
+    "console.operator_keys.create": lambda c: c.console.create_operator_key("ops"),
+    "console.operator_keys.list": lambda c: list(c.console.operator_keys()),
+    "console.operator_keys.revoke": lambda c: c.console.revoke_operator_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
     "console.approvals.list": lambda c: list(c.console.approvals()),

@@ -61,11 +61,17 @@ def event_types(server: AgentPayServer, transfer: Transfer) -> list[str]:
 
 
 def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
-    """The audit entries about approvals, newest first."""
+    """The audit entries about approvals, newest first; of what is after, only what has changed."""
+    changed = ("status", "error", "message")
     return [
-        (entry.action, entry.subject, entry.before, entry.after)
+        (
+            entry.action,
+            entry.subject,
+            entry.before,
+            {name: value for name, value in entry.after.items() if name in changed},
+        )
         for entry in server.console.audit()
-        if entry.action.startswith("approvals.")
+        if entry.action.startswith("console.approvals.")
     ]
 
 
@@ -155,7 +161,7 @@ def test_an_approved_transfer_is_executed_like_any_other(
     assert (entry["type"], entry["transfer_id"]) == ("transfer", waiting.transfer_id)
     assert audited(server) == [
         (
-            "approvals.approve",
+            "console.approvals.approve",
             waiting.transfer_id,
             {"status": "pending_approval"},
             {"status": "submitted"},
@@ -333,7 +339,7 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
     assert (entry["rejection_reason"], entry["memo"]) == ("escalation_rejected", "dataset 7")
     assert audited(server) == [
         (
-            "approvals.reject",
+            "console.approvals.reject",
             waiting.transfer_id,
             {"status": "pending_approval"},
             {"status": "rejected", "error": "escalation_rejected", "message": message},
@@ -379,7 +385,14 @@ def test_nobody_decides_within_a_day(
     assert list(server.console.approvals()) == []
     refused(post(http, waiting, "approve"), "not_pending")
     refused(post(http, waiting, "reject"), "not_pending")
-    assert audited(server) == []
+    assert audited(server) == [
+        (
+            "console.approvals.expire",
+            waiting.transfer_id,
+            {"status": "pending_approval"},
+            {"status": "rejected", "error": "escalation_expired", "message": shown.message},
+        )
+    ]
 
 
 def test_the_last_microsecond_is_enough(server: AgentPayServer, escalated: Escalated) -> None:

@@ -114,6 +114,36 @@ def test_an_operator_key_is_made_as_json(commands: CommandLine) -> None:
     assert digest_of(commands.json("keys", "generate")["key"])
 
 
+def test_an_operator_key_is_made_listed_and_revoked(server: AgentPayServer, commands: CommandLine) -> None:
+    made = commands.json("operator-keys", "create", "deploy")
+    assert set(made) == {"key_id", "name", "key", "created_at"}
+    with server.client(api_key=made["key"]) as second:
+        assert list(second.accounts.list()) == []
+        newest, _ = commands.json("operator-keys", "list")
+        assert newest == {name: made[name] for name in ("key_id", "name", "created_at")}
+        revoked = commands.json("operator-keys", "revoke", made["key_id"])
+        assert revoked == {"key_id": made["key_id"], "status": "revoked"}
+        with pytest.raises(AuthenticationError):
+            second.accounts.list()
+
+
+def test_people_see_operator_keys_and_are_told_that_one_is_shown_once(commands: CommandLine) -> None:
+    result = commands.run("operator-keys", "create", "deploy")
+    assert result.exit_code == 0
+    assert "ap_operator_" in result.stdout
+    assert "shown now and never again" in result.stderr
+    shown = commands.shown("operator-keys", "list")
+    assert "deploy" in shown
+    assert "ap_operator_" not in shown
+
+
+def test_the_last_operator_key_is_not_revoked(commands: CommandLine) -> None:
+    (last,) = commands.json("operator-keys", "list")
+    told = commands.refused("operator-keys", "revoke", last["key_id"])
+    assert told.startswith("Error: last_operator_key: ")
+    assert "create another one first" in told
+
+
 def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Funded) -> None:
     account_id = funded().account_id
     for name in "abc":

@@ -144,9 +144,9 @@ def test_every_mutation_is_one_audit_entry(server: AgentPayServer, http: httpx.C
 
     assert [(entry["action"], entry["subject"]) for entry in audit(http)][:5] == [
         ("policies.put", account_id),
-        ("sandbox.fund", account_id),
-        ("agent_keys.revoke", made["key_id"]),
-        ("agent_keys.create", made["key_id"]),
+        ("sandbox.accounts.fund", account_id),
+        ("console.agent_keys.revoke", made["key_id"]),
+        ("console.agent_keys.create", made["key_id"]),
         ("accounts.create", account_id),
     ]
     assert made["key"] not in http.get("/console/audit").text

@@ -626,7 +626,7 @@ def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):
     server.console.replay_event(event.id)
 
     entry = next(iter(server.console.audit()))
-    assert (entry.action, entry.subject) == ("events.replay", event.id)
+    assert (entry.action, entry.subject) == ("console.events.replay", event.id)
     assert entry.after == {"webhook_ids": [inbox.webhook_id]}
 
 

@@ -300,7 +300,7 @@ def test_funding_is_in_the_audit_trail_and_in_the_history_under_one_signature(
     looked(server)
 
     (entry,) = deposits(server, account)
-    (audited,) = rows(server, tables.audit, action="sandbox.fund")
+    (audited,) = rows(server, tables.audit, action="sandbox.accounts.fund")
 
     assert (entry["tx_signature"], entry["counterparty"]) == (funding.tx_signature, None)
     assert funding.tx_signature in audited["after"]

@@ -114,11 +114,12 @@ def test_who_arms_a_fault_is_in_the_audit_trail(http: httpx.Client) -> None:
     http.delete(f"{FAULTS}/chain_slow")
     http.delete(FAULTS)
     *entries, _ = http.get("/console/audit").json()["data"]
-    assert [(entry["action"], entry["subject"], entry["after"]) for entry in entries] == [
-        ("sandbox.faults.clear", "chain_down", None),
-        ("sandbox.faults.delete", "chain_slow", None),
-        ("sandbox.faults.set", "chain_down", {"times": None}),
-        ("sandbox.faults.set", "chain_slow", {"times": 2}),
+    told = [(entry["action"], entry["subject"], entry["before"], entry["after"]) for entry in entries]
+    assert told == [
+        ("sandbox.faults.clear", "chain_down", {"chain_down": {"times": None}}, None),
+        ("sandbox.faults.delete", "chain_slow", {"times": 2}, None),
+        ("sandbox.faults.set", "chain_down", None, {"times": None}),
+        ("sandbox.faults.set", "chain_slow", None, {"times": 2}),
     ]
 
 

@@ -70,14 +70,14 @@ def test_every_mutation_leaves_an_entry_that_says_who_did_what(
     entries = list(server.console.audit())
 
     assert [entry.action for entry in entries] == [
-        "agent_keys.revoke",
-        "agent_keys.create",
-        "sandbox.advance_clock",
-        "operators.create",
+        "console.agent_keys.revoke",
+        "console.agent_keys.create",
+        "sandbox.clock.advance",
+        "sandbox.operators.create",
         "transfers.create",
         "policies.put",
-        "sandbox.create_token_account",
-        "sandbox.fund",
+        "sandbox.token_accounts.create",
+        "sandbox.accounts.fund",
         "accounts.create",
         "operators.create",
     ]

@@ -413,8 +413,8 @@ def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPaySer
     entries = [entry for entry in server.console.audit() if entry.subject == webhook_id]
 
     assert [entry.action for entry in entries] == [
-        "webhooks.delete",
-        "webhooks.rotate_secret",
+        "console.webhooks.delete",
+        "console.webhooks.rotate_secret",
         "webhooks.create",
     ]
     assert all(entry.request_id.startswith("req_") for entry in entries)

@@ -230,7 +230,7 @@ async def test_a_funding_that_another_watcher_has_booked_is_audited_all_the_same
     world.chain.next("signature_status", overtaken)
     await world.fund(account.account_id, "5")
     await assert_booked(world, account, 5_000_000)
-    assert len(await world.rows(tables.audit, action="sandbox.fund")) == 1
+    assert len(await world.rows(tables.audit, action="sandbox.accounts.fund")) == 1
 
 
 # --- What ends in the middle
@@ -357,7 +357,7 @@ async def test_a_funding_that_ends_before_or_after_it_is_executed_is_booked_if_i
     await assert_booked(world, account, *([5_000_000] if point == "after" else []))
     audited = [row["action"] for row in await world.rows(tables.audit)]
     # Who asked went with the process; what came did not.
-    assert audited.count("sandbox.fund") == 0
+    assert audited.count("sandbox.accounts.fund") == 0
 
 
 async def test_a_page_that_was_written_without_anybody_knowing_is_looked_for(

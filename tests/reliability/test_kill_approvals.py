@@ -88,7 +88,7 @@ def settled_after_restart(escalated: Escalated, *, still_waits: bool | None = No
         assert client.transfers.create(**terms(escalated.it)) == answer
         assert answer.transfer_id == escalated.transfer_id
         survey.assert_settled_once(escalated.it, answer, escalated.before, was_escalated=True)
-        decisions = survey.rows(tables.audit, action="approvals.approve")
+        decisions = survey.rows(tables.audit, action="console.approvals.approve")
         assert [row["subject"] for row in decisions] == [escalated.transfer_id]
 
 

@@ -7,9 +7,10 @@ from agentpay._requests import prepare
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import Transfer
-from agentpay_server.contract import approvals, console, webhooks
+from agentpay_server.contract import approvals, console, operator_keys, webhooks
 from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
+from agentpay_server.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay_server.contract.webhooks import (
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
@@ -67,6 +68,51 @@ class Console(Resource):
             NotFoundError: no such live key of this operator.
         """
         self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), UNSET, UNSET)
+
+    def create_operator_key(self, name: str) -> NewOperatorKey:
+        """Create another operator key (D51).
+
+        To replace a key that has leaked, create another one with it, then revoke it.
+
+        Args:
+            name: display label, 1 to 100 characters.
+
+        Returns:
+            The key; it is shown here and never again.
+        """
+        request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
+        key: NewOperatorKey = self._call(request, UNSET, UNSET)
+        return key
+
+    def operator_keys(
+        self, *, limit: int | None = None, cursor: str | None = None
+    ) -> Page[OperatorKey]:
+        """List the valid operator keys, newest first, without the keys themselves.
+
+        Args:
+            limit: keys per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+        """
+
+        def fetch(cursor: str | None) -> PageBody[OperatorKey]:
+            request = prepare(operator_keys.LIST_OPERATOR_KEYS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[OperatorKey] = self._call(request, UNSET, UNSET)
+            return body
+
+        return Page.first(fetch, cursor)
+
+    def revoke_operator_key(self, key_id: str) -> None:
+        """Revoke an operator key; its next request is refused.
+
+        Args:
+            key_id: the key, `key_…`; it may be the one that this client uses.
+
+        Raises:
+            NotFoundError: no such valid key of this operator.
+            ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
+        """
+        path = {"key_id": key_id}
+        self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path=path), UNSET, UNSET)
 
     def account(self, account_id: str) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.

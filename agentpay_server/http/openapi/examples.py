@@ -89,6 +89,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
     "ListEvents": {"type": "transfer.settled"},
     "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
+    "NewOperatorKey": {"key": "ap_operator_" + "0" * 49},
     "PendingTransfer": {
         "status": "pending_approval",
         "tx_signature": None,

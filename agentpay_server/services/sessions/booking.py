@@ -11,11 +11,27 @@ from agentpay.contract.transactions import Direction, TransactionStatus, Transac
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.domain.sessions import cap_events
+from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
 from agentpay_server.store import accounts, entries, spends
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
+
+
+def audited(session: SessionRecord) -> dict[str, object]:
+    """Return what the audit trail says of a session: what was asked, and what became of it."""
+    return audit.given(
+        account_id=session.account_id,
+        to=session.to,
+        cap_usdc=audit.usdc(session.cap),
+        category=session.category,
+        idempotency_key=session.idempotency_key,
+        status=session.status,
+        error=session.error,
+        message=session.message,
+        tx_signature=session.tx_signature,
+    )
 
 
 def book_opened(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> None:

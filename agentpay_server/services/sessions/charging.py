@@ -9,7 +9,7 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.usdc import to_micro
-from agentpay_server.contract.sessions import ChargeSession
+from agentpay_server.contract.sessions import CHARGE_SESSION, ChargeSession
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem
@@ -102,16 +102,22 @@ class Charge:
             return None
         key = self._request.idempotency_key
         charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
+        # Others may have charged since the session was found.
+        before = total - self._amount
         audit.record(
             connection,
             self._principal,
-            action="sessions.charge",
+            action=CHARGE_SESSION.name,
             subject=self._session_id,
             now_us=now_us,
+            before={"running_total_usdc": audit.usdc(before)},
+            after={
+                "amount_usdc": audit.usdc(self._amount),
+                "running_total_usdc": audit.usdc(total),
+                "idempotency_key": key,
+            },
         )
         session = attrs.evolve(session, running_total=total, closes_us=closes)
-        # Others may have charged since the session was found.
-        before = total - self._amount
         is_told = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
         return Charged(session, is_news=is_told or closes is not None)
 

@@ -19,7 +19,7 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import SessionStatus
+from agentpay_server.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.sessions import (
     MOST_PAYEES_CREATED,
@@ -121,18 +121,31 @@ class Closing:
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
         until_us = real_now_us() + LEASE_US
         now_us = self._context.clock.now_us()
-        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
         if principal is None:
             is_claimed = self._claim_due(connection, session_id, now_us, until_us)
         else:
             is_claimed = settlements.claim_closing(connection, session_id, until_us=until_us)
-            if is_claimed:
-                audit.record(
-                    connection, principal, action="sessions.close", subject=session_id, now_us=now_us
-                )
         if not is_claimed:
             settlements.claim_put_off(connection, session_id, until_us=until_us)
-        return _current(connection, session_id)
+            return _current(connection, session_id)
+        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+        session = _current(connection, session_id)
+        audit.record(
+            connection,
+            principal or audit.Server(session.operator_id),
+            action=CLOSE_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPEN.value},
+            after={
+                "status": session.status,
+                "cap_usdc": audit.usdc(session.cap),
+                # From now on nothing is charged: these are what is settled.
+                "settled_usdc": audit.usdc(session.running_total),
+                "returned_usdc": audit.usdc(session.cap - session.running_total),
+            },
+        )
+        return session
 
     def _claim_due(self, connection: Connection, session_id: str, now_us: int, until_us: int) -> bool:
         session = _current(connection, session_id)

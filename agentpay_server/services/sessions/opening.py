@@ -21,7 +21,7 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import OpenSession, SessionStatus
+from agentpay_server.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal
@@ -199,7 +199,14 @@ class Opening:
         )
         store.insert_session(connection, record)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
-        audit.record(connection, self._principal, action="sessions.open", subject=session_id, now_us=now_us)
+        audit.record(
+            connection,
+            self._principal,
+            action=OPEN_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            after=booking.audited(record),
+        )
         return record
 
 
@@ -276,7 +283,7 @@ class OpeningSteps:
     def _fail(
         self, connection: Connection, signed: SignedTransaction, refusal: Refusal
     ) -> tuple[SessionRecord, bool]:
-        session = self._session
+        session, now_us = self._session, self._context.clock.now_us()
         check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
         is_ours = store.set_failed(
             connection,
@@ -284,11 +291,21 @@ class OpeningSteps:
             tx_signature=signed.signature,
             error=refusal.code.value,
             message=refusal.message,
-            key_expires_us=self._context.clock.now_us() + KEY_LIFETIME_US,
+            key_expires_us=now_us + KEY_LIFETIME_US,
         )
+        failed = self._current(connection)
         if is_ours:
             account_store.release_cap(connection, session.account_id, session.cap)
-        return self._current(connection), is_ours
+            audit.record(
+                connection,
+                audit.Server(session.operator_id),
+                action=audit.SESSION_FAILED,
+                subject=session.session_id,
+                now_us=now_us,
+                before={"status": SessionStatus.OPENING.value},
+                after=booking.audited(failed),
+            )
+        return failed, is_ours
 
     def _sign_again(
         self,

@@ -20,7 +20,13 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay_server.clock import from_us
-from agentpay_server.contract.approvals import ListApprovals, PendingTransfer, RejectTransfer
+from agentpay_server.contract.approvals import (
+    APPROVE_TRANSFER,
+    REJECT_TRANSFER,
+    ListApprovals,
+    PendingTransfer,
+    RejectTransfer,
+)
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
@@ -81,7 +87,7 @@ class Approval(Acceptance):
         pending = self._pending
         decided = attrs.evolve(pending, **decision.columns(now_us))
         _move_on(connection, pending, decided)
-        _audit(connection, self._principal, "approvals.approve", decided, now_us)
+        _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
 
 
@@ -192,7 +198,7 @@ class Approvals:
             return pending, False
         message = "An operator rejected this transfer" + (f", because: “{reason}”." if reason else ".")
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_REJECTED, message, now_us)
-        _audit(connection, principal, "approvals.reject", rejected, now_us)
+        _audit(connection, principal, REJECT_TRANSFER.name, rejected, now_us)
         return rejected, True
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
@@ -215,7 +221,10 @@ class Approvals:
         assert pending.approval_expires_us is not None  # noqa: S101 - what waits was given its time
         until = format_timestamp(from_us(pending.approval_expires_us))
         message = f"No operator approved this transfer until {until}; ask again under a new idempotency_key."
-        return self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
+        rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
+        server = audit.Server(pending.operator_id)
+        _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us)
+        return rejected
 
     def _end(
         self,
@@ -252,20 +261,19 @@ def _move_on(connection: Connection, pending: TransferRecord, decided: TransferR
 
 def _audit(
     connection: Connection,
-    principal: Principal,
+    actor: audit.Actor,
     action: str,
     decided: TransferRecord,
     now_us: int,
 ) -> None:
-    end = {"status": decided.status, "error": decided.error, "message": decided.message}
     audit.record(
         connection,
-        principal,
+        actor,
         action=action,
         subject=decided.transfer_id,
         now_us=now_us,
         before={"status": TransferStatus.PENDING_APPROVAL.value},
-        after={name: value for name, value in end.items() if value is not None},
+        after=booking.audited(decided),
     )
 
 

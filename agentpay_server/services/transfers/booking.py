@@ -8,6 +8,7 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
+from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
 from agentpay_server.store import accounts, entries
@@ -66,6 +67,22 @@ def book_rejection(
         ),
     )
     record_events(connection, context, transfer, now_us, *before, rejected)
+
+
+def audited(transfer: TransferRecord) -> dict[str, object]:
+    """Return what the audit trail says of a transfer: what was asked, and its outcome so far."""
+    return audit.given(
+        account_id=transfer.account_id,
+        to=transfer.to,
+        amount_usdc=audit.usdc(transfer.amount),
+        memo=transfer.memo,
+        category=transfer.category,
+        idempotency_key=transfer.idempotency_key,
+        status=transfer.status,
+        error=transfer.error,
+        message=transfer.message,
+        tx_signature=transfer.tx_signature,
+    )
 
 
 def initiated(transfer: TransferRecord) -> Happening:

@@ -1,6 +1,7 @@
 """Deciding about a new transfer: what is stored of it, under which idempotency key (D28, D29)."""
 
 from agentpay.contract import identifiers
+from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.clock import SECOND_US
@@ -8,6 +9,7 @@ from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.transfers import KeyHolder, Terms, check_transition
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
+from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import Connection
@@ -70,7 +72,12 @@ class Creation(Acceptance):
         )
         store.insert_transfer(connection, record)
         audit.record(
-            connection, self._principal, action="transfers.create", subject=self._transfer_id, now_us=now_us
+            connection,
+            self._principal,
+            action=CREATE_TRANSFER.name,
+            subject=self._transfer_id,
+            now_us=now_us,
+            after=booking.audited(record),
         )
         return record
 

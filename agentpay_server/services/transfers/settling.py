@@ -22,6 +22,7 @@ from agentpay_server.chain.base import (
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
 from agentpay_server.faults import Operation
+from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended, Landed
@@ -144,6 +145,15 @@ class TransferSteps:
         if finished is None:
             return self._current(connection), False
         account_store.release(connection, end.account_id, end.amount)
+        audit.record(
+            connection,
+            audit.Server(end.operator_id),
+            action=audit.TRANSFER_FAILED,
+            subject=end.transfer_id,
+            now_us=now_us,
+            before={"status": TransferStatus.SUBMITTED.value},
+            after=booking.audited(end),
+        )
         assert end.spent_us is not None  # noqa: S101 - a submitted transfer has been spent
         spends.insert_release(
             connection,

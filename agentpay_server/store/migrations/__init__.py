@@ -10,30 +10,35 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
 
 from agentpay_server.store import postgres_schema
-from agentpay_server.store.database import NewerSchemaError
+from agentpay_server.store.database import NewerSchemaError, OlderSchemaError
 from agentpay_server.store.file import FileDatabase
 
 if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
     from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0003"
+HEAD: Final = "0004"
 """The newest step."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
-async def upgrade(database: "FileDatabase | PostgresDatabase") -> None:
+async def upgrade(database: "FileDatabase | PostgresDatabase", *, only_if_empty: bool = False) -> None:
     """Bring a database to the tables of this version: from nothing, or from those of an older one.
+
+    Args:
+        database: the database.
+        only_if_empty: whether to refuse those of an older one, since older servers may be at work on them.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
+        OlderSchemaError: an older version has laid it out, and `only_if_empty`.
         DatabaseUnavailableError: there is no answer.
     """
     if isinstance(database, FileDatabase):
         await database.with_driver(_upgrade_driver)
     else:
-        await database.lay_out(_upgrade)
+        await database.lay_out(lambda connection: _upgrade(connection, only_if_empty=only_if_empty))
 
 
 def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
@@ -45,7 +50,7 @@ def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection
         connection.commit()
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
     version_table = _FILE_VERSION_TABLE
     if connection.dialect.name == "postgresql":
         version_table = postgres_schema.VERSION_TABLE
@@ -71,5 +76,10 @@ def _upgrade(connection: Connection) -> None:
         raise NewerSchemaError(
             f"the database was laid out by a newer version of agentpay-server (its schema is {found}, this "
             f"version knows up to {HEAD}): start that version, or a newer one"
+        )
+    if found is not None and only_if_empty:
+        raise OlderSchemaError(
+            f"the database was laid out by an older version of agentpay-server (its schema is {found}, that "
+            f"of this version is {HEAD}): start a server of this version on it first"
         )
     command.upgrade(config, "head")

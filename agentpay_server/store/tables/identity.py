@@ -36,6 +36,8 @@ api_keys: Final = Table(
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
+    # operator; agent; or lent, an operator key that lasts as long as one run of a server.
+    Column("kind", Text, nullable=False),
     Index("ix_api_keys_operator", "operator_id", "seq"),
 )
 
@@ -51,8 +53,8 @@ audit: Final = Table(
     metadata,
     seq(),
     Column("operator_id", Text, nullable=False),
-    # The key that did it.
-    Column("key_id", Text, nullable=False),
+    # The key that did it; NULL for what the server does by itself.
+    Column("key_id", Text),
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("before", Text),

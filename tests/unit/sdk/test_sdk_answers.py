@@ -45,6 +45,7 @@ KINDS = {
     ErrorCode.NOT_AT_REST: errors.ConflictError,
     ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_PENDING: errors.ConflictError,
+    ErrorCode.LAST_OPERATOR_KEY: errors.ConflictError,
     ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
     ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_AT_REST: errors.ConflictError,

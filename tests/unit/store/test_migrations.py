@@ -25,14 +25,14 @@ from sqlalchemy import (
     text,
 )
 
-from agentpay_server.store import migrations, sessions, transfers
+from agentpay_server.store import audit, migrations, sessions, transfers
 from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.store.postgres_schema import VERSION_TABLE
-from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.store.tables import api_keys, metadata, server_state
 from agentpay_server.store.tables import sessions as sessions_table
 
 pytestmark = pytest.mark.anyio
@@ -209,6 +209,30 @@ async def test_0002_keeps_the_keys_that_are_held(bare, kind):
     assert await on_connection(bare, differences) == []
 
 
+async def test_0003_tells_keys_apart_and_keeps_the_audit_trail(bare):
+    await to_step(bare, "0002")
+    for key_id, account_id, name in [
+        ("key_1", None, "operator"),
+        ("key_2", None, "this run"),
+        ("key_3", "acct_1", "this run"),
+        ("key_4", "acct_1", None),
+    ]:
+        row = {"key_id": key_id, "account_id": account_id, "name": name, "digest": key_id}
+        await insert_rows(bare, "api_keys", row)
+    await insert_rows(bare, "audit", {"key_id": "key_1", "action": "policies.put", "subject": "acct_1"})
+
+    await upgrade(bare)
+
+    def kinds(connection):
+        return dict(connection.execute(select(api_keys.c.key_id, api_keys.c.kind)))
+
+    expected = {"key_1": "operator", "key_2": "lent", "key_3": "agent", "key_4": "agent"}
+    assert await bare.read(kinds) == expected
+    (entry,) = await bare.read(audit.page, "", 10, 10)
+    assert (entry.key_id, entry.action, entry.subject) == ("key_1", "policies.put", "acct_1")
+    assert await on_connection(bare, differences) == []
+
+
 # --- Starts -----------------------------------------------------------------------------------------------
 
 
@@ -223,7 +247,7 @@ async def test_what_is_stored_outlives_a_second_start(bare):
     assert await bare.read(stored) == [("a", b"1")]
 
 
-async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_before(bare):
+async def test_0004_knows_the_owners_of_payees_of_sessions_that_were_opened_before(bare):
     await to_step(bare, "0001")
     await insert_rows(bare, "accounts", {"account_id": "acct_payee", "chain_address": "owner"})
     await insert_rows(

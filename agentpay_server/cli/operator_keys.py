@@ -1,0 +1,53 @@
+"""`agentpay-server operator-keys`: the keys of the operator that asks (D51)."""
+
+import click
+
+from agentpay.contract.identifiers import KEY
+from agentpay_server.cli.connection import takes_server
+from agentpay_server.cli.output import Output, takes_limit, up_to
+from agentpay_server.cli.values import Identifier
+from agentpay_server.clients import ServerClient
+
+
+@click.group("operator-keys")
+def operator_keys() -> None:
+    """Your operator keys.
+
+    To replace a key that has leaked, create another one, give it to your programs, then revoke the old one.
+    """
+
+
+@operator_keys.command("list")
+@takes_limit
+@takes_server
+def list_operator_keys(*, server: ServerClient, output: Output, limit: int) -> None:
+    """List your valid operator keys, newest first, without the keys themselves."""
+    output.table(
+        up_to(server.console.operator_keys(limit=min(limit, 100)), limit, output),
+        {
+            "key_id": lambda key: key.key_id,
+            "name": lambda key: key.name,
+            "created_at": lambda key: key.created_at,
+        },
+        empty="There are no operator keys.",
+    )
+
+
+@operator_keys.command("create")
+@click.argument("name")
+@takes_server
+def create_operator_key(*, server: ServerClient, output: Output, name: str) -> None:
+    """Create another operator key. It is shown once.
+
+    NAME is a label for people, 1 to 100 characters.
+    """
+    output.record_once(server.console.create_operator_key(name), "New operator key")
+
+
+@operator_keys.command("revoke")
+@click.argument("key_id", type=Identifier(KEY))
+@takes_server
+def revoke_operator_key(*, server: ServerClient, output: Output, key_id: str) -> None:
+    """Revoke an operator key: its next request is refused. The last one cannot be revoked."""
+    server.console.revoke_operator_key(key_id)
+    output.revoked(key_id)

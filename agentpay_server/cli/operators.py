@@ -1,0 +1,88 @@
+"""`agentpay-server operators`: operators of a store, created without a server.
+
+Whoever can write to the store may create operators: no key is asked for. On a test chain, a running server
+creates them too, in its sandbox.
+"""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from agentpay_server.cli.output import Output, takes_json
+from agentpay_server.cli.values import Label, SchemaName
+from agentpay_server.contract.sandbox import Operator
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+
+
+@click.group()
+def operators() -> None:
+    """The operators of a data directory or a database."""
+
+
+@operators.command("create")
+@click.argument("name", type=Label())
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory of a server that is stopped; made if it is not there.",
+)
+@click.option(
+    "--database-url",
+    envvar="AGENTPAY_SERVER_DATABASE_URL",
+    show_envvar=True,
+    metavar="URL",
+    help="PostgreSQL database, postgresql://…; servers may be running on it.",
+)
+@click.option(
+    "--database-schema",
+    type=SchemaName(),
+    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
+    show_envvar=True,
+    metavar="NAME",
+    help=f"Schema of that database that holds all tables.  [default: {DATABASE_SCHEMA}]",
+)
+@takes_json
+def create_operator(
+    *,
+    name: str,
+    data_dir: Path | None,
+    database_url: str | None,
+    database_schema: str | None,
+    is_json: bool,
+) -> None:
+    """Create an operator, with accounts of its own, and its first key. The key is shown once.
+
+    NAME is a label for people, 1 to 100 characters.
+    """
+    if (data_dir is None) == (database_url is None):
+        raise click.UsageError("give one of --data-dir and --database-url.")
+    if database_schema is not None and database_url is None:
+        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
+    # The store takes longer to load than it takes to say what is wrong with the options.
+    from agentpay_server.services.operators import create_operator as create  # noqa: PLC0415
+    from agentpay_server.storage import open_database  # noqa: PLC0415
+    from agentpay_server.store.database import (  # noqa: PLC0415
+        DatabaseUnavailableError,
+        StartRefusedError,
+    )
+
+    async def created() -> Operator:
+        database = await open_database(
+            data_dir=data_dir,
+            database_url=database_url,
+            database_schema=database_schema or DATABASE_SCHEMA,
+        )
+        try:
+            new = await create(database, name)
+        finally:
+            await database.close()
+        return Operator(operator_id=new.operator_id, key=new.key)
+
+    try:
+        operator = asyncio.run(created())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--database-url") from None
+    except (StartRefusedError, DatabaseUnavailableError) as error:
+        raise click.ClickException(str(error)) from None
+    Output(is_json=is_json).record_once(operator, "New operator")

@@ -1,0 +1,108 @@
+"""Operator keys: created, listed and revoked by the operator that they belong to (D51)."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+from attrs import field, frozen
+
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import Request
+
+
+@frozen(kw_only=True)
+class CreateOperatorKey(Request):
+    """Body of `POST /console/operator-keys`.
+
+    Attributes:
+        name: display label, 1 to 100 characters.
+    """
+
+    name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)]
+
+
+@frozen(kw_only=True)
+class OperatorKey:
+    """An operator key, without the key itself.
+
+    Attributes:
+        key_id: identifier, `key_…`.
+        name: display label.
+        created_at: when it was created, UTC.
+    """
+
+    key_id: str
+    name: str
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class NewOperatorKey:
+    """An operator key as it is created: the one time that the key is shown.
+
+    Its `repr` does not show the key.
+
+    Attributes:
+        key_id: identifier, `key_…`.
+        name: display label.
+        key: the key.
+        created_at: when it was created, UTC.
+    """
+
+    key_id: str
+    name: str
+    key: str = field(repr=False)
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ListOperatorKeys(Request):
+    """Query of `GET /console/operator-keys`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+CREATE_OPERATOR_KEY: Final = Endpoint(
+    name="console.operator_keys.create",
+    method="POST",
+    path="/console/operator-keys",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=CreateOperatorKey,
+    responses={201: NewOperatorKey},
+    summary="Create an operator key.",
+    description="It may do whatever the key may that creates it. It is shown here and never again.",
+)
+LIST_OPERATOR_KEYS: Final = Endpoint(
+    name="console.operator_keys.list",
+    method="GET",
+    path="/console/operator-keys",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListOperatorKeys,
+    responses={200: PageBody[OperatorKey]},
+    summary="List the valid operator keys, newest first.",
+)
+REVOKE_OPERATOR_KEY: Final = Endpoint(
+    name="console.operator_keys.revoke",
+    method="DELETE",
+    path="/console/operator-keys/{key_id}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={204: None},
+    errors=(ErrorCode.LAST_OPERATOR_KEY,),
+    summary="Revoke an operator key.",
+    description="Its next request is refused. The last valid key of an operator cannot be revoked: create "
+    "another one first.",
+)
+
+OPERATOR_KEY_ENDPOINTS: Final = (CREATE_OPERATOR_KEY, LIST_OPERATOR_KEYS, REVOKE_OPERATOR_KEY)
+"""Every operation on operator keys."""

@@ -1,0 +1,470 @@
+"""The audit trail: who changed what, before, after and when, in the commit that makes the change."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from attrs import frozen
+from money import rows
+from server_world import START, Funded, state_of
+from session_desk import Desk
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.contract.endpoints import Endpoint
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.contract.console import AuditEntry
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.services.audit import UNPROMPTED
+from agentpay_server.store import audit as audit_store
+from agentpay_server.store import tables
+
+DAY = 24 * 3600
+
+
+def entries(server: AgentPayServer, subject: str) -> list[AuditEntry]:
+    """Return what the trail says of one subject, oldest first."""
+    return [entry for entry in server.console.audit(limit=100) if entry.subject == subject][::-1]
+
+
+def told(server: AgentPayServer, subject: str) -> list[tuple[str, Any, Any]]:
+    return [(entry.action, entry.before, entry.after) for entry in entries(server, subject)]
+
+
+# --- Transfers --------------------------------------------------------------------------------------------
+
+
+@frozen
+class Paying:
+    """Two accounts, and a transfer between them that any test may ask for."""
+
+    http: httpx.Client
+    payer: Account
+    payee: Account
+
+    def order(self, amount: str, **more: str) -> dict[str, str]:
+        return {
+            "from": self.payer.account_id,
+            "to": self.payee.account_id,
+            "amount": amount,
+            "idempotency_key": "order-7",
+            **more,
+        }
+
+    def pay(self, amount: str, **more: str) -> dict[str, Any]:
+        return dict(self.http.post("/v1/transfers", json=self.order(amount, **more)).json())
+
+    def asked(self, amount: str, **more: str) -> dict[str, str]:
+        """What the trail says of what was asked for."""
+        return {
+            "account_id": self.payer.account_id,
+            "to": self.payee.account_id,
+            "amount_usdc": amount,
+            "idempotency_key": "order-7",
+            **more,
+        }
+
+
+@pytest.fixture
+def paying(http: httpx.Client, funded: Funded) -> Paying:
+    return Paying(http, funded("100"), funded("1", name="Payee"))
+
+
+def test_a_transfer_has_amount_recipient_and_outcome(server: AgentPayServer, paying: Paying) -> None:
+    answer = paying.http.post("/v1/transfers", json=paying.order("2.5", memo="dataset 7", category="data"))
+    transfer = answer.json()
+    (entry,) = entries(server, transfer["transfer_id"])
+    assert entry.action == "transfers.create"
+    assert entry.key_id == server._running.runtime.operator.key_id
+    assert entry.request_id == answer.headers["x-request-id"]
+    assert entry.created_at == START
+    assert entry.before is None
+    assert entry.after == {
+        **paying.asked("2.500000", memo="dataset 7", category="data"),
+        "status": "submitted",
+        "tx_signature": transfer["tx_signature"],
+    }
+
+
+def test_a_refused_transfer_says_why(server: AgentPayServer, client: AgentPay, paying: Paying) -> None:
+    client.policies.update(paying.payer.account_id, max_single_transfer=2)
+    refused = paying.pay("3")
+    assert told(server, refused["transfer_id"]) == [
+        (
+            "transfers.create",
+            None,
+            {
+                **paying.asked("3.000000"),
+                "status": "rejected",
+                "error": "policy_violation",
+                "message": refused["message"],
+            },
+        )
+    ]
+
+
+def test_an_agent_is_named_by_its_key(server: AgentPayServer, paying: Paying) -> None:
+    key = server.console.create_agent_key(paying.payer.account_id)
+    transfer = server.client(api_key=key.key).transfers.create(
+        from_=paying.payer.account_id, to=paying.payee.account_id, amount=1
+    )
+    assert [entry.key_id for entry in entries(server, transfer.transfer_id)] == [key.key_id]
+
+
+# --- Approvals --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(client: AgentPay, paying: Paying) -> str:
+    """A transfer of 25 USDC that waits for approval."""
+    client.policies.update(paying.payer.account_id, escalation_threshold=20)
+    transfer = paying.pay("25")
+    assert transfer["status"] == "pending_approval"
+    return str(transfer["transfer_id"])
+
+
+def test_an_escalation_and_its_approval_are_two_entries(
+    server: AgentPayServer, paying: Paying, waiting: str
+) -> None:
+    approved = server.console.approve(waiting)
+    pending = {"status": "pending_approval"}
+    assert told(server, waiting) == [
+        ("transfers.create", None, {**paying.asked("25.000000"), **pending}),
+        (
+            "console.approvals.approve",
+            pending,
+            {**paying.asked("25.000000"), "status": "submitted", "tx_signature": approved.tx_signature},
+        ),
+    ]
+
+
+def test_a_rejection_has_its_reason(server: AgentPayServer, waiting: str) -> None:
+    server.console.reject(waiting, reason="Ask legal first")
+    *_, rejected = entries(server, waiting)
+    assert rejected.action == "console.approvals.reject"
+    assert rejected.key_id == server._running.runtime.operator.key_id
+    assert rejected.after["status"] == "rejected"
+    assert "Ask legal first" in rejected.after["message"]
+
+
+def test_an_expiry_is_told_of_by_the_server(server: AgentPayServer, waiting: str) -> None:
+    server.sandbox.clock.advance(DAY)
+    *_, expired = entries(server, waiting)
+    assert (expired.action, expired.key_id, expired.request_id) == ("console.approvals.expire", None, None)
+    assert expired.before == {"status": "pending_approval"}
+    assert (expired.after["status"], expired.after["error"]) == ("rejected", "escalation_expired")
+
+
+# --- Sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_told_of_from_its_opening_to_its_close(desk: Desk) -> None:
+    session_id = desk.open(category="data")
+    desk.charge(session_id, "1.5", "call-1")
+    desk.charge(session_id, "0.25", "call-2")
+    desk.charge(session_id, "0.25", "call-2")
+    signature = desk.server.sessions.get(session_id).tx_signature
+    desk.close(session_id)
+    assert told(desk.server, session_id) == [
+        (
+            "sessions.open",
+            None,
+            {
+                "account_id": desk.payer.account_id,
+                "to": desk.payee.account_id,
+                "cap_usdc": "10.000000",
+                "category": "data",
+                "idempotency_key": "key-1",
+                "status": "opening",
+                "tx_signature": signature,
+            },
+        ),
+        (
+            "sessions.charge",
+            {"running_total_usdc": "0.000000"},
+            {"amount_usdc": "1.500000", "running_total_usdc": "1.500000", "idempotency_key": "call-1"},
+        ),
+        (
+            "sessions.charge",
+            {"running_total_usdc": "1.500000"},
+            {"amount_usdc": "0.250000", "running_total_usdc": "1.750000", "idempotency_key": "call-2"},
+        ),
+        (
+            "sessions.close",
+            {"status": "open"},
+            {
+                "status": "closing",
+                "cap_usdc": "10.000000",
+                "settled_usdc": "1.750000",
+                "returned_usdc": "8.250000",
+            },
+        ),
+    ]
+    assert {entry.key_id for entry in entries(desk.server, session_id)} == {
+        desk.server._running.runtime.operator.key_id
+    }
+
+
+def test_a_closing_by_the_clock_is_told_of_by_the_server() -> None:
+    with AgentPayServer(clock=START, settings=Settings(session_idle_seconds=60)) as server:
+        payer, payee = (server.client().accounts.create(name=name).account_id for name in ("a", "b"))
+        server.sandbox.fund(payer, 10)
+        session = server.sessions.open(account_id=payer, to=payee, cap_usdc=5)
+        server.sandbox.clock.advance(60)
+        assert server.sessions.get(session.session_id).status == "settled"
+        *_, closed = entries(server, session.session_id)
+    assert (closed.action, closed.key_id, closed.request_id) == ("sessions.close", None, None)
+    assert closed.before == {"status": "open"}
+    assert (closed.after["settled_usdc"], closed.after["returned_usdc"]) == ("0.000000", "5.000000")
+
+
+# --- Everything else --------------------------------------------------------------------------------------
+
+
+def test_keys_are_told_of_when_they_are_made_and_revoked(server: AgentPayServer, funded: Funded) -> None:
+    account_id = funded().account_id
+    agent = server.console.create_agent_key(account_id, name="laptop")
+    server.console.revoke_agent_key(agent.key_id)
+    operator = server.console.create_operator_key("ops")
+    server.console.revoke_operator_key(operator.key_id)
+    bound = {"account_id": account_id, "name": "laptop"}
+    assert told(server, agent.key_id) == [
+        ("console.agent_keys.create", None, bound),
+        ("console.agent_keys.revoke", bound, None),
+    ]
+    assert told(server, operator.key_id) == [
+        ("console.operator_keys.create", None, {"name": "ops"}),
+        ("console.operator_keys.revoke", {"name": "ops"}, None),
+    ]
+
+
+def test_a_key_that_is_lent_to_a_run_is_told_of_when_it_is_taken_back(tmp_path: Any) -> None:
+    with AgentPayServer(data_dir=tmp_path) as first:
+        key = first.operator_key
+    with AgentPayServer(data_dir=tmp_path) as second:
+        lent = second._running.runtime.operator.key_id
+    with AgentPayServer(data_dir=tmp_path, operator_key=key) as third:
+        assert [(entry.action, entry.key_id) for entry in entries(third, lent)] == [
+            ("console.operator_keys.create", lent),
+            ("console.operator_keys.revoke", None),
+        ]
+
+
+def test_a_webhook_is_told_of_with_all_its_fields(server: AgentPayServer, funded: Funded) -> None:
+    account_id = funded().account_id
+    webhook = server.client().webhooks.create(
+        url="https://example.com/hooks",
+        events=["transfer.settled", "balance.low_threshold"],
+        account_ids=[account_id],
+        low_balance_threshold_usdc="2.5",
+    )
+    assert webhook.webhook_id is not None
+    server.console.rotate_webhook_secret(webhook.webhook_id, overlap_seconds=60)
+    server.console.delete_webhook(webhook.webhook_id)
+    fields = {
+        "url": "https://example.com/hooks",
+        "events": ["transfer.settled", "balance.low_threshold"],
+        "account_ids": [account_id],
+        "low_balance_threshold_usdc": 2.5,
+    }
+    assert told(server, webhook.webhook_id) == [
+        ("webhooks.create", None, fields),
+        ("console.webhooks.rotate_secret", None, {"overlap_seconds": 60}),
+        ("console.webhooks.delete", fields, None),
+    ]
+
+
+def test_what_the_sandbox_does_is_told_of(server: AgentPayServer, client: AgentPay) -> None:
+    account = client.accounts.create(name="a")
+    funding = server.sandbox.fund(account.account_id, "2.5")
+    outside = server.sandbox.create_token_account()
+    operator = server.sandbox.create_operator("second")
+    server.sandbox.clock.advance(90)
+    snapshot = server.sandbox.snapshot()
+    server.sandbox.restore(snapshot)
+
+    *_, funded = told(server, account.account_id)
+    after = {"amount_usdc": "2.500000", "tx_signature": funding.tx_signature}
+    assert funded == ("sandbox.accounts.fund", None, after)
+    assert told(server, outside.usdc_token_account) == [
+        ("sandbox.token_accounts.create", None, {"owner": outside.owner})
+    ]
+    assert told(server, operator.operator_id) == [("sandbox.operators.create", None, {"name": "second"})]
+    now, then = "2026-01-01T00:01:30.000Z", "2026-01-01T00:00:00.000Z"
+    assert told(server, "clock") == [
+        ("sandbox.clock.advance", {"now": then}, {"now": now, "seconds": 90}),
+    ]
+    assert told(server, snapshot.snapshot_id) == [
+        ("sandbox.snapshots.create", None, None),
+        ("sandbox.snapshots.restore", None, {"created_at": now}),
+    ]
+
+
+def test_an_account_is_told_of_with_its_addresses(server: AgentPayServer, client: AgentPay) -> None:
+    account = client.accounts.create(name="Research bot", metadata={"team": "search"})
+    assert told(server, account.account_id) == [
+        (
+            "accounts.create",
+            None,
+            {
+                "name": "Research bot",
+                "handle": "@research-bot",
+                "chain_address": account.chain_address,
+                "usdc_token_account": account.usdc_token_account,
+            },
+        )
+    ]
+
+
+# --- All of it --------------------------------------------------------------------------------------------
+
+
+@frozen
+class Stage:
+    """A server with something for every operation to change."""
+
+    server: AgentPayServer
+    http: httpx.Client
+    ids: dict[str, str]
+
+    def request(self, endpoint: Endpoint) -> httpx.Response:
+        ids, key = self.ids, endpoint.name
+        order = {"from": ids["account_id"], "to": ids["payee_id"], "amount": "1", "idempotency_key": key}
+        bodies: dict[str, object] = {
+            "accounts.create": {"name": "New"},
+            "policies.put": {"require_memo": True},
+            "transfers.create": order,
+            "webhooks.create": {"url": "http://127.0.0.1:9/x", "events": ["transfer.settled"]},
+            "sessions.open": {
+                "account_id": ids["account_id"],
+                "to": ids["payee_id"],
+                "cap_usdc": "1",
+                "idempotency_key": key,
+            },
+            "sessions.charge": {"amount": "0.5", "idempotency_key": key},
+            "console.agent_keys.create": {"account_id": ids["account_id"]},
+            "console.operator_keys.create": {"name": "another"},
+            "sandbox.accounts.fund": {"amount": "1"},
+            "sandbox.operators.create": {"name": "another"},
+            "sandbox.clock.advance": {"seconds": 1},
+        }
+        path_ids = {**ids, "name": "chain_slow"}
+        if key == "console.operator_keys.revoke":
+            path_ids["key_id"] = ids["operator_key_id"]
+        if key == "console.approvals.reject":
+            path_ids["transfer_id"] = ids["other_transfer_id"]
+        path = endpoint.path.format(**path_ids)
+        return self.http.request(endpoint.method, path, json=bodies.get(key))
+
+
+@pytest.fixture
+def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded) -> Stage:
+    payer, payee = funded("100"), funded("1", name="Payee")
+    client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=1)
+    client.policies.update(payer.account_id, escalation_threshold=10)
+    waiting = [
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
+        for amount in (10, 11)
+    ]
+    session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
+    webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
+    server.sandbox.set_fault("chain_slow", 1)
+    ids = {
+        "account_id": payer.account_id,
+        "payee_id": payee.account_id,
+        "transfer_id": waiting[0].transfer_id,
+        "other_transfer_id": waiting[1].transfer_id,
+        "session_id": session.session_id,
+        "webhook_id": str(webhook.webhook_id),
+        "event_id": next(iter(server.console.events())).id,
+        "key_id": server.console.create_agent_key(payer.account_id).key_id,
+        "operator_key_id": server.console.create_operator_key("second").key_id,
+        "snapshot_id": server.sandbox.snapshot().snapshot_id,
+    }
+    return Stage(server, http, ids)
+
+
+MUTATING = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.method != "GET"]
+
+
+@pytest.mark.parametrize("endpoint", MUTATING, ids=lambda endpoint: endpoint.name)
+def test_every_operation_that_changes_something_is_one_entry_of_its_name(
+    stage: Stage, endpoint: Endpoint
+) -> None:
+    before = len(rows(stage.server, tables.audit))
+    answer = stage.request(endpoint)
+    assert answer.status_code in endpoint.responses, answer.text
+    if endpoint.name in ("sandbox.snapshots.restore", "sandbox.reset"):
+        # What had been told since is gone, and the way back is told of.
+        newest = rows(stage.server, tables.audit)[-1]
+    else:
+        *_, newest = made = rows(stage.server, tables.audit)[before:]
+        assert len(made) == 1
+    assert newest["action"] == endpoint.name
+    assert newest["key_id"] == stage.server._running.runtime.operator.key_id
+    assert newest["request_id"] == answer.headers["x-request-id"]
+
+
+# Their effect is in memory, or on chain, before it is told of.
+NOT_UNDONE = {
+    "accounts.create",
+    "sandbox.accounts.fund",
+    "sandbox.token_accounts.create",
+    "sandbox.clock.advance",
+    "sandbox.snapshots.restore",
+    "sandbox.reset",
+}
+
+
+@pytest.mark.parametrize(
+    "endpoint", [e for e in MUTATING if e.name not in NOT_UNDONE], ids=lambda endpoint: endpoint.name
+)
+def test_what_cannot_be_told_of_is_not_done(
+    stage: Stage, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state_of(stage.server)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no entry can be written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_store, "insert_entry", fail)
+        assert stage.request(endpoint).status_code == 500
+    assert state_of(stage.server) == before
+
+
+def test_every_action_is_an_operation_or_one_of_the_servers_own(stage: Stage) -> None:
+    for endpoint in MUTATING:
+        if endpoint.name not in ("sandbox.snapshots.restore", "sandbox.reset"):
+            stage.request(endpoint)
+    stage.server.sandbox.clock.advance(2 * DAY)
+    actions = {row["action"] for row in rows(stage.server, tables.audit)}
+    names = {endpoint.name for endpoint in MUTATING}
+    assert actions <= names | UNPROMPTED
+    assert not names & UNPROMPTED
+
+
+def test_no_secret_is_in_the_trail() -> None:
+    given = new_key(KeyKind.OPERATOR, bytes(32))
+    with AgentPayServer(operator_key=given) as server:
+        client = server.client()
+        account_id = client.accounts.create(name="a").account_id
+        webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
+        secrets = [
+            given,
+            webhook.secret,
+            server.console.rotate_webhook_secret(str(webhook.webhook_id)),
+            server.console.create_agent_key(account_id).key,
+            server.console.create_operator_key("ops").key,
+            server.sandbox.create_operator("second").key,
+        ]
+        trail = str(rows(server, tables.audit))
+    assert len(rows_of(trail)) >= 7
+    for secret in secrets:
+        assert secret[-20:] not in trail
+
+
+def rows_of(trail: str) -> list[str]:
+    return re.findall(r"'action': '([a-z_.]+)'", trail)

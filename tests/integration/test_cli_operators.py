@@ -1,0 +1,174 @@
+"""`agentpay-server operators create`: on the store itself, with a server running on it or not (D51)."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from attrs import frozen
+from click.testing import CliRunner, Result
+from sqlalchemy import select
+
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.cli import main
+from agentpay_server.storage import open_database
+from agentpay_server.store import tables
+from agentpay_server.store.connection import Connection
+
+SETTINGS = Settings(encryption_key=stores.KEY)
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    result = CliRunner(env=environment).invoke(main, ["operators", "create", *arguments])
+    assert "Traceback" not in result.output
+    return result
+
+
+def made(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    (line,) = result.stdout.splitlines()
+    return json.loads(line)
+
+
+@frozen
+class Place:
+    """A store, as an option of the command and of a server."""
+
+    options: list[str]
+    where: dict[str, Any]
+
+    def server(self) -> AgentPayServer:
+        return AgentPayServer(settings=SETTINGS, **self.where)
+
+    def rows(self, table: Any) -> list[Any]:
+        async def work() -> list[Any]:
+            database = await open_database(**self.where)
+            try:
+                return await database.read(unit)
+            finally:
+                await database.close()
+
+        def unit(connection: Connection) -> list[Any]:
+            return list(connection.execute(select(table)))
+
+        return asyncio.run(work())
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "file":
+        directory = tmp_path / "data"
+        yield Place(["--data-dir", str(directory)], {"data_dir": directory})
+        return
+    url = asyncio.run(stores.fresh_url())
+    yield Place(["--database-url", url], {"database_url": url})
+    stores.run.free.append(url)
+
+
+def test_an_operator_is_made_on_a_stopped_server_and_has_accounts_of_its_own(place: Place) -> None:
+    with place.server() as server:
+        key = server.operator_key
+        server.client().accounts.create(name="first's")
+
+    operator = made("Second", *place.options)
+
+    assert set(operator) == {"operator_id", "key"}
+    with place.server() as server:
+        second = server.client(api_key=operator["key"])
+        assert list(second.accounts.list()) == []
+        account = second.accounts.create(name="second's")
+        assert [each.name for each in server.client(api_key=key).accounts.list()] == ["first's"]
+        assert [each.account_id for each in second.accounts.list()] == [account.account_id]
+        # The trail of the first operator says nothing of another one.
+        assert [entry.action for entry in server.console.audit()].count("operators.create") == 1
+
+
+def test_an_operator_is_made_before_the_first_start(place: Place) -> None:
+    operator = made("First", *place.options)
+    with place.server() as server:
+        assert server.client(api_key=operator["key"]).accounts.create(name="a").status == "active"
+
+
+def test_only_digests_are_stored_and_the_making_is_in_the_trail(place: Place) -> None:
+    operator = made("Second", *place.options)
+    (entry,) = place.rows(tables.audit)
+    assert (entry[1], entry[3], entry[4]) == (
+        operator["operator_id"],
+        "operators.create",
+        operator["operator_id"],
+    )
+    assert operator["key"] not in str(place.rows(tables.api_keys))
+
+
+def test_people_are_told_that_the_key_is_shown_once(place: Place) -> None:
+    result = run("Second", *place.options)
+    assert result.exit_code == 0
+    assert "op_" in result.stdout
+    assert "ap_operator_" in result.stdout
+    assert "shown now and never again" in result.stderr
+
+
+def test_an_operator_is_made_while_a_server_runs_on_postgresql() -> None:
+    url = asyncio.run(stores.fresh_url())
+    with AgentPayServer(database_url=url, settings=SETTINGS) as server:
+        operator = made("Second", "--database-url", url)
+        assert list(server.client(api_key=operator["key"]).accounts.list()) == []
+    stores.run.free.append(url)
+
+
+def test_a_directory_that_a_server_uses_is_refused(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path):
+        result = run("Second", "--data-dir", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "another server" in result.stderr
+
+
+def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
+    url = asyncio.run(stores.fresh_url())
+    (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM alembic_version"))
+    asyncio.run(stores.administer(url, "UPDATE alembic_version SET version_num = '0001'"))
+    result = run("Second", "--database-url", url)
+    assert result.exit_code == 1
+    assert "older version of agentpay-server" in result.stderr
+    assert "start a server of this version on it first" in result.stderr
+    asyncio.run(stores.administer(url, f"UPDATE alembic_version SET version_num = '{version}'"))
+    stores.run.free.append(url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["Second"], "give one of --data-dir and --database-url"),
+        (["Second", "--data-dir", "x", "--database-url", "postgresql://x/y"], "give one of"),
+        (["", "--data-dir", "x"], "must not be empty"),
+        (["a\nb", "--data-dir", "x"], "must not contain control characters"),
+        (["x" * 101, "--data-dir", "x"], "at most 100 characters"),
+        (["Second", "--database-url", "mysql://x/y"], "starts with postgresql://"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert told in " ".join(result.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_database_may_be_in_the_environment(tmp_path: Path) -> None:
+    url = asyncio.run(stores.fresh_url())
+    result = run("Second", "--json", AGENTPAY_SERVER_DATABASE_URL=url)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["operator_id"].startswith("op_")
+    stores.run.free.append(url)
+
+
+def test_postgresql_that_gives_no_answer_is_one_sentence() -> None:
+    result = run("Second", "--database-url", "postgresql://nobody@127.0.0.1:1/none")
+    assert result.exit_code == 1
+    assert "PostgreSQL gave no answer" in result.stderr

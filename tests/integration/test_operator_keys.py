@@ -1,0 +1,169 @@
+"""Operator keys: made, listed and revoked by their operator; each can be replaced without a restart (D51)."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from server_world import START, UNKNOWN_KEY_ID, raw_client, refused
+
+from agentpay import AgentPay, AuthenticationError, ConflictError
+from agentpay_server import AgentPayServer
+
+PATH = "/console/operator-keys"
+
+
+def own_key_id(server: AgentPayServer) -> str:
+    """Return the identifier of the key that the server was started with."""
+    return server._running.runtime.operator.key_id
+
+
+def test_a_key_is_shown_once_and_listed_without_itself(server: AgentPayServer, http: httpx.Client) -> None:
+    made = http.post(PATH, json={"name": " Deploy "})
+
+    body = made.json()
+    assert made.status_code == 201
+    assert set(body) == {"key_id", "name", "key", "created_at"}
+    assert (body["name"], body["created_at"]) == ("Deploy", "2026-01-01T00:00:00.000Z")
+    assert body["key"].startswith("ap_operator_")
+    page = http.get(PATH).json()
+    assert set(page) == {"data", "cursor", "has_more"}
+    assert page["data"][0] == {name: body[name] for name in ("key_id", "name", "created_at")}
+    assert [key["key_id"] for key in page["data"]] == [body["key_id"], own_key_id(server)]
+    assert "ap_operator_" not in http.get(PATH).text
+
+
+@pytest.mark.parametrize("body", [{}, {"name": ""}, {"name": None}, {"name": "a\n"}, {"name": "a", "x": 1}])
+def test_a_key_needs_a_name(shared_http: httpx.Client, body: dict[str, object]) -> None:
+    refused(shared_http.post(PATH, json=body), "invalid_request")
+
+
+def test_a_new_key_may_do_what_its_maker_may(server: AgentPayServer, client: AgentPay) -> None:
+    account = client.accounts.create(name="a")
+    key = server.console.create_operator_key("second")
+
+    with raw_client(server, key.key) as second:
+        assert second.get(f"/v1/accounts/{account.account_id}/policy").status_code == 200
+        assert second.post(PATH, json={"name": "third"}).status_code == 201
+    assert [each.name for each in server.console.operator_keys()] == ["third", "second", "operator"]
+
+
+def test_a_leaked_key_is_replaced_without_a_restart(server: AgentPayServer, http: httpx.Client) -> None:
+    new = http.post(PATH, json={"name": "June"}).json()
+    with raw_client(server, new["key"]) as replaced:
+        response = replaced.delete(f"{PATH}/{own_key_id(server)}")
+
+        assert (response.status_code, response.content) == (204, b"")
+        # The next request with the old key.
+        for target in ("/v1/accounts", PATH, "/v1/nowhere"):
+            refused(http.get(target), "unauthorized")
+        assert [key["name"] for key in replaced.get(PATH).json()["data"]] == ["June"]
+
+
+def test_a_key_may_revoke_itself(server: AgentPayServer, http: httpx.Client) -> None:
+    new = http.post(PATH, json={"name": "June"}).json()
+    with raw_client(server, new["key"]) as replaced:
+        assert replaced.delete(f"{PATH}/{new['key_id']}").status_code == 204
+        refused(replaced.get("/v1/accounts"), "unauthorized")
+    assert http.get("/v1/accounts").status_code == 200
+
+
+def test_the_last_key_cannot_be_revoked(server: AgentPayServer, http: httpx.Client) -> None:
+    new = http.post(PATH, json={"name": "June"}).json()
+    assert http.delete(f"{PATH}/{new['key_id']}").status_code == 204
+
+    body = refused(http.delete(f"{PATH}/{own_key_id(server)}"), "last_operator_key")
+
+    assert "create another one first" in body["message"]
+    assert http.get("/v1/accounts").status_code == 200
+    with pytest.raises(ConflictError) as raised:
+        server.console.revoke_operator_key(own_key_id(server))
+    assert raised.value.code == "last_operator_key"
+
+
+def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client) -> None:
+    new = http.post(PATH, json={"name": "June"}).json()
+    assert http.delete(f"{PATH}/{new['key_id']}").status_code == 204
+    for identifier in (new["key_id"], UNKNOWN_KEY_ID, "x", new["key_id"].upper()):
+        refused(http.delete(f"{PATH}/{identifier}"), "not_found")
+
+
+def test_keys_of_agents_and_of_other_operators_are_unknown(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+) -> None:
+    agent = server.console.create_agent_key(client.accounts.create(name="a").account_id)
+    with raw_client(server, server.sandbox.create_operator("other").key) as other:
+        theirs = other.post(PATH, json={"name": "theirs"}).json()
+        refused(other.delete(f"{PATH}/{own_key_id(server)}"), "not_found")
+        assert len(other.get(PATH).json()["data"]) == 2
+    for identifier in (agent.key_id, theirs["key_id"]):
+        refused(http.delete(f"{PATH}/{identifier}"), "not_found")
+    assert [key["name"] for key in http.get(PATH).json()["data"]] == ["operator"]
+
+
+def test_the_keys_of_another_operator_do_not_count(server: AgentPayServer, http: httpx.Client) -> None:
+    server.sandbox.create_operator("other")
+    refused(http.delete(f"{PATH}/{own_key_id(server)}"), "last_operator_key")
+
+
+def test_pages_of_keys(server: AgentPayServer, http: httpx.Client) -> None:
+    for number in range(4):
+        http.post(PATH, json={"name": f"{number}"})
+    first = http.get(PATH, params={"limit": 3}).json()
+    rest = http.get(PATH, params={"limit": 3, "cursor": first["cursor"]}).json()
+    names = [key["name"] for key in (*first["data"], *rest["data"])]
+    assert names == ["3", "2", "1", "0", "operator"]
+    assert (first["has_more"], rest["has_more"], rest["cursor"]) == (True, False, "")
+
+
+def test_a_key_that_is_lent_to_a_run_is_no_key_to_be_left_with(tmp_path: Path) -> None:
+    with AgentPayServer(clock=START, data_dir=tmp_path) as first:
+        kept, kept_id = first.operator_key, own_key_id(first)
+    with AgentPayServer(clock=START, data_dir=tmp_path) as second:
+        lent_id = own_key_id(second)
+        assert [key.key_id for key in second.console.operator_keys()] == [lent_id, kept_id]
+        with raw_client(second) as lent:
+            refused(lent.delete(f"{PATH}/{kept_id}"), "last_operator_key")
+            assert lent.delete(f"{PATH}/{lent_id}").status_code == 204
+            refused(lent.get("/v1/accounts"), "unauthorized")
+        assert list(second.client(api_key=kept).accounts.list()) == []
+
+
+def test_a_key_may_have_the_name_of_a_lent_one(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as first:
+        lasting = first.console.create_operator_key("this run")
+    with AgentPayServer(data_dir=tmp_path):
+        pass
+    with AgentPayServer(data_dir=tmp_path, operator_key=lasting.key) as third:
+        assert list(third.client().accounts.list()) == []
+
+
+def test_a_revoked_key_starts_no_server_and_its_successor_does(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as first:
+        leaked, leaked_id = first.operator_key, own_key_id(first)
+        account = first.client().accounts.create(name="a")
+        new = first.console.create_operator_key("June")
+        first.client(api_key=new.key)
+        first.console.revoke_operator_key(leaked_id)
+        with pytest.raises(AuthenticationError):
+            first.client().accounts.list()
+    with pytest.raises(ValueError, match="this operator key is revoked"):
+        AgentPayServer(data_dir=tmp_path, operator_key=leaked).start()
+    with AgentPayServer(data_dir=tmp_path, operator_key=new.key) as second:
+        assert [each.account_id for each in second.client().accounts.list()] == [account.account_id]
+        assert own_key_id(second) == new.key_id
+
+
+def test_what_runs_in_process_acts_under_a_valid_key(tmp_path: Path) -> None:
+    with AgentPayServer(data_dir=tmp_path) as first:
+        new = first.console.create_operator_key("June")
+        first.console.revoke_operator_key(own_key_id(first))
+    with AgentPayServer(data_dir=tmp_path) as second:
+        (lent_id, lasting_id) = (key.key_id for key in second.console.operator_keys())
+        assert (lent_id, lasting_id) == (own_key_id(second), new.key_id)
+
+
+def test_a_new_key_is_in_no_repr(server: AgentPayServer) -> None:
+    key = server.console.create_operator_key("June")
+    assert key.key not in repr(key)
+    assert key.key not in repr(list(server.console.operator_keys()))
+    assert key.key not in str(list(server.console.audit()))
