@@ -388,7 +388,7 @@ async def test_a_claim_takes_so_many_of_one_operator_those_under_way_included():
 async def test_an_operator_with_much_to_send_is_before_nobody_elses_first():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 30)
-        other = await runtime.keys.create_operator("b")
+        other = await runtime.keys.create_operator("b", asked_by=runtime.principal)
         principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
         await with_events(runtime, 1, principal)
 
