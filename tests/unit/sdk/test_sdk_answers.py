@@ -9,14 +9,22 @@ from hypothesis import strategies as st
 from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
 
 from agentpay import Account, AccountStatus, FieldFault, errors
-from agentpay._http import BODY_MAX_BYTES
-from agentpay._requests import Reply, read
+from agentpay._edge import BODY_MAX_BYTES
+from agentpay._requests import PreparedRequest, Reply, read
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 
 
 def get_account(client):
     return client.accounts.get("acct_a", max_retries=0)
+
+
+ABANDONED = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+"""trio says so of every body that is not read to its end."""
+
+
+def asked(endpoint):
+    return PreparedRequest(endpoint=endpoint, target=endpoint.path)
 
 
 KINDS = {
@@ -171,6 +179,7 @@ def test_a_status_that_the_operation_does_not_have_is_a_decoding_error(caller, s
     assert len(script.requests) == 1, "a redirect would take the key to another host"
 
 
+@ABANDONED
 def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
     class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
         read = 0
@@ -191,6 +200,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
     assert stream.read <= BODY_MAX_BYTES // 2**20 + 1
 
 
+@ABANDONED
 def test_a_body_that_cannot_be_decompressed_is_a_decoding_error(caller):
     class Garbage(httpx.SyncByteStream, httpx.AsyncByteStream):
         def __iter__(self):
@@ -230,7 +240,7 @@ STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 41
     headers=st.dictionaries(st.sampled_from(["retry-after", "x-request-id", "etag"]), st.text()),
 )
 def test_any_answer_becomes_an_exception_or_a_model_and_none_escapes(endpoint, status, body, headers):
-    result = read(endpoint, Reply(status, headers, body), now=0.0)
+    result = read(asked(endpoint), Reply(status, headers, body), now=0.0)
     if isinstance(result, errors.AgentPayError):
         assert str(result)
     else:
@@ -245,7 +255,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
         (GET_ACCOUNT, {**ACCOUNT, **changes}),
         (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}])),
     ):
-        result = read(endpoint, Reply(200, {}, json.dumps(body).encode()), now=0.0)
+        result = read(asked(endpoint), Reply(200, {}, json.dumps(body).encode()), now=0.0)
         if not isinstance(result, errors.DecodingError):
             account = result if endpoint is GET_ACCOUNT else result.data[0]
             assert isinstance(account, Account)
@@ -272,7 +282,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
 )
 def test_retry_after_holds_seconds_or_a_date(value, seconds):
     headers = {"retry-after": value}
-    error = read(GET_ACCOUNT, Reply(429, headers, b"{}"), now=1445412480.0)
+    error = read(asked(GET_ACCOUNT), Reply(429, headers, b"{}"), now=1445412480.0)
     assert isinstance(error, errors.RateLimitedError)
     assert error.retry_after == seconds
 
