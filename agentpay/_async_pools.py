@@ -95,8 +95,8 @@ class AsyncPools(Generic[C]):
         self._make = make
         self._close = close
         self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
-        # A client that is forgotten is part of a cycle. Held from outside of it, its pools outlive it for as long
-        # as it takes their event loops to close them.
+        # A client that is forgotten is part of a cycle. Held from outside of it, its pools are whole when
+        # their event loops close them.
         weakref.finalize(self, _drop, self._pools).atexit = False
 
     async def current(self) -> AsyncPool[C]:

@@ -21,12 +21,12 @@ class _Response(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
+    @property
+    def stream(self) -> Any: ...  # noqa: ANN401 - the body as it arrives
+
 
 class Response(_Response, Protocol):
     """A response of httpx or httpx2, as the sync client reads it."""
-
-    def iter_raw(self) -> Iterator[bytes]:
-        """Yield the body as it arrives."""
 
     def iter_bytes(self) -> Iterator[bytes]:
         """Yield the body, decompressed."""
@@ -37,9 +37,6 @@ class Response(_Response, Protocol):
 
 class AsyncResponse(_Response, Protocol):
     """A response of httpx or httpx2, as the async client reads it."""
-
-    def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
 
     def aiter_bytes(self) -> AsyncIterator[bytes]:
         """Yield the body, decompressed."""
@@ -135,8 +132,9 @@ def _check_client(given: object, *, is_async: bool) -> None:
         hint = f"; {'AgentPay' if is_async else 'AsyncAgentPay'} takes that one"
     elif any(hasattr(given, method) for method in ("handle_request", "handle_async_request")):
         hint = "; pass a transport as transport"
+    article = "an" if is_async else "a"
     raise ConfigurationError(
-        f"http_client must be an {wanted} of httpx or httpx2, not {_described(given)}{hint}"
+        f"http_client must be {article} {wanted} of httpx or httpx2, not {_described(given)}{hint}"
     )
 
 

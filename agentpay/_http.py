@@ -135,13 +135,14 @@ class Http(Edge):
             response = sender(built)
             try:
                 body = body_of(response)
-                for chunk in response.iter_bytes() if response.is_stream_consumed else response.iter_raw():
+                # Not `iter_raw`, which closes too: what that raises says nothing about a complete answer.
+                for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
                     body.feed(chunk)
                 return Reply(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)
             finally:
-                with contextlib.suppress(Exception):  # the answer is there, whatever closing it says
+                with contextlib.suppress(Exception):
                     response.close()
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)
@@ -231,15 +232,14 @@ class AsyncHttp(Edge):
             response = await sender(built)
             try:
                 body = body_of(response)
-                async for chunk in (
-                    response.aiter_bytes() if response.is_stream_consumed else response.aiter_raw()
-                ):
+                # Not `aiter_raw`, which closes too: what that raises says nothing about a complete answer.
+                async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
                     body.feed(chunk)
                 return Reply(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)
             finally:
-                with contextlib.suppress(Exception):  # the answer is there, whatever closing it says
+                with contextlib.suppress(Exception):
                     await response.aclose()
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)

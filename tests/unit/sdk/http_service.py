@@ -67,7 +67,7 @@ class Service:
         self._now = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        self._is_empty = threading.Condition()
+        self._changed = threading.Condition()
 
     @property
     def paid(self) -> list[str]:
@@ -76,8 +76,24 @@ class Service:
 
     def wait_until_nobody_is_connected(self) -> None:
         """Return once every connection was closed by its client; fail if one stays."""
-        with self._is_empty:
-            assert self._is_empty.wait_for(lambda: not self._open, timeout=30), f"{len(self._open)} stay open"
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._open, timeout=30), f"{len(self._open)} stay open"
+
+    def wait_until_asked(self, count: int) -> None:
+        """Return once as many requests have come; fail if they do not."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.asked) >= count, timeout=30)
+
+    def hold(self) -> Callable[[], None]:
+        """Answer nothing until what is returned is called."""
+        released = asyncio.Event()
+
+        async def held(asked: Asked) -> bytes:
+            await released.wait()
+            return await repeat(asked)
+
+        self.respond = held
+        return lambda: self._loop.call_soon_threadsafe(released.set) and None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -85,7 +101,9 @@ class Service:
         try:
             while True:
                 asked = await _read(reader)
-                self.asked.append(asked)
+                with self._changed:
+                    self.asked.append(asked)
+                    self._changed.notify_all()
                 self._now += 1
                 self.most = max(self.most, self._now)
                 try:
@@ -100,9 +118,9 @@ class Service:
             pass
         finally:
             writer.close()
-            with self._is_empty:
+            with self._changed:
                 self._open.discard(writer)
-                self._is_empty.notify_all()
+                self._changed.notify_all()
 
     async def _run(self, started: threading.Event, stopped: asyncio.Event) -> None:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024, ssl=self._tls)

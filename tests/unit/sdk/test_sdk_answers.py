@@ -1,6 +1,8 @@
 """What an answer becomes: a model, or the exception of its status and code; and nothing else, ever."""
 
 import json
+import logging
+import unicodedata
 
 import httpx
 import pytest
@@ -119,6 +121,60 @@ def test_a_refused_transfer_carries_its_id_and_status(caller):
     with pytest.raises(errors.PolicyViolationError, match="transfer txn_a") as caught:
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
     assert (caught.value.transfer_id, caught.value.transfer_status) == ("txn_a", "rejected")
+
+
+HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egnp\u200b\r\nnext\x7f"
+SHOWN = "\\x1b]0;pwned\\x07\\x1b[2J\\x9b31m\\u202egnp\\u200b\\r\\nnext\\x7f"
+
+
+def acts_on_a_terminal(text):
+    return any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in text)
+
+
+def test_what_a_service_says_does_nothing_to_a_terminal(caller, caplog):
+    caplog.set_level(logging.INFO, logger="agentpay")
+    fields = {"request_id": HOSTILE, "transfer_id": HOSTILE, "status": HOSTILE}
+    details = [{"field": HOSTILE, "message": HOSTILE}]
+    body = {"error": HOSTILE, "message": HOSTILE, "details": details, **fields}
+    caller.script(answer(400, body), answer(200, {**ACCOUNT, "balance_usdc": HOSTILE}))
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        caller(get_account)
+    error = caught.value
+    assert (error.message, error.code, error.request_id, error.transfer_id) == (SHOWN,) * 4
+    assert error.details == (FieldFault(field=SHOWN, message=SHOWN),)
+    assert not acts_on_a_terminal(str(error))
+    assert SHOWN in str(error)
+    with pytest.raises(errors.DecodingError) as caught:
+        caller(get_account)
+    assert not acts_on_a_terminal(str(caught.value))
+    assert not any(acts_on_a_terminal(record.getMessage()) for record in caplog.records)
+
+
+def test_letters_signs_and_spaces_of_any_language_are_left_as_they_are(caller):
+    message = (
+        "Zu wenig: 5\u00a0€, \u6b8b\u9ad8\u4e0d\u8db3\u3000\u0627\u0644\u0631\u0635\u064a\u062f \U0001f4b8"
+    )
+    caller.script(refusal(402, "insufficient_balance", message=message))
+    with pytest.raises(errors.InsufficientBalanceError, match=message) as caught:
+        caller(get_account)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: errors.APIConnectionError(text, may_have_been_processed=True),
+        errors.DecodingError,
+        errors.ConfigurationError,
+        lambda text: errors.TransferOutcomeUnknownError(idempotency_key="k", transfer_id=text),
+        lambda text: errors.ServerError(text, status=500, request_id=text),
+        errors.WebhookPayloadError,
+    ],
+)
+def test_no_exception_prints_what_acts_on_a_terminal(make):
+    error = make(HOSTILE)
+    assert not acts_on_a_terminal(str(error))
+    assert not acts_on_a_terminal(repr(error))
 
 
 def test_an_invalid_request_shows_every_fault(caller):
