@@ -1,56 +1,48 @@
 """The edge to the network, and the one module that imports httpx: requests go out, replies come back.
 
-`Http` and `AsyncHttp` hold one HTTP client each, made at the first request and shared by all copies of an
-SDK client. What goes wrong on the way comes back as a value of `agentpay.errors`; no exception of httpx
-leaves. Whether to send again, and what a reply means, is decided elsewhere.
+`Http` and `AsyncHttp` hold the connections of an SDK client and of all its copies. What goes wrong on the way
+comes back as a value of `agentpay.errors`. Once a request has been handed over, no exception of any library
+leaves, since it would hide that the request may have been processed. Whether to send again, and what a reply
+means, is decided elsewhere.
 """
 
 # `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
 # ruff: noqa: ASYNC109
 
-import logging
-import random
+import contextlib
+import os
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import httpx
 
-from agentpay._requests import PreparedRequest, Reply
-from agentpay._settings import ApiKey, logger
-from agentpay._version import __version__
-from agentpay.errors import (
-    AgentPayError,
-    APIConnectionError,
-    APITimeoutError,
-    ClosedClientError,
-    ConfigurationError,
-    DecodingError,
+from agentpay import _failures
+from agentpay._edge import Attempt, Edge, Headers, body_of
+from agentpay._given import (
+    AsyncHttpClient,
+    AsyncResponse,
+    AsyncTransport,
+    HttpClient,
+    Response,
+    Transport,
+    library_of,
 )
+from agentpay._pools import CONNECTIONS_MAX, Pools
+from agentpay._requests import PreparedRequest, Reply
+from agentpay.contract.bodies import BodyError
+from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
 
-HttpClient: TypeAlias = httpx.Client
-AsyncHttpClient: TypeAlias = httpx.AsyncClient
-Transport: TypeAlias = httpx.BaseTransport
-AsyncTransport: TypeAlias = httpx.AsyncBaseTransport
+_PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
+"""How a client sends: it adds nothing of its own, and the body is read here."""
 
-BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest body of an answer that is read, in bytes. A full page of the contract is far below."""
-
-_URLS_KEPT: Final = 128
-
-_NOT_SENT: Final = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.ProxyError,
-    httpx.UnsupportedProtocol,
-)
-"""Failures before the first byte of a request has left."""
+# With as many idle connections as there may be in all, httpcore's bookkeeping takes cubic time.
+_LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=20)
 
 _ssl_lock = threading.Lock()
 _ssl_context: ssl.SSLContext | None = None
@@ -65,266 +57,205 @@ def shared_ssl_context() -> ssl.SSLContext:
         return _ssl_context
 
 
-class _Edge:
-    """What `Http` and `AsyncHttp` share: all that needs no waiting."""
-
-    def __init__(self, base_url: str, given: HttpClient | AsyncHttpClient | None) -> None:
-        try:
-            host = httpx.URL(base_url).netloc
-        except httpx.InvalidURL:
-            raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
-        self.closed = False
-        # Time and chance of retries and polling: a simulation sets its own.
-        self.now: Callable[[], float] = time.time
-        self.monotonic: Callable[[], float] = time.monotonic
-        self.random: Callable[[], float] = random.random
-        # The same few paths again and again: to take an address apart is most of what a request costs.
-        self._url = lru_cache(maxsize=_URLS_KEPT)(lambda target: httpx.URL(base_url + target))
-        # The defaults of a given client stay, where the contract does not decide.
-        self._defaults = httpx.Headers(given.headers if given is not None else None)
-        self._defaults.update(
-            {
-                "Host": host.decode("ascii"),
-                "Accept": "application/json",
-                # Bodies are small, and a few bytes that unfold into gigabytes cannot be sent.
-                "Accept-Encoding": "identity",
-                "Connection": "keep-alive",
-                "User-Agent": f"agentpay-python/{__version__}",
-            }
-        )
-
-    def headers(self, api_key: ApiKey) -> httpx.Headers:
-        """Return the headers that every request under this key has. Their `repr` hides the key."""
-        headers = self._defaults.copy()
-        headers["Authorization"] = f"Bearer {api_key.reveal()}"
-        return headers
-
-    def _build(
-        self, request: PreparedRequest, headers: httpx.Headers, timeout: float | None
-    ) -> httpx.Request:
-        # `httpx.Client.build_request` would merge URL, headers and cookies anew for every call.
-        content = request.content
-        built = httpx.Request(
-            request.endpoint.method,
-            self._url(request.target),
-            headers=headers,
-            stream=httpx.ByteStream(content or b""),
-            extensions={"timeout": {"connect": timeout, "read": timeout, "write": timeout, "pool": timeout}},
-        )
-        if content is not None:
-            built.headers["Content-Type"] = "application/json"
-            built.headers["Content-Length"] = str(len(content))
-        if request.if_match is not None:
-            built.headers["If-Match"] = request.if_match
-        built.read()  # so that event hooks of a given client may look at the content
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("sending %s %s %r", built.method, request.target, built.headers)
-        return built
-
-    def _log(self, request: PreparedRequest, outcome: Reply | AgentPayError, started: float) -> None:
-        milliseconds = (self.monotonic() - started) * 1000
-        method = request.endpoint.method
-        if isinstance(outcome, Reply):
-            request_id = outcome.headers.get("x-request-id", "-")
-            logger.info(
-                "%s %s: %d in %.0f ms (request %s)",
-                method,
-                request.target,
-                outcome.status,
-                milliseconds,
-                request_id,
-            )
-        else:
-            logger.info(
-                "%s %s: %s after %.0f ms", method, request.target, type(outcome).__name__, milliseconds
-            )
+def _renew_lock() -> None:
+    global _ssl_lock  # noqa: PLW0603 - the thread that held it at the fork does not exist in the child
+    _ssl_lock = threading.Lock()
 
 
-def _failure(error: httpx.HTTPError, request: PreparedRequest, timeout: float | None) -> AgentPayError:
-    """The exception of ours that stands for one of httpx, which is not kept: its frames hold the API key."""
-    may_have_been_processed = not isinstance(error, _NOT_SENT)
-    if isinstance(error, httpx.DecodingError):
-        return DecodingError(
-            f"the body of the answer to {request.endpoint.name} cannot be decompressed. "
-            "Check that base_url is the address of the service"
-        )
-    processed = (
-        "The request may have been processed" if may_have_been_processed else "The request was not sent"
-    )
-    if isinstance(error, httpx.TimeoutException):
-        return APITimeoutError(
-            f"no answer to {request.endpoint.name} within {timeout or 0:g} s ({type(error).__name__}). "
-            f"{processed}. Call again later, or with a longer timeout",
-            may_have_been_processed=may_have_been_processed,
-        )
-    return APIConnectionError(
-        f"no answer to {request.endpoint.name}: {str(error) or 'connection lost'} ({type(error).__name__}). "
-        f"{processed}. Check the network and base_url, then call again",
-        may_have_been_processed=may_have_been_processed,
-    )
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Body:
-    """The body of one answer as it comes in, up to `BODY_MAX_BYTES`."""
-
-    def __init__(self, request: PreparedRequest, response: httpx.Response) -> None:
-        self._request = request
-        self._response = response
-        self._chunks: list[bytes] = []
-        self._size = 0
-
-    def takes(self, chunk: bytes) -> bool:
-        """Keep a chunk and tell whether another one may come."""
-        self._size += len(chunk)
-        self._chunks.append(chunk)
-        return self._size <= BODY_MAX_BYTES
-
-    def outcome(self) -> Reply | DecodingError:
-        """Return the reply, or the error when its body is too large."""
-        if self._size <= BODY_MAX_BYTES:
-            return Reply(self._response.status_code, self._response.headers, b"".join(self._chunks))
-        return DecodingError(
-            f"the answer to {self._request.endpoint.name} is larger than {BODY_MAX_BYTES} bytes. "
-            "Check that base_url is the address of the service",
-            status=self._response.status_code,
-        )
+C = TypeVar("C")
 
 
-class Http(_Edge):
+def _new(kind: Callable[..., C]) -> C:
+    """Return a new HTTP client, which takes proxies and certificates from the environment."""
+    try:
+        return kind(verify=shared_ssl_context(), limits=_LIMITS)
+    except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
+        raise ConfigurationError(
+            "no connections can be made with the proxies and certificates that the environment names: "
+            f"{error} ({type(error).__name__}). Mend them, or pass an http_client of your own"
+        ) from None
+
+
+class Http(Edge):
     """The edge of the sync client."""
 
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
-        super().__init__(base_url, given)
+        super().__init__(base_url, given, library_of(given, transport, is_async=False) or httpx)
         self.sleep: Callable[[float], None] = time.sleep
-        self._client = given
-        self._owned = given is None
+        self._given = given
         self._transport = transport
-        self._lock = threading.Lock()
-
-    def _sender(self) -> Callable[[httpx.Request], httpx.Response]:
-        if self.closed:
-            raise ClosedClientError
-        if self._transport is not None:
-            # A client around it would add what is never used here: cookies, redirects, authentication.
-            return self._transport.handle_request
-        if self._client is None:
-            with self._lock:
-                if self._client is None:
-                    self._client = HttpClient(verify=shared_ssl_context())
-        if self._client.is_closed:
-            raise ClosedClientError
-        return partial(self._client.send, stream=True, auth=None, follow_redirects=False)
+        self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client), httpx.Client.close)
 
     def send(
-        self, request: PreparedRequest, headers: httpx.Headers, timeout: float | None
+        self, request: PreparedRequest, headers: Headers, timeout: float | None
     ) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception that stands for a missing one.
 
         Raises:
-            ClosedClientError: the client is closed.
+            ValueError: an argument is too long for an address; nothing was sent.
         """
-        sender = self._sender()
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            response = sender(self._build(request, headers, timeout))
-            body = _Body(request, response)
-            try:
-                for chunk in response.iter_bytes():
-                    if not body.takes(chunk):
-                        break
-            finally:
-                response.close()
-            outcome = body.outcome()
-        except httpx.HTTPError as error:
-            outcome = _failure(error, request, timeout)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                raise
-            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
-            raise error.with_traceback(None)  # noqa: B904 - the same exception
+            outcome = self._attempt(Attempt(request, headers, timeout))
+        except AgentPayError as error:
+            outcome = error
         self._log(request, outcome, started)
         return outcome
+
+    def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
+        if self.closed or (self._given is not None and self._given.is_closed):
+            raise ClosedClientError
+        if self._transport is not None:
+            self._check_process()
+            # A client around it would add what is never used here: cookies, redirects, authentication.
+            return self._exchange(self._transport.handle_request, attempt)
+        if self._given is not None:
+            self._check_process()
+            return self._exchange(partial(self._given.send, **_PLAINLY), attempt)
+        pool = self._pools.current()
+        started = self.monotonic()
+        if not pool.enter(attempt.timeout):
+            return _failures.no_connection(attempt.request, attempt.timeout)
+        try:
+            attempt = attempt._replace(waited=self.monotonic() - started)
+            if attempt.is_too_late:
+                return _failures.no_connection(attempt.request, attempt.timeout)
+            return self._exchange(partial(pool.client.send, **_PLAINLY), attempt)
+        finally:
+            pool.leave()
+
+    def _exchange(self, sender: Callable[[Any], Response], attempt: Attempt) -> Reply | AgentPayError:
+        built = self._build(attempt)
+        try:
+            response = sender(built)
+            try:
+                body = body_of(response)
+                # Not `iter_raw`, which closes too: what that raises says nothing about a complete answer.
+                for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
+                    body.feed(chunk)
+                return Reply(response.status_code, response.headers, body.finish())
+            except BodyError as problem:
+                return _failures.of_body(str(problem), attempt.request, response.status_code)
+            finally:
+                with contextlib.suppress(Exception):
+                    response.close()
+        except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
+            return self._failure(error, built, attempt)
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            raise error.with_traceback(None)  # noqa: B904 - the same
+
+    def renew(self) -> None:
+        """Use new connections from now on: those there are mix up their answers."""
+        self._pools.retire()
 
     def close(self) -> None:
         """Close the connections, unless the HTTP client was given."""
         if self.closed:
             return
         self.closed = True
-        if self._transport is not None:
+        self._pools.close()
+        if self._transport is not None and not self._is_inherited:
             self._transport.close()
-        elif self._owned and self._client is not None:
-            self._client.close()
 
 
-async def _sleep(seconds: float) -> None:
-    # Loading asyncio takes longer than loading all of this package, and the sync client never needs it.
-    import asyncio  # noqa: PLC0415
-
-    await asyncio.sleep(seconds)
-
-
-class AsyncHttp(_Edge):
+class AsyncHttp(Edge):
     """The edge of the async client."""
 
     def __init__(
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
-        super().__init__(base_url, given)
-        self.sleep: Callable[[float], Awaitable[None]] = _sleep
-        self._client = given
-        self._owned = given is None
-        self._transport = transport
+        # Loading them takes longer than loading all of this package, and the sync client never needs them.
+        import anyio  # noqa: PLC0415
 
-    def _sender(self) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
-        if self.closed:
-            raise ClosedClientError
-        if self._transport is not None:
-            # A client around it would add what is never used here: cookies, redirects, authentication.
-            return self._transport.handle_async_request
-        if self._client is None:
-            self._client = AsyncHttpClient(verify=shared_ssl_context())
-        if self._client.is_closed:
-            raise ClosedClientError
-        return partial(self._client.send, stream=True, auth=None, follow_redirects=False)
+        from agentpay._async_pools import AsyncPools  # noqa: PLC0415
+
+        super().__init__(base_url, given, library_of(given, transport, is_async=True) or httpx)
+        self.sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+        self._given = given
+        self._transport = transport
+        self._pools: AsyncPools[httpx.AsyncClient] = AsyncPools(
+            partial(_new, httpx.AsyncClient), httpx.AsyncClient.aclose
+        )
 
     async def send(
-        self, request: PreparedRequest, headers: httpx.Headers, timeout: float | None
+        self, request: PreparedRequest, headers: Headers, timeout: float | None
     ) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception that stands for a missing one.
 
         Raises:
-            ClosedClientError: the client is closed.
+            ValueError: an argument is too long for an address; nothing was sent.
         """
-        sender = self._sender()
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            response = await sender(self._build(request, headers, timeout))
-            body = _Body(request, response)
-            try:
-                async for chunk in response.aiter_bytes():
-                    if not body.takes(chunk):
-                        break
-            finally:
-                await response.aclose()
-            outcome = body.outcome()
-        except httpx.HTTPError as error:
-            outcome = _failure(error, request, timeout)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                raise
-            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
-            raise error.with_traceback(None)  # noqa: B904 - the same exception
+            outcome = await self._attempt(Attempt(request, headers, timeout))
+        except AgentPayError as error:
+            outcome = error
         self._log(request, outcome, started)
         return outcome
+
+    async def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
+        if self.closed or (self._given is not None and self._given.is_closed):
+            raise ClosedClientError
+        if self._transport is not None:
+            self._check_process()
+            # A client around it would add what is never used here: cookies, redirects, authentication.
+            return await self._exchange(self._transport.handle_async_request, attempt)
+        if self._given is not None:
+            self._check_process()
+            return await self._exchange(partial(self._given.send, **_PLAINLY), attempt)
+        pool = await self._pools.current()
+        started = self.monotonic()
+        if not await pool.enter(attempt.timeout):
+            return _failures.no_connection(attempt.request, attempt.timeout)
+        try:
+            attempt = attempt._replace(waited=self.monotonic() - started)
+            if attempt.is_too_late:
+                return _failures.no_connection(attempt.request, attempt.timeout)
+            return await self._exchange(partial(pool.client.send, **_PLAINLY), attempt)
+        finally:
+            await pool.leave()
+
+    async def _exchange(
+        self,
+        sender: Callable[[Any], Awaitable[AsyncResponse]],
+        attempt: Attempt,
+    ) -> Reply | AgentPayError:
+        built = self._build(attempt)
+        try:
+            response = await sender(built)
+            try:
+                body = body_of(response)
+                # Not `aiter_raw`, which closes too: what that raises says nothing about a complete answer.
+                async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
+                    body.feed(chunk)
+                return Reply(response.status_code, response.headers, body.finish())
+            except BodyError as problem:
+                return _failures.of_body(str(problem), attempt.request, response.status_code)
+            finally:
+                with contextlib.suppress(Exception):
+                    await response.aclose()
+        except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
+            return self._failure(error, built, attempt)
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            raise error.with_traceback(None)  # noqa: B904 - the same
+
+    async def renew(self) -> None:
+        """Use new connections from now on: those there are mix up their answers."""
+        await self._pools.retire()
 
     async def close(self) -> None:
         """Close the connections, unless the HTTP client was given."""
         if self.closed:
             return
         self.closed = True
-        if self._transport is not None:
+        await self._pools.close()
+        if self._transport is not None and not self._is_inherited:
             await self._transport.aclose()
-        elif self._owned and self._client is not None:
-            await self._client.aclose()

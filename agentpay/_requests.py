@@ -4,23 +4,29 @@ Nothing here sends, waits or knows the API key. Exceptions are returned as value
 the request is sent again, is decided by `agentpay._retries`.
 """
 
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+import attrs
 from attrs import field, frozen
 
 from agentpay import errors
 from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import Endpoint
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
 from agentpay.contract.fields import format_timestamp
+from agentpay.contract.pages import PageBody
+from agentpay.contract.printable import printable
 from agentpay.contract.requests import UNSET, Request
 
 MESSAGE_MAX_CHARACTERS: Final = 2000
 """How much of the service's message an exception keeps."""
+
+_SHOWN_CHARACTERS: Final = 128
 
 
 @frozen(kw_only=True)
@@ -33,6 +39,7 @@ class PreparedRequest:
         content: body; None for none.
         if_match: value of the `If-Match` header; None for none.
         idempotency_key: the key that makes repeating it safe; None for none.
+        expected: attributes of the answer, or of each item of its page, with what they must repeat.
     """
 
     endpoint: Endpoint
@@ -40,6 +47,7 @@ class PreparedRequest:
     content: bytes | None = field(default=None, repr=False)
     if_match: str | None = None
     idempotency_key: str | None = None
+    expected: tuple[tuple[str, object], ...] = field(default=(), repr=False)
 
 
 @frozen
@@ -94,7 +102,23 @@ def prepare(
         content=None if body is None else json_text.print_json(codec.unstructure(body)),
         if_match=if_match,
         idempotency_key=idempotency_key,
+        expected=_expected(endpoint, path, query, body) if endpoint.echoes else (),
     )
+
+
+def _expected(
+    endpoint: Endpoint,
+    path: Mapping[str, str] | None,
+    query: Mapping[str, object] | None,
+    body: Request | None,
+) -> tuple[tuple[str, object], ...]:
+    """What the answer must repeat of what is asked; a filter that is not given demands nothing."""
+    given = {**(path or {}), **(query or {})}
+    asked = (
+        (attribute, given[name] if name in given else getattr(body, name, None))
+        for attribute, name in endpoint.echoes.items()
+    )
+    return tuple((attribute, value) for attribute, value in asked if value is not None and value is not UNSET)
 
 
 def _quoted(name: str, value: object) -> str:
@@ -127,14 +151,15 @@ def etag_of(reply: Reply) -> str | None:
     return etag if etag and etag.isascii() and etag.isprintable() else None
 
 
-def read(endpoint: Endpoint, reply: Reply, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
+def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
     """Return what an answer means: the endpoint's model, or the exception to raise.
 
     Args:
-        endpoint: what was asked for.
+        request: what was asked for.
         reply: the answer.
         now: seconds since the epoch, against which a date in `Retry-After` is read.
     """
+    endpoint = request.endpoint
     model = endpoint.responses.get(reply.status, UNSET)
     if model is None:
         return None
@@ -144,15 +169,54 @@ def read(endpoint: Endpoint, reply: Reply, *, now: float) -> Any:  # noqa: ANN40
         problem = f"the status {reply.status} is not one of this operation"
     else:
         try:
-            return codec.structure(json_text.parse_json(reply.body), model)
+            answer = codec.structure(json_text.parse_json(reply.body), model)
+            return _mismatch(request, reply, answer) or answer
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.DecodingError(
         f"the answer to {endpoint.name} ({reply.status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
         status=reply.status,
-        request_id=reply.headers.get("x-request-id"),
+        request_id=_request_id(reply),
     )
+
+
+_TIDIED: Final = frozenset({"name", "url"})
+"""Attributes that a service may tidy up, by trimming a name or adding the slash that ends a URL."""
+
+
+def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.AnswerMismatchError | None:
+    """Return the error of an answer that belongs to another request; None where it repeats what was asked."""
+    items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
+    for attribute, asked in request.expected:
+        for item in items:
+            told = getattr(item, attribute)
+            # Only of a field that the contract does not promise nothing may be told.
+            if told is not None and told != asked and _tidied(attribute, told) != _tidied(attribute, asked):
+                return errors.AnswerMismatchError(
+                    operation=request.endpoint.name,
+                    difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
+                    may_have_been_processed=request.endpoint.method != "GET",
+                    status=reply.status,
+                    request_id=_request_id(reply),
+                )
+    return None
+
+
+def _tidied(attribute: str, value: object) -> object:
+    if attribute not in _TIDIED or not isinstance(value, str):
+        return value
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", value).casefold()))
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
+
+
+def _request_id(reply: Reply) -> str | None:
+    value = reply.headers.get("x-request-id")
+    return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
 
 _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
@@ -187,7 +251,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 def _api_error(reply: Reply, now: float) -> errors.APIError:
     status = reply.status
     body = _error_body(reply.body)
-    request_id = (body and body.request_id) or reply.headers.get("x-request-id")
+    request_id = (body and body.request_id) or _request_id(reply)
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
     if body is None:
@@ -214,9 +278,18 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
 
 def _error_body(content: bytes) -> ErrorBody | None:
     try:
-        return codec.structure(json_text.parse_json(content), ErrorBody)
+        body: ErrorBody = codec.structure(json_text.parse_json(content), ErrorBody)
     except (json_text.InvalidJsonError, codec.InvalidValueError):
         return None
+    # What a service says is printed on terminals, which act on control characters.
+    details = body.details and tuple(
+        FieldFault(field=printable(fault.field), message=printable(fault.message)) for fault in body.details
+    )
+    texts = {name: printable(value) for name in _TEXTS if isinstance(value := getattr(body, name), str)}
+    return attrs.evolve(body, details=details, **texts)
+
+
+_TEXTS: Final = tuple(field.name for field in attrs.fields(ErrorBody) if field.name != "details")
 
 
 def _retry_after(value: str | None, now: float) -> float | None:

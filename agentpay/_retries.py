@@ -4,13 +4,14 @@
 for a missing one; it yields `Sleep` and is answered with nothing. It returns the model and its reply, or
 raises. All of its state is its own, so that any number of calls run side by side on one client. The rules:
 
-- Sent again, at most `max_retries` times: no connection, no answer in time, and 429, 502, 503, 504.
+- Sent again, at most `max_retries` times: no connection, no answer in time, 408, 429, and 5xx but 501.
 - What would do a thing twice (`Repeat.IF_NOT_PROCESSED`) is sent again only when the request certainly did
   nothing.
 - The pause is drawn from 0 to an exponentially growing limit (full jitter), and is never shorter than
   `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts: the caller knows better.
 - A request with an idempotency key ends in `TransferOutcomeUnknownError`, or its twin of sessions, when an
   attempt may have done its work and no later answer settled the question.
+- After an answer to another request nothing more is sent on the connections there are.
 
 It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
 """
@@ -27,8 +28,11 @@ from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
 from agentpay.contract.errors import ErrorCode
 from agentpay.errors import (
     AgentPayError,
+    AnswerMismatchError,
     APIConnectionError,
     APIError,
+    ClosedClientError,
+    ConfigurationError,
     SessionOutcomeUnknownError,
     TransferOutcomeUnknownError,
 )
@@ -42,7 +46,7 @@ BACKOFF_CAP: Final = 8.0
 RETRY_AFTER_CAP: Final = 30.0
 """Longest `Retry-After` that is waited for, in seconds."""
 
-_RETRIED: Final = frozenset({429, 502, 503, 504})
+_RETRIED: Final = frozenset({408, 429, *range(500, 600)} - {501})
 _TURNED_AWAY: Final = frozenset({401, 403, 429})
 _LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 413, 415, 422})
 
@@ -57,7 +61,12 @@ class Sleep(NamedTuple):
     seconds: float
 
 
+class Renew:
+    """Use new connections from now on."""
+
+
 SEND: Final = Send()
+RENEW: Final = Renew()
 
 
 class _Effect(Enum):
@@ -74,7 +83,7 @@ def attempts(
     max_retries: int,
     now: Callable[[], float] = time.time,
     random: Callable[[], float] = _random.random,
-) -> Generator[Send | Sleep, Any, tuple[Any, Reply]]:
+) -> Generator[Send | Sleep | Renew, Any, tuple[Any, Reply]]:
     """Yield what to do next until the request is answered; return its model and its reply.
 
     Args:
@@ -90,9 +99,11 @@ def attempts(
     known_id: str | None = None
     for retries in count():
         outcome = yield SEND
-        result = read(request.endpoint, outcome, now=now()) if isinstance(outcome, Reply) else outcome
+        result = read(request, outcome, now=now()) if isinstance(outcome, Reply) else outcome
         if not isinstance(result, AgentPayError):
             return result, outcome
+        if isinstance(result, AnswerMismatchError):
+            yield RENEW
         effect = _effect_of(result)
         in_doubt = effect is _Effect.POSSIBLE or (in_doubt and effect is _Effect.NONE)
         known_id = _subject_of(result) or known_id
@@ -113,6 +124,17 @@ def _subject_of(error: AgentPayError) -> str | None:
     return (error.transfer_id or error.session_id) if isinstance(error, APIError) else None
 
 
+def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
+    """Return what stands for an exception of no declared kind that was raised after a request was sent."""
+    if request.idempotency_key is not None:
+        return _outcome_unknown(request.endpoint, request.idempotency_key, None)
+    return APIConnectionError(
+        f"{request.endpoint.name} may have been processed, and then {type(error).__name__} was raised here. "
+        "Report it, with the traceback",
+        may_have_been_processed=True,
+    )
+
+
 def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
     if endpoint is CREATE_TRANSFER:
         return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
@@ -120,8 +142,10 @@ def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> Agen
 
 
 def _effect_of(error: AgentPayError) -> _Effect:
-    if isinstance(error, APIConnectionError):
-        return _Effect.POSSIBLE if error.may_have_been_processed else _Effect.NONE
+    if isinstance(error, ClosedClientError | ConfigurationError) or (
+        isinstance(error, APIConnectionError) and not error.may_have_been_processed
+    ):
+        return _Effect.NONE
     if not isinstance(error, APIError):
         # Something was answered that cannot be read. It may have been "done".
         return _Effect.POSSIBLE

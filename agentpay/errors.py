@@ -6,6 +6,7 @@
       + APIConnectionError                  no answer came
       |   - APITimeoutError                 not within the timeout
       + DecodingError                       an answer came that is not what the contract says
+      |   - AnswerMismatchError             it is the answer to another request
       + TransferOutcomeUnknownError         the transfer may or may not have been made
       + SessionOutcomeUnknownError          the session may or may not have been opened or charged
       + WaitTimeoutError                    the transfer was not final in time
@@ -40,6 +41,7 @@ which exception is the business of `agentpay._requests`.
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agentpay.contract.errors import FieldFault
+from agentpay.contract.printable import printable
 
 if TYPE_CHECKING:
     from agentpay.contract.transfers import Transfer
@@ -50,6 +52,7 @@ __all__ = [
     "APITimeoutError",
     "AccountPausedError",
     "AgentPayError",
+    "AnswerMismatchError",
     "AuthenticationError",
     "ChainUnavailableError",
     "ClosedClientError",
@@ -58,6 +61,7 @@ __all__ = [
     "DecodingError",
     "FieldFault",
     "IdempotencyConflictError",
+    "InsecureConnectionWarning",
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
@@ -97,9 +101,21 @@ class AgentPayError(Exception):
         # Exceptions are rebuilt from `args` alone by default, which fails for keyword-only constructors.
         return _restore, (type(self), self.args, self.__dict__.copy())
 
+    def __str__(self) -> str:
+        # A message may repeat what a service said, and terminals act on control characters.
+        return printable(super().__str__())
+
 
 class ConfigurationError(AgentPayError, ValueError):
-    """The client cannot be made from these settings; the message names the setting."""
+    """The client cannot be made from these settings, or not used here; the message names the setting."""
+
+
+class InsecureConnectionWarning(UserWarning):
+    """An API key is sent over plain http to another machine. Use an https base URL.
+
+    It is a warning, given once by each client. To have such calls fail instead, turn it into an error with
+    `warnings.simplefilter("error", InsecureConnectionWarning)`.
+    """
 
 
 class ClosedClientError(AgentPayError):
@@ -138,6 +154,38 @@ class DecodingError(AgentPayError):
         super().__init__(message)
         self.status = status
         self.request_id = request_id
+
+
+class AnswerMismatchError(DecodingError):
+    """The answer belongs to another request, so nothing of it was used.
+
+    The response names another account, transfer, amount or key than was asked for: a proxy or a peer mixes up
+    answers. The connections are not used again. Calls with an idempotency key raise
+    `TransferOutcomeUnknownError` or `SessionOutcomeUnknownError` instead, with this error as the `__cause__`.
+
+    Attributes:
+        may_have_been_processed: whether the request may have changed something all the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        operation: str,
+        difference: str,
+        may_have_been_processed: bool,
+        status: int | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        advice = "Call again"
+        if may_have_been_processed:
+            advice = "The request may have been processed: read what became of it before you call again"
+        super().__init__(
+            f"the answer to {operation} belongs to another request: {difference}. {advice}, and look for a "
+            "proxy between this client and the service that mixes up answers",
+            status=status,
+            request_id=request_id,
+        )
+        self.may_have_been_processed = may_have_been_processed
 
 
 class TransferOutcomeUnknownError(AgentPayError):
@@ -288,7 +336,7 @@ class APIError(AgentPayError):
             )
             if value is not None
         ]
-        return text + (f" ({', '.join(where)})" if where else "") + f". {self.advice}"
+        return printable(text + (f" ({', '.join(where)})" if where else "") + f". {self.advice}")
 
 
 class InvalidRequestError(APIError):

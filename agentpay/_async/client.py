@@ -19,10 +19,10 @@ from agentpay._async.transfers import AsyncTransfers
 from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay._requests import PreparedRequest, Reply
-from agentpay._retries import Sleep, attempts
+from agentpay._retries import Renew, Sleep, attempts, unexpected
 from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, ApiKey, RetriesOption, TimeoutOption
 from agentpay.contract.requests import UNSET, UnsetType
-from agentpay.errors import ConfigurationError
+from agentpay.errors import AgentPayError
 
 
 class AsyncAgentPay:
@@ -65,8 +65,6 @@ class AsyncAgentPay:
         """
         key = ApiKey(api_key)
         del api_key  # a traceback with locals would show it
-        if http_client is not None and transport is not None:
-            raise ConfigurationError("pass http_client or transport, not both")
         settings = _settings.resolve(api_key=key, base_url=base_url, timeout=timeout, max_retries=max_retries)
         self._bind(settings, AsyncHttp(settings.base_url, http_client, transport))
 
@@ -148,6 +146,8 @@ class AsyncAgentPay:
         http = self._http
         seconds = self._timeout(timeout)
         flow = attempts(request, max_retries=self._retries(max_retries), now=http.now, random=http.random)
+        http.warn_if_exposed()
+        is_sent = False
         try:
             step = next(flow)
             while True:
@@ -155,8 +155,19 @@ class AsyncAgentPay:
                     _settings.logger.info("sending %s again in %.2f s", request.endpoint.name, step.seconds)
                     await http.sleep(step.seconds)
                     step = next(flow)
+                elif isinstance(step, Renew):
+                    await http.renew()
+                    step = next(flow)
                 else:
-                    step = flow.send(await http.send(request, self._headers, seconds))
+                    outcome = await http.send(request, self._headers, seconds)
+                    is_sent = True
+                    step = flow.send(outcome)
         except StopIteration as done:
             model, reply = done.value
             return model, reply
+        except AgentPayError:
+            raise
+        except Exception as error:
+            if not is_sent:
+                raise
+            raise unexpected(request, error) from error

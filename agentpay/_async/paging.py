@@ -19,10 +19,16 @@ class AsyncPage(Generic[T]):
     """
 
     def __init__(
-        self, fetch: Callable[[str | None], Awaitable[PageBody[T]]], cursor: str | None, body: PageBody[T]
+        self,
+        fetch: Callable[[str | None], Awaitable[PageBody[T]]],
+        cursor: str | None,
+        body: PageBody[T],
+        places: dict[str, int] | None = None,
     ) -> None:
         self._fetch = fetch
-        self._own_cursor = cursor
+        # Where each cursor of this list leads: to its first page, 0, to its second, and so on.
+        self._places: dict[str, int] = {cursor or "": 0} if places is None else places
+        self._place: int = self._places[cursor or ""]
         self.data: tuple[T, ...] = body.data
         self.cursor: str = body.cursor
         self.has_more: bool = body.has_more
@@ -39,17 +45,18 @@ class AsyncPage(Generic[T]):
 
         Raises:
             RuntimeError: this is the last page; ask `has_more` before.
-            DecodingError: the service promised more but gave no new cursor.
+            DecodingError: the service promised more, but its cursor leads back.
             AgentPayError: the request failed.
         """
         if not self.has_more:
             raise RuntimeError("this is the last page: ask has_more before next_page")
-        if self.cursor in ("", self._own_cursor):
+        place = self._places.setdefault(self.cursor, self._place + 1)
+        if self.cursor == "" or place <= self._place:
             raise DecodingError(
-                "the service says that the list has more, but its cursor leads nowhere new. "
+                "the service says that the list has more, but its cursor leads back to a page that was read. "
                 "Report it to the service's operators"
             )
-        return await self.first(self._fetch, self.cursor)
+        return type(self)(self._fetch, self.cursor, await self._fetch(self.cursor), self._places)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         page = self

@@ -20,10 +20,10 @@ from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay._http import Http, HttpClient, Transport
 from agentpay._requests import PreparedRequest, Reply
-from agentpay._retries import Sleep, attempts
+from agentpay._retries import Renew, Sleep, attempts, unexpected
 from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, ApiKey, RetriesOption, TimeoutOption
 from agentpay.contract.requests import UNSET, UnsetType
-from agentpay.errors import ConfigurationError
+from agentpay.errors import AgentPayError
 
 
 class AgentPay:
@@ -66,8 +66,6 @@ class AgentPay:
         """
         key = ApiKey(api_key)
         del api_key  # a traceback with locals would show it
-        if http_client is not None and transport is not None:
-            raise ConfigurationError("pass http_client or transport, not both")
         settings = _settings.resolve(api_key=key, base_url=base_url, timeout=timeout, max_retries=max_retries)
         self._bind(settings, Http(settings.base_url, http_client, transport))
 
@@ -146,6 +144,8 @@ class AgentPay:
         http = self._http
         seconds = self._timeout(timeout)
         flow = attempts(request, max_retries=self._retries(max_retries), now=http.now, random=http.random)
+        http.warn_if_exposed()
+        is_sent = False
         try:
             step = next(flow)
             while True:
@@ -153,8 +153,19 @@ class AgentPay:
                     _settings.logger.info("sending %s again in %.2f s", request.endpoint.name, step.seconds)
                     http.sleep(step.seconds)
                     step = next(flow)
+                elif isinstance(step, Renew):
+                    http.renew()
+                    step = next(flow)
                 else:
-                    step = flow.send(http.send(request, self._headers, seconds))
+                    outcome = http.send(request, self._headers, seconds)
+                    is_sent = True
+                    step = flow.send(outcome)
         except StopIteration as done:
             model, reply = done.value
             return model, reply
+        except AgentPayError:
+            raise
+        except Exception as error:
+            if not is_sent:
+                raise
+            raise unexpected(request, error) from error

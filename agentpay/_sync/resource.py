@@ -13,7 +13,6 @@ from typing import Any
 
 from agentpay._requests import PreparedRequest, Reply
 from agentpay._settings import RetriesOption, TimeoutOption
-from agentpay.errors import AgentPayError
 
 Exchange = Callable[[PreparedRequest, TimeoutOption, RetriesOption], tuple[Any, Reply]]
 
@@ -29,7 +28,7 @@ class Resource:
     ) -> Any:  # noqa: ANN401 - the model of the endpoint
         try:
             model, _ = self._exchange(request, timeout, max_retries)
-        except AgentPayError:
+        except Exception:
             raise
         except BaseException as error:
             if request.idempotency_key is not None:

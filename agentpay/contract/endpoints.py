@@ -77,6 +77,8 @@ class Endpoint:
             an identifier.
         errors: codes beside those that `every_error` finds by itself.
         subject: what its refusals and unknown outcomes name, if anything.
+        echoes: what its answer, or each item of its page, repeats of the request: the attribute, and the
+            parameter or field of the request. An answer that repeats something else is another request's.
         request_headers: header fields that it heeds beside the usual ones.
         response_headers: header fields of a success beside the usual ones.
         summary: one line for documents.
@@ -96,6 +98,7 @@ class Endpoint:
     takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None
+    echoes: Mapping[str, str] = field(factory=dict)
     request_headers: tuple[Header, ...] = ()
     response_headers: tuple[Header, ...] = ()
     description: str = ""
@@ -130,6 +133,7 @@ CREATE_ACCOUNT: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAccount,
     responses={201: Account},
+    echoes={"name": "name"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Provision an account.",
     description="The account and its USDC token account are on chain when this returns, with the defaults of "
@@ -155,6 +159,7 @@ GET_ACCOUNT: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
+    echoes={"account_id": "account_id"},
     summary="Read one account.",
     description="`status` is `paused` exactly while `policy.paused` is true.",
 )
@@ -165,6 +170,7 @@ GET_BALANCE: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Balance},
+    echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the live on-chain balance of an account.",
     description="Always reflects live on-chain state.",
@@ -177,6 +183,7 @@ LIST_TRANSACTIONS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListTransactions,
     responses={200: PageBody[Transaction]},
+    echoes={"account_id": "account_id"},
     summary="List the history of an account, newest first.",
     description="Settled transfers, session settlements, policy rejections and deposits. Pass the returned "
     "`cursor` as `cursor` to get the next page.",
@@ -188,6 +195,7 @@ GET_POLICY: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountPolicy},
+    echoes={"account_id": "account_id"},
     response_headers=(ETAG,),
     summary="Read the policy of an account.",
     description="`ETag` names this version of the policy; send it as `If-Match` with a change.",
@@ -201,6 +209,7 @@ PUT_POLICY: Final = Endpoint(
     request=PolicyChange,
     responses={200: AccountPolicy},
     errors=(ErrorCode.PRECONDITION_FAILED,),
+    echoes={"account_id": "account_id"},
     request_headers=(IF_MATCH,),
     response_headers=(ETAG,),
     summary="Change the policy of an account.",
@@ -229,6 +238,7 @@ CREATE_TRANSFER: Final = Endpoint(
         ErrorCode.NOT_FOUND,
     ),
     subject=TRANSFER,
+    echoes={"idempotency_key": "idempotency_key", "from_": "from_", "to": "to", "amount_usdc": "amount"},
     summary="Move USDC out of an account.",
     description="The transfer is checked against the account's policy, signed, submitted on chain and "
     "answered with 200 when it has settled (typical settlement time: under 400 ms). At or above "
@@ -248,6 +258,7 @@ GET_TRANSFER: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Transfer},
+    echoes={"transfer_id": "transfer_id"},
     summary="Read one transfer.",
     description="For status polling or audit. A rejected or failed transfer also has `error` and `message`.",
 )
@@ -259,6 +270,7 @@ CREATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
     responses={201: Webhook},
+    echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result carries the `secret` that deliveries are signed with; store it, it is never "
     "shown again. A delivery that is not answered with 2xx is retried 4 times, at 30 s, 5 min, 30 min and "

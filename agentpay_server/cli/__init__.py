@@ -65,7 +65,7 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     serve and demo start one. operators works on the store of one. The other commands ask one that runs: tell
-    them where with --url or AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as the SDK is told.
+    them where with --url or AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as in the SDK.
 
     Exit codes: 0 done, 1 refused, failed or not reached, 2 not to be meant, 130 interrupted.
     """

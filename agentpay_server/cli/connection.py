@@ -9,7 +9,8 @@ import click
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay_server.cli.output import Output, printable, takes_json
+from agentpay.contract.printable import printable
+from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.variables import KEY_VARIABLE, URL_VARIABLE
 from agentpay_server.clients import ServerClient
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 from rich.text import Text
 
-from agentpay_server.cli.output import Output, printable, styled, takes_json
+from agentpay.contract.printable import printable
+from agentpay_server.cli.output import Output, styled, takes_json
 from agentpay_server.cli.values import Seconds
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from agentpay.contract import codec
 from agentpay.contract.fields import format_timestamp
+from agentpay.contract.printable import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Item = TypeVar("_Item")
@@ -168,11 +169,6 @@ def styled(value: object) -> Text:
         return Text(format_timestamp(value))
     text = printable(str(value))
     return Text(text, style=_STYLES.get(text, ""))
-
-
-def printable(text: str) -> str:
-    """Return a text without what would do something to a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _console(stream: TextIO | None) -> Console:

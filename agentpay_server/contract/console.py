@@ -171,6 +171,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
+    echoes={"account_id": "account_id", "name": "name"},
     errors=(ErrorCode.NOT_FOUND,),
     summary="Make an agent-scoped key, bound to one account.",
 )
@@ -200,6 +201,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
+    echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with metadata, policy record and what is spent of its limits.",
 )

@@ -255,6 +255,7 @@ SET_FAULT: Final = Endpoint(
     is_body_optional=True,
     takes_rest_of_path=True,
     responses={200: Fault},
+    echoes={"name": "name"},
     summary="Let something fail from now on.",
 )
 DELETE_FAULT: Final = Endpoint(
@@ -306,6 +307,7 @@ RESTORE_SNAPSHOT: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: Snapshot},
+    echoes={"snapshot_id": "snapshot_id"},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
     summary="Go back to a snapshot, for every tenant.",
     description="What is under way is cut off without an answer, as if the server had died.",

@@ -181,6 +181,7 @@ OPEN_SESSION: Final = Endpoint(
     subject=Subject(
         kind="session", refused=("rejected", "failed"), unknown=_UNRESOLVED, is_always_stored=False
     ),
+    echoes={"account_id": "account_id", "to": "to", "cap_usdc": "cap_usdc"},
     summary="Open a session: put its cap into escrow.",
 )
 CHARGE_SESSION: Final = Endpoint(
@@ -200,6 +201,7 @@ CHARGE_SESSION: Final = Endpoint(
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
     subject=Subject(kind="session", refused=tuple(SessionStatus)),
+    echoes={"session_id": "session_id"},
     summary="Add a micropayment to a session's running total.",
 )
 CLOSE_SESSION: Final = Endpoint(
@@ -211,6 +213,7 @@ CLOSE_SESSION: Final = Endpoint(
     responses={200: Session},
     errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
     subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
+    echoes={"session_id": "session_id"},
     summary="Close a session: pay what was charged, return the rest.",
 )
 GET_SESSION: Final = Endpoint(
@@ -220,6 +223,7 @@ GET_SESSION: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Session},
+    echoes={"session_id": "session_id"},
     summary="Read one session.",
 )
 LIST_SESSIONS: Final = Endpoint(
@@ -231,6 +235,7 @@ LIST_SESSIONS: Final = Endpoint(
     query=ListSessions,
     responses={200: PageBody[Session]},
     errors=(ErrorCode.FORBIDDEN,),
+    echoes={"account_id": "account_id"},
     summary="List sessions, newest first.",
 )
 

@@ -230,6 +230,7 @@ LIST_EVENTS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListEvents,
     responses={200: PageBody[RecordedEvent]},
+    echoes={"type": "type"},
     summary="List the recorded events, newest first.",
 )
 LIST_DELIVERIES: Final = Endpoint(
@@ -240,6 +241,7 @@ LIST_DELIVERIES: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListDeliveries,
     responses={200: PageBody[Delivery]},
+    echoes={"event_id": "event_id", "webhook_id": "webhook_id"},
     summary="List deliveries with every attempt, newest first.",
 )
 REPLAY_EVENT: Final = Endpoint(
@@ -251,6 +253,7 @@ REPLAY_EVENT: Final = Endpoint(
     request=ReplayEvent,
     is_body_optional=True,
     responses={202: PageBody[Delivery]},
+    echoes={"event_id": "event_id", "webhook_id": "webhook_id"},
     summary="Deliver an event once more.",
 )
 

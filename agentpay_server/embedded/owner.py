@@ -9,7 +9,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+import anyio
+from anyio.lowlevel import current_token
 
 T = TypeVar("T")
 
@@ -65,6 +68,8 @@ class OwnerThread:
         """
         if self.is_current:
             return await work
+        if not _runs_asyncio():
+            return await _awaited(self._submit(work))
         try:
             return await asyncio.wrap_future(self._submit(work))
         except asyncio.CancelledError:
@@ -155,3 +160,32 @@ class OwnerThread:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
+
+
+def _runs_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _awaited(future: "Future[T]") -> T:
+    """Await the result of another thread on trio, whose loop asyncio's futures know nothing of."""
+    done, loop = anyio.Event(), cast("Any", current_token().native_token)
+
+    def tell(_: object) -> None:
+        # The loop may have ended, and nobody waits then.
+        with contextlib.suppress(RuntimeError):
+            loop.run_sync_soon(done.set)
+
+    future.add_done_callback(tell)
+    try:
+        await done.wait()
+    except BaseException:
+        future.cancel()
+        raise
+    try:
+        return future.result()
+    except CancelledError:
+        raise RuntimeError(_CLOSED) from None

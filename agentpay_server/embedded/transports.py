@@ -1,9 +1,9 @@
 """httpx transports that reach a server in process: requests and answers as over HTTP, without a socket."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
@@ -45,7 +45,7 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
         """Return the server's answer to a request."""
         body = await request.aread()
         try:
-            async with asyncio.timeout(_read_timeout(request)):
+            with anyio.fail_after(_read_timeout(request)):
                 answer = await self._owner.call_async(exchange(self._app, request, body))
         except TimeoutError:
             raise httpx.ReadTimeout("the server did not answer in time", request=request) from None

@@ -1,12 +1,20 @@
 import pytest
+from http_service import serving
 from sdk_world import Caller
 
 from agentpay import AgentPay, AsyncAgentPay
 
+FLAVOURS = {
+    "sync": (AgentPay,),
+    "asyncio": (AsyncAgentPay, "asyncio"),
+    "trio": (AsyncAgentPay, "trio"),
+}
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request) -> str:
+    """The async client runs on both."""
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +23,17 @@ def _no_settings_from_outside(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=[AgentPay, AsyncAgentPay], ids=["sync", "async"])
+@pytest.fixture(params=FLAVOURS.values(), ids=FLAVOURS)
 def caller(request):
-    """A client in both flavours, with a clock that never really sleeps."""
-    caller = Caller(request.param)
+    """A client in each flavour, with a clock that never really sleeps."""
+    caller = Caller(*request.param)
     yield caller
     if caller.client is not None:
         caller(lambda client: client.close())
+
+
+@pytest.fixture
+def service():
+    """A service on a real port."""
+    with serving() as running:
+        yield running

@@ -1,12 +1,13 @@
 """What the tests of the SDK share: a service played from a script, and both clients behind one face."""
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import httpx
+import pytest
 
 from agentpay import AgentPay, AsyncAgentPay
 
@@ -91,20 +92,31 @@ def refusal(http_status: int, code: str, /, **fields: Any) -> httpx.Response:
     return answer(http_status, {"error": code, "message": f"about {code}", **fields})
 
 
+def paid(request: httpx.Request) -> httpx.Response:
+    """Answer a payment with a settled transfer under its own key."""
+    key = json.loads(request.content)["idempotency_key"]
+    return answer(200, {**TRANSFER, "idempotency_key": key})
+
+
+Step = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
+
+
 class Script(httpx.MockTransport):
     """A service that gives these answers, one per request; exceptions are raised. Keeps the requests."""
 
-    def __init__(self, *steps: httpx.Response | Exception) -> None:
+    def __init__(self, *steps: Step) -> None:
         super().__init__(self._play)
         self.steps = list(steps)
         self.requests: list[httpx.Request] = []
 
     def _play(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
+        if not self.steps:
+            pytest.fail(f"an answer to {request.method} {request.url} was not expected to be needed")
         step = self.steps.pop(0)
         if isinstance(step, Exception):
             raise step
-        return step
+        return step if isinstance(step, httpx.Response) else step(request)
 
     @property
     def bodies(self) -> list[Any]:
@@ -130,10 +142,14 @@ class Clock:
 
 
 class Caller:
-    """A client, sync or async, whose calls are made the same way: `caller(lambda c: c.accounts.get(...))`."""
+    """A client, sync or async, whose calls are made the same way: `caller(lambda c: c.accounts.get(...))`.
 
-    def __init__(self, kind: type[AgentPay] | type[AsyncAgentPay]) -> None:
+    Each call of the async client has an event loop of its own.
+    """
+
+    def __init__(self, kind: type[AgentPay] | type[AsyncAgentPay], backend: str = "asyncio") -> None:
         self.kind = kind
+        self.backend = backend
         self.clock = Clock()
         self.client: Any = None
 
@@ -147,19 +163,23 @@ class Caller:
         self.client._http.sleep = self.clock.asleep if self.is_async else self.clock.sleep
         return self
 
-    def script(self, *steps: httpx.Response | Exception, **options: Any) -> Script:
+    def script(self, *steps: Step, **options: Any) -> Script:
         script = Script(*steps)
         self.connect(script, **options)
         return script
 
     def __call__(self, call: Callable[[Any], Any]) -> Any:
         result = call(self.client)
-        return asyncio.run(_resolved(result)) if inspect.isawaitable(result) else result
+        return self.run(_resolved, result) if inspect.isawaitable(result) else result
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Run an async function on an event loop of its own."""
+        return anyio.run(work, *arguments, backend=self.backend)
 
     def items(self, call: Callable[[Any], Any]) -> list[Any]:
         """All items of a list, by iteration."""
         listing = call(self.client)
-        return asyncio.run(_collected(listing)) if self.is_async else list(listing)
+        return self.run(_collected, listing) if self.is_async else list(listing)
 
 
 async def _resolved(result: Any) -> Any:
@@ -168,3 +188,29 @@ async def _resolved(result: Any) -> Any:
 
 async def _collected(listing: Any) -> list[Any]:
     return [item async for item in listing]
+
+
+async def hang(_request: httpx.Request) -> httpx.Response:
+    """Answer never."""
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def cancelled(call: Callable[[], Any]) -> BaseException:
+    """What is raised by a call that is cancelled while it waits for its answer."""
+    caught: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            await call()
+        except BaseException as error:
+            caught.append(error)
+            raise
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    (error,) = caught
+    assert isinstance(error, anyio.get_cancelled_exc_class())
+    return error

@@ -1,6 +1,8 @@
 """What an answer becomes: a model, or the exception of its status and code; and nothing else, ever."""
 
 import json
+import logging
+import unicodedata
 
 import httpx
 import pytest
@@ -9,14 +11,22 @@ from hypothesis import strategies as st
 from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
 
 from agentpay import Account, AccountStatus, FieldFault, errors
-from agentpay._http import BODY_MAX_BYTES
-from agentpay._requests import Reply, read
+from agentpay._edge import BODY_MAX_BYTES
+from agentpay._requests import PreparedRequest, Reply, read
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 
 
 def get_account(client):
     return client.accounts.get("acct_a", max_retries=0)
+
+
+ABANDONED = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+"""trio says so of every body that is not read to its end."""
+
+
+def asked(endpoint):
+    return PreparedRequest(endpoint=endpoint, target=endpoint.path)
 
 
 KINDS = {
@@ -115,6 +125,60 @@ def test_a_refused_transfer_carries_its_id_and_status(caller):
     assert (caught.value.transfer_id, caught.value.transfer_status) == ("txn_a", "rejected")
 
 
+HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egnp\u200b\r\nnext\x7f"
+SHOWN = "\\x1b]0;pwned\\x07\\x1b[2J\\x9b31m\\u202egnp\\u200b\\r\\nnext\\x7f"
+
+
+def acts_on_a_terminal(text):
+    return any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in text)
+
+
+def test_what_a_service_says_does_nothing_to_a_terminal(caller, caplog):
+    caplog.set_level(logging.INFO, logger="agentpay")
+    fields = {"request_id": HOSTILE, "transfer_id": HOSTILE, "status": HOSTILE}
+    details = [{"field": HOSTILE, "message": HOSTILE}]
+    body = {"error": HOSTILE, "message": HOSTILE, "details": details, **fields}
+    caller.script(answer(400, body), answer(200, {**ACCOUNT, "balance_usdc": HOSTILE}))
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        caller(get_account)
+    error = caught.value
+    assert (error.message, error.code, error.request_id, error.transfer_id) == (SHOWN,) * 4
+    assert error.details == (FieldFault(field=SHOWN, message=SHOWN),)
+    assert not acts_on_a_terminal(str(error))
+    assert SHOWN in str(error)
+    with pytest.raises(errors.DecodingError) as caught:
+        caller(get_account)
+    assert not acts_on_a_terminal(str(caught.value))
+    assert not any(acts_on_a_terminal(record.getMessage()) for record in caplog.records)
+
+
+def test_letters_signs_and_spaces_of_any_language_are_left_as_they_are(caller):
+    message = (
+        "Zu wenig: 5\u00a0€, \u6b8b\u9ad8\u4e0d\u8db3\u3000\u0627\u0644\u0631\u0635\u064a\u062f \U0001f4b8"
+    )
+    caller.script(refusal(402, "insufficient_balance", message=message))
+    with pytest.raises(errors.InsufficientBalanceError, match=message) as caught:
+        caller(get_account)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: errors.APIConnectionError(text, may_have_been_processed=True),
+        errors.DecodingError,
+        errors.ConfigurationError,
+        lambda text: errors.TransferOutcomeUnknownError(idempotency_key="k", transfer_id=text),
+        lambda text: errors.ServerError(text, status=500, request_id=text),
+        errors.WebhookPayloadError,
+    ],
+)
+def test_no_exception_prints_what_acts_on_a_terminal(make):
+    error = make(HOSTILE)
+    assert not acts_on_a_terminal(str(error))
+    assert not acts_on_a_terminal(repr(error))
+
+
 def test_an_invalid_request_shows_every_fault(caller):
     faults = [{"field": "name", "message": "is required"}, {"field": "x", "message": "is not a known field"}]
     caller.script(refusal(400, "invalid_request", details=faults))
@@ -173,6 +237,7 @@ def test_a_status_that_the_operation_does_not_have_is_a_decoding_error(caller, s
     assert len(script.requests) == 1, "a redirect would take the key to another host"
 
 
+@ABANDONED
 def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
     class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
         read = 0
@@ -193,6 +258,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
     assert stream.read <= BODY_MAX_BYTES // 2**20 + 1
 
 
+@ABANDONED
 def test_a_body_that_cannot_be_decompressed_is_a_decoding_error(caller):
     class Garbage(httpx.SyncByteStream, httpx.AsyncByteStream):
         def __iter__(self):
@@ -232,7 +298,7 @@ STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 41
     headers=st.dictionaries(st.sampled_from(["retry-after", "x-request-id", "etag"]), st.text()),
 )
 def test_any_answer_becomes_an_exception_or_a_model_and_none_escapes(endpoint, status, body, headers):
-    result = read(endpoint, Reply(status, headers, body), now=0.0)
+    result = read(asked(endpoint), Reply(status, headers, body), now=0.0)
     if isinstance(result, errors.AgentPayError):
         assert str(result)
     else:
@@ -247,7 +313,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
         (GET_ACCOUNT, {**ACCOUNT, **changes}),
         (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}])),
     ):
-        result = read(endpoint, Reply(200, {}, json.dumps(body).encode()), now=0.0)
+        result = read(asked(endpoint), Reply(200, {}, json.dumps(body).encode()), now=0.0)
         if not isinstance(result, errors.DecodingError):
             account = result if endpoint is GET_ACCOUNT else result.data[0]
             assert isinstance(account, Account)
@@ -274,7 +340,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
 )
 def test_retry_after_holds_seconds_or_a_date(value, seconds):
     headers = {"retry-after": value}
-    error = read(GET_ACCOUNT, Reply(429, headers, b"{}"), now=1445412480.0)
+    error = read(asked(GET_ACCOUNT), Reply(429, headers, b"{}"), now=1445412480.0)
     assert isinstance(error, errors.RateLimitedError)
     assert error.retry_after == seconds
 

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import threading
 
+import anyio
 import httpx
 import pytest
-import respx
+from http_service import http
 from sdk_world import ACCOUNT, BALANCE, KEY, URL, Script, answer
 
 from agentpay import UNSET, AgentPay, AsyncAgentPay, errors
@@ -184,28 +185,6 @@ async def test_an_async_client_is_an_async_context_manager():
         await get_account(client)
 
 
-def test_the_http_client_is_made_at_the_first_request_and_closed_with_the_client(caller):
-    caller.connect(None)
-    assert caller.client._http._client is None
-
-    def get_and_close(client):
-        with respx.mock:
-            respx.get(f"{URL}/v1/accounts/acct_a").mock(answer(200, ACCOUNT))
-            got = get_account(client)
-            client.close()
-            return got
-
-    async def aget_and_close(client):
-        with respx.mock:
-            respx.get(f"{URL}/v1/accounts/acct_a").mock(answer(200, ACCOUNT))
-            got = await get_account(client)
-            await client.close()
-            return got
-
-    assert caller(aget_and_close if caller.is_async else get_and_close).name == ACCOUNT["name"]
-    assert caller.client._http._client.is_closed
-
-
 @pytest.mark.parametrize("own_client", [False, True], ids=["transport", "http_client"])
 def test_a_cookie_is_never_sent_back(caller, own_client):
     answers = [
@@ -264,7 +243,7 @@ def test_a_given_http_client_keeps_its_ways_and_stays_open(caller):
     assert script.requests[0].url.host == "api.example.com"
     assert not http_client.is_closed
     if caller.is_async:
-        asyncio.run(http_client.aclose())
+        caller.run(http_client.aclose)
     else:
         http_client.close()
 
@@ -273,14 +252,28 @@ def test_a_given_http_client_that_is_closed_says_so(caller):
     http_client = httpx.AsyncClient() if caller.is_async else httpx.Client()
     caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=http_client)
     if caller.is_async:
-        asyncio.run(http_client.aclose())
+        caller.run(http_client.aclose)
     else:
         http_client.close()
     with pytest.raises(errors.ClosedClientError):
         caller(get_account)
 
 
-def test_all_clients_of_a_process_share_one_tls_context(monkeypatch):
+def together(count, work):
+    barrier = threading.Barrier(count)
+
+    def run():
+        barrier.wait()
+        work()
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_all_clients_of_a_process_share_one_tls_context(monkeypatch, service):
     made = []
     create = httpx.create_ssl_context
 
@@ -288,39 +281,49 @@ def test_all_clients_of_a_process_share_one_tls_context(monkeypatch):
         made.append(1)
         return create(*args, **kwargs)
 
+    def ask():
+        with AgentPay(api_key=KEY, base_url=service.base_url) as client:
+            get_account(client)
+
     monkeypatch.setattr(edge, "_ssl_context", None)
     monkeypatch.setattr(httpx, "create_ssl_context", counted)
-    barrier = threading.Barrier(4)
-
-    def open_client():
-        barrier.wait()
-        with AgentPay(api_key=KEY, base_url=URL) as client:
-            client._http._sender()
-
-    threads = [threading.Thread(target=open_client) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(4, ask)
+    assert len(service.asked) == 4
     assert len(made) == 1
 
 
-def test_a_client_opened_by_many_threads_has_one_http_client(monkeypatch):
-    client = AgentPay(api_key=KEY, base_url=URL)
-    opened = set()
-    barrier = threading.Barrier(8)
+def test_a_client_used_by_many_threads_has_one_http_client(monkeypatch, service):
+    made = []
 
-    def open_client():
-        barrier.wait()
-        opened.add(client._http._sender().func.__self__)
+    class Counted(httpx.Client):
+        def __init__(self, **options):
+            made.append(self)
+            super().__init__(**options)
 
-    threads = [threading.Thread(target=open_client) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    client.close()
-    assert len(opened) == 1
+    monkeypatch.setattr(httpx, "Client", Counted)
+    with AgentPay(api_key=KEY, base_url=service.base_url) as client:
+        assert not made, "nothing is made before the first call"
+        together(8, lambda: get_account(client))
+        (http_client,) = made
+        assert not http_client.is_closed
+    assert http_client.is_closed
+    assert len(service.asked) == 8
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"HTTP_PROXY": "gopher://127.0.0.1:1"}, {"SSL_CERT_FILE": "/no/such/file.pem"}],
+    ids=["proxy", "certificates"],
+)
+def test_an_environment_that_no_connection_can_be_made_with_is_a_wrong_setting(
+    caller, monkeypatch, variables
+):
+    monkeypatch.setattr(edge, "_ssl_context", None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    caller.connect(None)
+    with pytest.raises(errors.ConfigurationError, match="proxies and certificates"):
+        caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
 
 
 def test_calls_side_by_side_do_not_share_their_retries():
@@ -328,7 +331,9 @@ def test_calls_side_by_side_do_not_share_their_retries():
 
     def fail_once(request):
         counts[request.url.path] = counts.get(request.url.path, 0) + 1
-        return answer(503) if counts[request.url.path] == 1 else answer(200, ACCOUNT)
+        if counts[request.url.path] == 1:
+            return answer(503)
+        return answer(200, {**ACCOUNT, "account_id": request.url.path.rpartition("/")[2]})
 
     async def main():
         transport = httpx.MockTransport(fail_once)
@@ -374,14 +379,29 @@ def test_the_real_pauses_are_those_of_the_clock(monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_the_real_async_pauses_are_those_of_asyncio(monkeypatch):
+async def test_the_real_async_pauses_are_those_of_the_event_loop(monkeypatch):
     slept = []
 
     async def sleep(seconds):
         slept.append(seconds)
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     transport = Script(answer(429, b"", Retry_After="7"), answer(200, ACCOUNT))
     async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=transport) as client:
         await get_account(client)
     assert slept == [7.0]
+
+
+@pytest.mark.anyio
+async def test_a_pause_between_attempts_really_passes(service):
+    """On asyncio and on trio: the clock of the pause is that of the event loop."""
+    respond = service.respond
+
+    async def busy_once(_asked):
+        service.respond = respond
+        return http(b"", status="429 Too Many Requests")
+
+    service.respond = busy_once
+    async with AsyncAgentPay(api_key=KEY, base_url=service.base_url, max_retries=1) as client:
+        assert (await client.accounts.get("acct_a")).account_id == "acct_a"
+    assert len(service.asked) == 2

@@ -35,6 +35,10 @@ def example(kind):
         return kind("no answer", may_have_been_processed=True)
     if kind is errors.DecodingError:
         return kind("garbage", status=200, request_id="req_1")
+    if kind is errors.AnswerMismatchError:
+        return kind(
+            operation="transfers.get", difference="transfer_id is 'b', not 'a'", may_have_been_processed=False
+        )
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
     if kind is errors.SessionOutcomeUnknownError:
@@ -78,7 +82,10 @@ def test_the_tree_is_the_one_that_is_drawn():
 
 
 def test_every_exception_is_public():
-    assert set(errors.__all__) == {kind.__name__ for kind in KINDS} | {"FieldFault"}
+    assert set(errors.__all__) == {kind.__name__ for kind in KINDS} | {
+        "FieldFault",
+        "InsecureConnectionWarning",
+    }
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, errors.APIError)])

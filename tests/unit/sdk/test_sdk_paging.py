@@ -77,9 +77,42 @@ def test_a_service_that_promises_more_and_leads_nowhere_is_not_followed(caller, 
         answer(200, page(accounts("a"), "c1", has_more=True)),
         answer(200, page(accounts("b"), cursor, has_more=True)),
     )
-    with pytest.raises(errors.DecodingError, match="leads nowhere new"):
+    with pytest.raises(errors.DecodingError, match="leads back to a page that was read"):
         caller.items(lambda c: c.accounts.list())
     assert len(script.requests) == 2
+
+
+CYCLES = {
+    "two": ["c1", "c2"],
+    "three": ["c1", "c2", "c3"],
+    "after a while": ["c1", "c2", "c3", "c4", "c3"],
+    "back to the start": ["c1", "c2", "c0"],
+}
+
+
+@pytest.mark.parametrize("cursors", CYCLES.values(), ids=CYCLES)
+def test_cursors_that_lead_in_a_circle_are_followed_once(caller, cursors):
+    """The list would never end: each page says that there is another one."""
+    script = caller.script(
+        *(answer(200, page(accounts(str(n)), cursors[n % len(cursors)], has_more=True)) for n in range(10))
+    )
+    with pytest.raises(errors.DecodingError, match="leads back to a page that was read"):
+        caller.items(lambda c: c.accounts.list(cursor="c0"))
+    sent = [dict(request.url.params)["cursor"] for request in script.requests]
+    assert sent == ["c0", *dict.fromkeys(cursor for cursor in cursors if cursor != "c0")]
+
+
+def test_pages_that_are_turned_by_hand_end_too(caller):
+    caller.script(*(answer(200, page(accounts("a"), f"c{n % 2 + 1}", has_more=True)) for n in range(10)))
+    seen = [caller(lambda c: c.accounts.list())]
+
+    def turn_all():
+        while seen[-1].has_more:
+            seen.append(caller(lambda _: seen[-1].next_page()))
+
+    with pytest.raises(errors.DecodingError, match="leads back"):
+        turn_all()
+    assert len(seen) == 3
 
 
 def test_an_error_on_a_later_page_is_raised_where_it_happens(caller):

@@ -80,6 +80,7 @@ BAD_GATEWAY = reply(502, b"<html>")
 GATEWAY_TIMEOUT = reply(504, b"<html>")
 PROXY_503 = reply(503, b"upstream connect error or disconnect/reset before headers")
 CRASH = refusal(500, "internal_error")
+SLOW = refusal(408, "request_timeout")
 UNAUTHORIZED = refusal(401, "unauthorized")
 FORBIDDEN = refusal(403, "forbidden")
 VIOLATION = refusal(402, "policy_violation", transfer_id="txn_a", status="rejected")
@@ -93,6 +94,8 @@ PAYMENTS = [
     ("answered at the second attempt", [unsent(), DONE], None),
     ("answered after doubt", [lost(), BAD_GATEWAY, DONE], None),
     ("answered after an unfinished attempt", [UNFINISHED, DONE], None),
+    ("answered after a crash", [CRASH, DONE], None),
+    ("answered after a slow body", [SLOW, DONE], None),
     ("answered once the database is back", [NO_DATABASE, NO_DATABASE, DONE], None),
     # Nothing was done by any attempt: the plain error.
     ("never connected", [unsent(), unsent(), unsent()], errors.APIConnectionError),
@@ -131,7 +134,13 @@ PAYMENTS = [
     ("no database", [NO_DATABASE, NO_DATABASE, NO_DATABASE], UNKNOWN),
     ("no database, then no chain", [NO_DATABASE, NO_CHAIN, NO_CHAIN], UNKNOWN),
     ("not finished in time", [UNFINISHED, UNFINISHED, UNFINISHED], UNKNOWN),
-    ("the service crashed", [CRASH], UNKNOWN),
+    ("the service crashes", [CRASH, CRASH, CRASH], UNKNOWN),
+    ("the body came too slowly", [SLOW, SLOW, SLOW], UNKNOWN),
+    ("a 5xx of a proxy", [reply(520), reply(599), reply(507)], UNKNOWN),
+    ("not implemented", [reply(501)], UNKNOWN),
+    ("closed after doubt", [lost(), errors.ClosedClientError()], UNKNOWN),
+    ("forked after doubt", [lost(), errors.ConfigurationError("made before a fork")], UNKNOWN),
+    ("closed", [errors.ClosedClientError()], errors.ClosedClientError),
     ("a success that cannot be read", [GARBAGE], UNKNOWN),
     ("a redirect", [reply(302)], UNKNOWN),
     ("an empty 204", [reply(204)], UNKNOWN),
@@ -163,7 +172,21 @@ def test_doubt_begins_anew_after_a_decision_is_not_possible_as_a_decision_ends_t
 
 
 @pytest.mark.parametrize(
-    "outcome", [unsent(), lost(), BUSY, BAD_GATEWAY, PROXY_503, NO_CHAIN, NO_DATABASE, GATEWAY_TIMEOUT]
+    "outcome",
+    [
+        unsent(),
+        lost(),
+        BUSY,
+        BAD_GATEWAY,
+        PROXY_503,
+        NO_CHAIN,
+        NO_DATABASE,
+        GATEWAY_TIMEOUT,
+        CRASH,
+        SLOW,
+        reply(408),
+        *(reply(status) for status in (500, 502, 505, 507, 520, 529, 599)),
+    ],
 )
 def test_a_read_is_sent_again_after_any_failure_that_may_pass(outcome):
     run = play(READ, [outcome, outcome, reply(200, ACCOUNT)])
@@ -171,7 +194,7 @@ def test_a_read_is_sent_again_after_any_failure_that_may_pass(outcome):
     assert len(run.sleeps) == 2
 
 
-@pytest.mark.parametrize("outcome", [CRASH, UNAUTHORIZED, GARBAGE, reply(404), reply(408), reply(302)])
+@pytest.mark.parametrize("outcome", [UNAUTHORIZED, GARBAGE, reply(404), reply(501), reply(302)])
 def test_a_read_is_not_sent_again_after_a_failure_that_stays(outcome):
     run = play(READ, [outcome])
     assert run.error is not None
@@ -187,7 +210,7 @@ def test_a_creation_is_sent_again_when_nothing_was_done(request_, outcome):
 
 
 @pytest.mark.parametrize(
-    "outcome", [lost(), BAD_GATEWAY, GATEWAY_TIMEOUT, PROXY_503, NO_DATABASE, CRASH, UNFINISHED]
+    "outcome", [lost(), BAD_GATEWAY, GATEWAY_TIMEOUT, PROXY_503, NO_DATABASE, CRASH, UNFINISHED, SLOW]
 )
 def test_a_creation_is_not_sent_again_when_it_may_have_been_done(outcome):
     run = play(CREATE, [outcome])

@@ -14,15 +14,15 @@ ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
     APIConnectionError APIError APITimeoutError Account AccountPausedError AccountPolicy
-    AccountStatus AgentPay AgentPayError AsyncAgentPay AsyncPage AuthenticationError Balance
-    ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
-    FieldFault IdempotencyConflictError InsufficientBalanceError InvalidRecipientError
-    InvalidRequestError NotFoundError Page PermissionDeniedError Policy PolicyViolationError
-    PreconditionFailedError RateLimitedError ServerError ServiceUnavailableError
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Transaction
-    TransactionStatus TransactionType Transfer TransferFailedError TransferOutcomeUnknownError
-    TransferRejectedError TransferStatus UNSET WaitTimeoutError Webhook WebhookError
-    WebhookPayloadError WebhookSignatureError __version__
+    AccountStatus AgentPay AgentPayError AnswerMismatchError AsyncAgentPay AsyncPage
+    AuthenticationError Balance ChainUnavailableError ClosedClientError ConfigurationError
+    ConflictError DecodingError Direction FieldFault IdempotencyConflictError
+    InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
+    NotFoundError Page PermissionDeniedError Policy PolicyViolationError PreconditionFailedError
+    RateLimitedError ServerError ServiceUnavailableError SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET
+    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
 """
 
 METHODS = {

@@ -113,7 +113,7 @@ def test_a_service_that_is_away_all_the_time_leaves_nothing_but_the_error(caller
     [
         (404, {"error": "not_found", "message": "no"}, errors.NotFoundError),
         (401, {"error": "unauthorized", "message": "no"}, errors.AuthenticationError),
-        (500, {"error": "internal_error", "message": "no"}, errors.ServerError),
+        (501, b"", errors.ServerError),
         (200, b"<html>", errors.DecodingError),
     ],
 )

@@ -1,0 +1,151 @@
+"""The pools of the async client: one for each event loop, of asyncio or trio, closed when the loop ends.
+
+Apart from `agentpay._pools`, so that the sync client loads neither anyio nor asyncio.
+"""
+
+# `timeout` bounds a wait whose end is an answer, not an exception.
+# ruff: noqa: ASYNC109
+
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+from anyio.lowlevel import current_token
+
+from agentpay._pools import CONNECTIONS_MAX, ByProcess
+from agentpay.errors import ConfigurationError
+
+C = TypeVar("C")
+
+
+class AsyncPool(Generic[C]):
+    """The connections of one event loop, and how many requests use them."""
+
+    def __init__(self, client: C, close: Callable[[C], Awaitable[None]]) -> None:
+        self.client: C = client
+        self._ended = anyio.Event()
+        self._keeper = _kept(client, close, self._ended)
+        self._free = anyio.Semaphore(CONNECTIONS_MAX, fast_acquire=True)
+        self._users = 0
+        self._is_retired = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connections were closed, by `close` or with the event loop."""
+        return self._ended.is_set()
+
+    async def open(self) -> None:
+        """Let the event loop know what to close when it ends."""
+        await anext(self._keeper)
+
+    async def enter(self, timeout: float | None) -> bool:
+        """Wait until a request may be sent, then expect `leave`; False when `timeout` seconds pass before."""
+        try:
+            self._free.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(timeout) as scope:
+                await self._free.acquire()
+            if scope.cancelled_caught:
+                return False
+        self._users += 1
+        return True
+
+    async def leave(self) -> None:
+        """Let the next request be sent."""
+        self._users -= 1
+        self._free.release()
+        if self._is_retired and not self._users:
+            await self.close()
+
+    async def retire(self) -> None:
+        """Close the connections once no request uses them."""
+        self._is_retired = True
+        if not self._users:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections now."""
+        with contextlib.suppress(RuntimeError):  # another task is closing them already
+            await self._keeper.aclose()
+
+
+async def _kept(
+    client: C, close: Callable[[C], Awaitable[None]], ended: anyio.Event
+) -> AsyncGenerator[None, None]:
+    """Close `client` when this generator ends; an event loop that ends does that to all that are left."""
+    try:
+        yield
+    finally:
+        ended.set()
+        with contextlib.suppress(Exception):  # what cannot be closed in good order is dropped
+            await close(client)
+
+
+class AsyncPools(Generic[C]):
+    """The pool of each event loop, made when first needed.
+
+    Args:
+        make: makes an HTTP client.
+        close: closes one, on the event loop that it was used on.
+    """
+
+    def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
+        self._make = make
+        self._close = close
+        self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
+        # A client that is forgotten is part of a cycle. Held from outside of it, its pools are whole when
+        # their event loops close them.
+        weakref.finalize(self, _drop, self._pools).atexit = False
+
+    async def current(self) -> AsyncPool[C]:
+        """Return the pool of the running event loop.
+
+        Raises:
+            ConfigurationError: neither asyncio nor trio is running.
+        """
+        pools = self._pools.get()
+        loop = _running_loop()
+        pool = pools.get(loop)
+        if pool is None or pool.is_closed:
+            _forget_the_ended(pools)
+            pool = pools[loop] = AsyncPool(self._make(), self._close)
+            await pool.open()
+        return pool
+
+    async def retire(self) -> None:
+        """Use new connections from now on, and close the old ones of this loop once no request uses them."""
+        pool = self._pools.get().pop(_running_loop(), None)
+        if pool is not None:
+            await pool.retire()
+
+    async def close(self) -> None:
+        """Close the connections of this event loop.
+
+        Those of other loops are dropped. Only their own loops can close them, and do so then.
+        """
+        pool = self._pools.get().pop(_running_loop(), None)
+        _drop(self._pools)
+        if pool is not None:
+            await pool.close()
+
+
+def _drop(pools: ByProcess[dict[object, AsyncPool[C]]]) -> None:
+    pools.get().clear()
+
+
+def _running_loop() -> object:
+    try:
+        return current_token().native_token
+    except RuntimeError:
+        raise ConfigurationError(
+            "the async client runs on asyncio or trio, and neither is running here: await its methods there"
+        ) from None
+
+
+def _forget_the_ended(pools: dict[object, AsyncPool[C]]) -> None:
+    for loop, pool in list(pools.items()):
+        is_closed = getattr(loop, "is_closed", None)
+        if pool.is_closed or (is_closed is not None and is_closed()):
+            pools.pop(loop, None)

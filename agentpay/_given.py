@@ -1,0 +1,162 @@
+"""HTTP clients and transports that a caller brings: what is accepted, and which library each belongs to.
+
+httpx and its successor httpx2 are told apart by the names of their classes, so that neither is needed for the
+other's sake.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from agentpay.errors import ConfigurationError
+
+_LIBRARIES: Final = ("httpx", "httpx2")
+
+
+class _Response(Protocol):
+    status_code: int
+    is_stream_consumed: bool
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def stream(self) -> Any: ...  # noqa: ANN401 - the body as it arrives
+
+
+class Response(_Response, Protocol):
+    """A response of httpx or httpx2, as the sync client reads it."""
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """Yield the body, decompressed."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+class AsyncResponse(_Response, Protocol):
+    """A response of httpx or httpx2, as the async client reads it."""
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """Yield the body, decompressed."""
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+
+
+class _AnyClient(Protocol):
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+class HttpClient(_AnyClient, Protocol):
+    """An `httpx.Client` or an `httpx2.Client`."""
+
+    def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> Response:  # noqa: ANN401 - a request of either library
+        """Send a request."""
+
+
+class AsyncHttpClient(_AnyClient, Protocol):
+    """An `httpx.AsyncClient` or an `httpx2.AsyncClient`."""
+
+    async def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> AsyncResponse:  # noqa: ANN401 - a request of either library
+        """Send a request."""
+
+
+class Transport(Protocol):
+    """A sync transport of httpx or httpx2."""
+
+    def handle_request(self, request: Any) -> Response:  # noqa: ANN401 - a request of either library
+        """Send a request."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class AsyncTransport(Protocol):
+    """An async transport of httpx or httpx2."""
+
+    async def handle_async_request(self, request: Any) -> AsyncResponse:  # noqa: ANN401 - a request of either library
+        """Send a request."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+def library_of(http_client: object, transport: object, *, is_async: bool) -> ModuleType | None:
+    """Return the library of a given client or transport; None when nothing says that it is not httpx.
+
+    Args:
+        http_client: what the caller gave as `http_client`, or None.
+        transport: what the caller gave as `transport`, or None.
+        is_async: whether the async client is to use it.
+
+    Raises:
+        ConfigurationError: both are given, or one that this client cannot use.
+    """
+    if http_client is not None and transport is not None:
+        raise ConfigurationError("pass http_client or transport, not both")
+    if http_client is not None:
+        _check_client(http_client, is_async=is_async)
+    if transport is not None:
+        _check_transport(transport, is_async=is_async)
+    return next(
+        (sys.modules[library] for library, _ in _classes(http_client if transport is None else transport)),
+        None,
+    )
+
+
+def class_names(value: object) -> frozenset[str]:
+    """Return the names of the classes of httpx, or of httpx2, that a value is an instance of."""
+    return frozenset(name for _, name in _classes(value))
+
+
+def _classes(value: object) -> Iterator[tuple[str, str]]:
+    for kind in type(value).__mro__:
+        library = kind.__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            yield library, kind.__name__
+
+
+def _check_client(given: object, *, is_async: bool) -> None:
+    wanted, other = ("AsyncClient", "Client") if is_async else ("Client", "AsyncClient")
+    names = class_names(given)
+    if wanted in names:
+        return
+    hint = ""
+    if other in names:
+        hint = f"; {'AgentPay' if is_async else 'AsyncAgentPay'} takes that one"
+    elif any(hasattr(given, method) for method in ("handle_request", "handle_async_request")):
+        hint = "; pass a transport as transport"
+    article = "an" if is_async else "a"
+    raise ConfigurationError(
+        f"http_client must be {article} {wanted} of httpx or httpx2, not {_described(given)}{hint}"
+    )
+
+
+def _check_transport(given: object, *, is_async: bool) -> None:
+    wanted, other = ("handle_async_request", "handle_request")
+    if not is_async:
+        wanted, other = other, wanted
+    # Transports need no base class; a class in the place of an instance would be called without its `self`.
+    if callable(getattr(given, wanted, None)) and not isinstance(given, type):
+        return
+    hint = ""
+    if hasattr(given, other) and not isinstance(given, type):
+        hint = f"; {'AgentPay' if is_async else 'AsyncAgentPay'} takes that one"
+    elif class_names(given) & {"Client", "AsyncClient"}:
+        hint = "; pass a client as http_client"
+    kind = "an async" if is_async else "a sync"
+    raise ConfigurationError(
+        f"transport must be {kind} transport of httpx or httpx2, with {wanted}, not {_described(given)}{hint}"
+    )
+
+
+def _described(given: object) -> str:
+    kind = given if isinstance(given, type) else type(given)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"the class {name}" if isinstance(given, type) else name

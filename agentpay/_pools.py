@@ -1,0 +1,131 @@
+"""Whose connections are whose: a pool belongs to one process and, in async code, to one event loop.
+
+Two processes on one socket read each other's responses, and a connection of an event loop that has ended
+fails after the request has left. So neither a forked child nor another loop uses a pool that it did not make.
+
+In front of each pool stands a limit on requests, because httpcore spends quadratic time on those that wait
+inside it. This module knows no HTTP library; `agentpay._async_pools` has the pools of event loops.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+CONNECTIONS_MAX: Final = 100
+"""Requests that one pool has under way at a time, each on a connection of its own."""
+
+C = TypeVar("C")
+
+_inherited: Final[list[object]] = []
+"""What forked children must not touch. It is kept for ever: closing or finalizing a pool of the parent could
+tell the peer that its connections end, or remove them from an epoll set that both processes share."""
+
+
+class ByProcess(Generic[C]):
+    """A value for each process: a forked child starts with a new one."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._values: dict[int, C] = {}
+
+    def get(self) -> C:
+        """Return the value of the process that asks."""
+        process = os.getpid()
+        value = self._values.get(process)
+        if value is None:
+            # One atomic step instead of a lock: at the fork another thread may have held the lock, and that
+            # thread does not exist in the child.
+            value = self._values.setdefault(process, self._make())
+            for other in [other for other in self._values if other != process]:
+                _inherited.append(self._values.pop(other, None))
+        return value
+
+
+class Pool(Generic[C]):
+    """The connections of one process, and how many requests use them."""
+
+    def __init__(self, client: C, close: Callable[[C], None]) -> None:
+        self.client: C = client
+        self._close = close
+        self._free = threading.Semaphore(CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_retired = False
+
+    def enter(self, timeout: float | None) -> bool:
+        """Wait until a request may be sent, then expect `leave`; False when `timeout` seconds pass before."""
+        if not (self._free.acquire(blocking=False) or self._free.acquire(timeout=timeout)):
+            return False
+        with self._lock:
+            self._users += 1
+        return True
+
+    def leave(self) -> None:
+        """Let the next request be sent."""
+        with self._lock:
+            self._users -= 1
+            is_last = self._is_retired and not self._users
+        self._free.release()
+        if is_last:
+            self.close()
+
+    def retire(self) -> None:
+        """Close the connections once no request uses them."""
+        with self._lock:
+            self._is_retired = True
+            is_idle = not self._users
+        if is_idle:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections now."""
+        self._close(self.client)
+
+
+class Pools(Generic[C]):
+    """The pool of each process, made when first needed.
+
+    Args:
+        make: makes an HTTP client.
+        close: closes one.
+    """
+
+    def __init__(self, make: Callable[[], C], close: Callable[[C], None]) -> None:
+        self._make = make
+        self._close = close
+        self._own: ByProcess[_Own[C]] = ByProcess(_Own)
+
+    def current(self) -> Pool[C]:
+        """Return the pool of this process."""
+        own = self._own.get()
+        with own.lock:
+            if own.pool is None:
+                own.pool = Pool(self._make(), self._close)
+            return own.pool
+
+    def retire(self) -> None:
+        """Use new connections from now on, and close the old ones once no request uses them."""
+        pool = self._taken()
+        if pool is not None:
+            pool.retire()
+
+    def close(self) -> None:
+        """Close the connections of this process, and leave those of others alone."""
+        pool = self._taken()
+        if pool is not None:
+            pool.close()
+
+    def _taken(self) -> Pool[C] | None:
+        own = self._own.get()
+        with own.lock:
+            pool, own.pool = own.pool, None
+        return pool
+
+
+class _Own(Generic[C]):
+    """What one process has."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pool: Pool[C] | None = None

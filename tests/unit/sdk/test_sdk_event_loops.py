@@ -1,0 +1,158 @@
+"""One async client on many event loops: every loop has connections of its own, which end with it."""
+
+import asyncio
+import gc
+import threading
+
+import anyio
+import httpx
+import pytest
+from sdk_world import KEY
+
+from agentpay import AgentPay, AsyncAgentPay, errors
+
+PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1"}
+
+
+def client_of(service, **options):
+    return AsyncAgentPay(api_key=KEY, base_url=service.base_url, **options)
+
+
+def pay(client, key):
+    return client.transfers.create(**PAYMENT, idempotency_key=key)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_client_pays_on_one_event_loop_after_another(service, backend):
+    client = client_of(service, max_retries=0)
+    for number in range(20):
+        transfer = anyio.run(pay, client, f"key-{number}", backend=backend)
+        assert transfer.idempotency_key == f"key-{number}"
+    assert service.paid == [f"key-{number}" for number in range(20)], "each was asked for once"
+    anyio.run(client.close, backend=backend)
+
+
+def test_a_client_moves_between_asyncio_and_trio(service):
+    client = client_of(service, max_retries=0)
+    for number in range(6):
+        anyio.run(pay, client, f"key-{number}", backend=("asyncio", "trio")[number % 2])
+    assert len(service.paid) == 6
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_connections_of_a_loop_are_closed_when_it_ends(service, backend):
+    client = client_of(service)
+
+    async def pay_together():
+        async with anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(pay, client, f"key-{number}")
+
+    anyio.run(pay_together, backend=backend)
+    service.wait_until_nobody_is_connected()
+
+
+def test_within_a_loop_a_connection_is_used_again(service):
+    client = client_of(service)
+
+    async def pay_in_turn():
+        for number in range(5):
+            await pay(client, f"key-{number}")
+
+    asyncio.run(pay_in_turn())
+    assert service.accepted == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_two_loops_in_two_threads_use_one_client_at_the_same_time(service, backend):
+    client = client_of(service, max_retries=0)
+    failures = []
+
+    async def pay_often(name):
+        for number in range(25):
+            transfer = await pay(client, f"{name}-{number}")
+            assert transfer.idempotency_key == f"{name}-{number}"
+
+    def run(name):
+        try:
+            anyio.run(pay_often, name, backend=backend)
+        except errors.AgentPayError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(service.paid) == len(set(service.paid)) == 100
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_loop_that_was_closed_without_notice_hurts_nobody(service):
+    client = client_of(service, max_retries=0)
+    for number in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(pay(client, f"key-{number}"))
+        loop.close()  # not `asyncio.run`, which would finalize asynchronous generators first
+    asyncio.run(client.close())
+    gc.collect()
+    assert service.paid == ["key-0", "key-1", "key-2"]
+    service.wait_until_nobody_is_connected()
+
+
+def test_closing_on_another_loop_than_that_of_the_calls_raises_nothing(service):
+    client = client_of(service)
+    asyncio.run(pay(client, "key-1"))
+    asyncio.run(client.close())
+    with pytest.raises(errors.ClosedClientError):
+        asyncio.run(pay(client, "key-2"))
+    service.wait_until_nobody_is_connected()
+
+
+@pytest.mark.anyio
+async def test_closing_closes_the_connections_of_the_running_loop(service):
+    async with client_of(service) as client:
+        await pay(client, "key-1")
+        assert service.accepted == 1
+    await anyio.to_thread.run_sync(service.wait_until_nobody_is_connected)
+
+
+def test_a_client_that_is_forgotten_leaves_no_connection_open(service):
+    async def pay_and_forget():
+        client = client_of(service)
+        await pay(client, "key-1")
+        del client
+        gc.collect()
+        await anyio.to_thread.run_sync(service.wait_until_nobody_is_connected)
+
+    asyncio.run(pay_and_forget())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_given_http_client_on_another_loop_ends_in_doubt_and_not_in_an_undeclared_error(service):
+    """Its connections are its own business; what they raise must not hide that it may have been paid."""
+    client = client_of(service, http_client=httpx.AsyncClient(), max_retries=0)
+    asyncio.run(pay(client, "key-1"))
+    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
+        asyncio.run(pay(client, "key-2"))
+    assert caught.value.idempotency_key == "key-2"
+    assert isinstance(caught.value.__cause__, errors.APIConnectionError)
+    assert "Event loop is closed" in str(caught.value.__cause__)
+    del client, caught
+    gc.collect()
+
+
+def test_without_an_event_loop_nothing_is_sent(service):
+    step = pay(client_of(service), "key-1")
+    with pytest.raises(errors.ConfigurationError, match="runs on asyncio or trio"):
+        step.send(None)
+    assert not service.asked
+
+
+def test_the_sync_client_needs_no_event_loop_and_works_within_one(service):
+    async def main():
+        with AgentPay(api_key=KEY, base_url=service.base_url) as client:
+            return client.accounts.balance("acct_a")
+
+    assert asyncio.run(main()).account_id == "acct_a"

@@ -1,0 +1,110 @@
+"""A key that anybody on the way can read is warned of: plain http, to another machine."""
+
+import warnings
+
+import httpx
+import pytest
+from sdk_world import ACCOUNT, KEY, answer
+
+from agentpay import AgentPay, AsyncAgentPay, InsecureConnectionWarning, errors
+
+
+def always(_request):
+    return answer(200, ACCOUNT)
+
+
+def ask(caller, base_url, calls=3, **options):
+    """Make calls to an address; return the warnings."""
+    caller.connect(httpx.MockTransport(always), base_url=base_url, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            caller(lambda c: c.accounts.get("acct_a"))
+    return caught
+
+
+EXPOSED = [
+    "http://api.example.com",
+    "http://192.168.1.10:8402",
+    "http://10.0.0.1",
+    "http://[fe80::1]:8402",
+    "http://0.0.0.0:8402",
+    "http://localhost.example.com",
+    "http://128.0.0.1",
+    "HTTP://API.EXAMPLE.COM",
+]
+SAFE = [
+    "https://api.example.com",
+    "https://192.168.1.10",
+    "http://localhost:8402",
+    "http://LOCALHOST",
+    "http://localhost.:8402",
+    "http://agentpay.localhost",
+    "http://127.0.0.1:8402",
+    "http://127.8.9.10",
+    "http://[::1]:8402",
+    "http://agentpay.invalid",
+]
+
+
+@pytest.mark.parametrize("base_url", EXPOSED)
+def test_a_client_warns_once_before_it_sends_a_key_in_the_clear(caller, base_url):
+    (warning,) = ask(caller, base_url)
+    assert warning.category is InsecureConnectionWarning
+    host = httpx.URL(base_url).host
+    assert str(warning.message).startswith(f"the API key is sent to {host} over plain http")
+    assert KEY not in str(warning.message)
+
+
+@pytest.mark.parametrize("base_url", SAFE)
+def test_tls_and_this_machine_are_not_warned_of(caller, base_url):
+    assert ask(caller, base_url) == []
+
+
+def test_the_warning_names_the_line_that_makes_the_call():
+    with (
+        AgentPay(api_key=KEY, base_url=EXPOSED[0], transport=httpx.MockTransport(always)) as client,
+        pytest.warns(InsecureConnectionWarning) as caught,
+    ):
+        client.accounts.get("acct_a")
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.anyio
+async def test_the_warning_names_the_line_that_awaits_the_call():
+    transport = httpx.MockTransport(always)
+    async with AsyncAgentPay(api_key=KEY, base_url=EXPOSED[0], transport=transport) as client:
+        with pytest.warns(InsecureConnectionWarning) as caught:
+            await client.accounts.get("acct_a")
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_copy_does_not_warn_again(caller):
+    caller.connect(httpx.MockTransport(always), base_url="http://api.example.com")
+    with pytest.warns(InsecureConnectionWarning):
+        caller(lambda c: c.accounts.get("acct_a"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        caller(lambda c: c.with_options(timeout=5).accounts.get("acct_a"))
+
+
+def test_nothing_is_warned_of_before_anything_is_sent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AgentPay(api_key=KEY, base_url="http://api.example.com").close()
+
+
+def test_whoever_makes_it_an_error_sends_no_key_at_all(caller):
+    script = caller.script(base_url="http://api.example.com")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InsecureConnectionWarning)
+        for _ in range(2):
+            with pytest.raises(InsecureConnectionWarning) as caught:
+                caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
+            assert not hasattr(caught.value, "__notes__"), "nothing was sent that could be in doubt"
+    assert not script.requests
+
+
+def test_the_warning_is_no_error_of_the_sdk():
+    assert issubclass(InsecureConnectionWarning, UserWarning)
+    assert not issubclass(InsecureConnectionWarning, errors.AgentPayError)

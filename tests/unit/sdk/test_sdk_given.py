@@ -1,0 +1,204 @@
+"""HTTP clients and transports of the caller's: which are taken, and that nothing of theirs is let through."""
+
+import socket
+
+import httpx
+import httpx2
+import pytest
+from sdk_world import ACCOUNT, KEY, URL, answer
+
+from agentpay import AgentPay, AsyncAgentPay, errors
+
+LIBRARIES = pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
+
+
+class OwnTransport:
+    """A transport without a base class."""
+
+    def __init__(self):
+        self.library = httpx
+
+    def handle_request(self, request):
+        return answer(200, ACCOUNT)
+
+    async def handle_async_request(self, request):
+        return answer(200, ACCOUNT)
+
+    def close(self):
+        pass
+
+    async def aclose(self):
+        pass
+
+
+class Session:
+    """A client of another library that has a method `send` too."""
+
+    is_closed = False
+
+    def send(self, request):
+        raise AssertionError
+
+
+REFUSED = [
+    (AgentPay, "http_client", httpx.AsyncClient, "a Client of httpx or httpx2, .*AsyncAgentPay takes"),
+    (AgentPay, "http_client", httpx2.AsyncClient, "not httpx2.AsyncClient; AsyncAgentPay takes that one"),
+    (AgentPay, "http_client", httpx.HTTPTransport, "pass a transport as transport"),
+    (AgentPay, "http_client", Session, "not .*Session$"),
+    (AgentPay, "http_client", lambda: httpx.Client, "not the class httpx.Client"),
+    (AgentPay, "http_client", lambda: URL, "not builtins.str"),
+    (AgentPay, "transport", httpx.AsyncHTTPTransport, "a sync transport.*AsyncAgentPay takes that one"),
+    (AgentPay, "transport", httpx2.AsyncHTTPTransport, "a sync transport.*AsyncAgentPay takes that one"),
+    (AgentPay, "transport", httpx.Client, "pass a client as http_client"),
+    (AgentPay, "transport", lambda: httpx.HTTPTransport, "not the class httpx.HTTPTransport"),
+    (AgentPay, "transport", object, "with handle_request, not builtins.object"),
+    (AsyncAgentPay, "http_client", httpx.Client, "an AsyncClient of .*; AgentPay takes that one"),
+    (AsyncAgentPay, "http_client", httpx2.Client, "not httpx2.Client; AgentPay takes that one"),
+    (AsyncAgentPay, "http_client", httpx.AsyncHTTPTransport, "pass a transport as transport"),
+    (AsyncAgentPay, "http_client", Session, "not .*Session$"),
+    (AsyncAgentPay, "transport", httpx.HTTPTransport, "an async transport.*; AgentPay takes that one"),
+    (AsyncAgentPay, "transport", httpx2.HTTPTransport, "an async transport.*; AgentPay takes that one"),
+    (AsyncAgentPay, "transport", httpx2.AsyncClient, "pass a client as http_client"),
+    (AsyncAgentPay, "transport", object, "with handle_async_request, not builtins.object"),
+]
+
+
+@pytest.mark.parametrize(("kind", "setting", "make", "problem"), REFUSED)
+def test_what_a_client_cannot_use_is_refused_when_it_is_made(kind, setting, make, problem):
+    with pytest.raises(errors.ConfigurationError, match=f"^{setting} must be .*{problem}"):
+        kind(api_key=KEY, base_url=URL, **{setting: make()})
+
+
+@LIBRARIES
+def test_a_client_of_httpx_or_of_its_successor_is_used(caller, service, library):
+    http_client = (library.AsyncClient if caller.is_async else library.Client)(headers={"X-Team": "blue"})
+    caller.client = caller.kind(api_key=KEY, base_url=service.base_url, http_client=http_client)
+
+    async def main():
+        try:
+            return await caller.client.accounts.get("acct_a")
+        finally:
+            await http_client.aclose()
+
+    if caller.is_async:
+        account = caller.run(main)
+    else:
+        account = caller.client.accounts.get("acct_a")
+        http_client.close()
+    assert account.account_id == "acct_a"
+    assert http_client.headers["X-Team"] == "blue"
+    caller.client = None
+
+
+@LIBRARIES
+def test_a_transport_of_httpx_or_of_its_successor_is_used_and_closed(caller, service, library):
+    transport = (library.AsyncHTTPTransport if caller.is_async else library.HTTPTransport)()
+
+    async def main():
+        async with AsyncAgentPay(api_key=KEY, base_url=service.base_url, transport=transport) as client:
+            return await client.accounts.get("acct_a")
+
+    if caller.is_async:
+        account = caller.run(main)
+    else:
+        with AgentPay(api_key=KEY, base_url=service.base_url, transport=transport) as client:
+            account = client.accounts.get("acct_a")
+    assert account.account_id == "acct_a"
+    service.wait_until_nobody_is_connected()
+
+
+def test_a_transport_needs_no_base_class(caller):
+    caller.connect(OwnTransport())
+    assert caller(lambda c: c.accounts.get("acct_a")).account_id == "acct_a"
+
+
+@LIBRARIES
+@pytest.mark.parametrize("part", ["http_client", "transport"])
+@pytest.mark.parametrize(
+    ("name", "kind", "processed"),
+    [
+        ("ConnectError", errors.APIConnectionError, False),
+        ("ConnectTimeout", errors.APITimeoutError, False),
+        ("PoolTimeout", errors.APITimeoutError, False),
+        ("ProxyError", errors.APIConnectionError, False),
+        ("UnsupportedProtocol", errors.APIConnectionError, False),
+        ("ReadError", errors.APIConnectionError, True),
+        ("WriteError", errors.APIConnectionError, True),
+        ("ReadTimeout", errors.APITimeoutError, True),
+        ("WriteTimeout", errors.APITimeoutError, True),
+        ("RemoteProtocolError", errors.APIConnectionError, True),
+        ("TooManyRedirects", errors.APIConnectionError, True),
+        ("DecodingError", errors.DecodingError, True),
+    ],
+)
+def test_no_exception_of_the_library_leaves(caller, library, part, name, kind, processed):
+    def fail(request):
+        raise getattr(library, name)("it failed")
+
+    transport = library.MockTransport(fail)
+    given = transport
+    if part == "http_client":
+        given = (library.AsyncClient if caller.is_async else library.Client)(transport=transport)
+    caller.client = caller.kind(api_key=KEY, base_url=URL, max_retries=0, **{part: given})
+    with pytest.raises(kind) as caught:
+        caller(lambda c: c.accounts.get("acct_a"))
+    assert type(caught.value) is kind
+    assert getattr(caught.value, "may_have_been_processed", True) is processed
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    expected = errors.TransferOutcomeUnknownError if processed else kind
+    with pytest.raises(expected):
+        caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
+
+
+@LIBRARIES
+def test_a_real_port_that_nobody_listens_on_was_never_sent_to(caller, library):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    given = (library.AsyncClient if caller.is_async else library.Client)()
+    caller.client = caller.kind(api_key=KEY, base_url=url, max_retries=0, http_client=given)
+    with pytest.raises(errors.APIConnectionError, match="The request was not sent"):
+        caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
+    caller.run(given.aclose) if caller.is_async else given.close()
+
+
+@LIBRARIES
+def test_a_hook_that_cannot_reach_something_else_says_nothing_about_the_payment(caller, service, library):
+    """The response is there when the hook runs; its own call that was never sent is not the payment."""
+
+    def hook(_response):
+        library.get("http://127.0.0.1:1", timeout=5)
+
+    async def ahook(_response):
+        async with library.AsyncClient() as other:
+            await other.get("http://127.0.0.1:1", timeout=5)
+
+    hooks = {"response": [ahook if caller.is_async else hook]}
+    given = (library.AsyncClient if caller.is_async else library.Client)(event_hooks=hooks)
+    caller.client = caller.kind(api_key=KEY, base_url=service.base_url, http_client=given, max_retries=0)
+
+    async def main():
+        try:
+            await caller.client.transfers.create(from_="acct_a", to="acct_b", amount=1)
+        finally:
+            await given.aclose()
+
+    with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
+        caller.run(main) if caller.is_async else caller.client.transfers.create(
+            from_="acct_a", to="acct_b", amount=1
+        )
+    assert isinstance(caught.value.__cause__, errors.APIConnectionError)
+    assert caught.value.__cause__.may_have_been_processed
+    assert service.paid == [caught.value.idempotency_key]
+    if not caller.is_async:
+        given.close()
+    caller.client = None
+
+
+def test_an_argument_that_is_too_long_for_an_address_is_a_value_error(caller):
+    script = caller.script()
+    with pytest.raises(ValueError, match=r"an argument of accounts\.get is too long") as caught:
+        caller(lambda c: c.accounts.get("a" * 70_000))
+    assert caught.value.__cause__ is None
+    assert not hasattr(caught.value, "__notes__")
+    assert not script.requests
