@@ -159,7 +159,6 @@ class World:
         self.nodes = Nodes(self.cluster, self.faults, self.loop.time)
         self.mail = Mail(self)
         self.receivers = Receivers(self)
-        self.receivers.on_post = self.mail.came
         payer, minter = (_key(plan.seed, name) for name in ("fee payer", "minter"))
         self.cluster.furnish(treasury=str(payer.pubkey()), mint_authority=str(minter.pubkey()))
         self.rpc_settings = RpcSettings(
