@@ -4,7 +4,7 @@
 
 Each install has an environment that holds nothing else, so that a package which is missing from it, or an
 import of another extra's, shows. What is then done there is in `package_ways.py`. Environments are made by uv
-where it is on the path, else by virtualenv and pip.
+where it is on the path, else by venv and pip.
 """
 
 import asyncio
@@ -156,8 +156,8 @@ def environment(place: Path, *requirements: str) -> Installed:
         make = [uv, "venv", "--quiet", "--python", sys.executable, str(place)]
         install = [uv, "pip", "install", "--quiet", "--python", str(python), *requirements]
     else:
-        make = [sys.executable, "-m", "virtualenv", "--quiet", str(place)]
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+        make = [sys.executable, "-m", "venv", "--without-pip", str(place)]
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         install = [*pip, "install", "--quiet", *requirements]
     for command in (make, install):
         subprocess.run(command, check=True)

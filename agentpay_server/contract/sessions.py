@@ -41,7 +41,7 @@ class ClosingReason(StrEnum):
     """The payee's token account is frozen; the settlement waits until it is thawed."""
 
     PAYEE_MISSING = "payee_missing"
-    """The payee's token account is gone, and its owner cannot be given another; the settlement waits."""
+    """The payee's token account is gone, and its owner cannot be given another now; the settlement waits."""
 
     ACCOUNT_FROZEN = "account_frozen"
     """The token account of the account that pays is frozen; the settlement waits until it is thawed."""

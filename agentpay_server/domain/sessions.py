@@ -43,6 +43,15 @@ _FIRST_RETRY_US: Final = 60_000_000
 _MOST_DOUBLINGS: Final = 6
 _LONGEST_RETRY_US: Final = 3_600_000_000
 
+MOST_PAYEES_CREATED: Final = 10
+"""For how many sessions of an account the treasury pays the payee a new token account within a day.
+
+Whoever closes a token account gets its rent: without a bound, an agent that pays a wallet of its own could
+take the treasury's SOL, session by session.
+"""
+
+PAYEES_CREATED_WITHIN_US: Final = 24 * 3_600_000_000
+
 WARNING_PERCENT: Final = 80
 """The running total above which a session warns, in percent of its cap (contract, "Limits")."""
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, null, select, update
+from sqlalchemy import bindparam, func, null, select, update
 
 from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.contract.sessions import SessionStatus
@@ -41,6 +41,7 @@ _SIGN_SETTLEMENT: Final = (
         tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
         settlements=sessions.c.settlements + 1,
         deposited=bindparam("deposited"),
+        payee_created_us=bindparam("payee_created_us"),
         # It may have been put off meanwhile.
         closes_us=null(),
         leased_until_us=bindparam("leased_until_us"),
@@ -54,6 +55,7 @@ _DROP_SETTLEMENT: Final = (
         tx_raw=null(),
         tx_last_valid_block_height=null(),
         deposited=0,
+        payee_created_us=null(),
         leased_until_us=bindparam("leased_until_us"),
     )
 )
@@ -79,6 +81,17 @@ _SET_SETTLED: Final = (
         leased_until_us=null(),
     )
 )
+
+
+_PAYEES_CREATED: Final = select(func.count()).where(
+    sessions.c.account_id == bindparam("account_id"), sessions.c.payee_created_us > bindparam("after_us")
+)
+
+
+def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
+    """Return for how many sessions of an account the payee's token account was created again since a time."""
+    values = {"account_id": account_id, "after_us": after_us}
+    return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
 def is_settlement(connection: Connection, tx_signature: str) -> bool:
@@ -126,13 +139,29 @@ def set_settled(
 
 
 def sign_settlement(
-    connection: Connection, session_id: str, signed: SignedTransaction, *, deposited: int, until_us: int
+    connection: Connection,
+    session_id: str,
+    signed: SignedTransaction,
+    *,
+    deposited: int,
+    payee_created_us: int | None,
+    until_us: int,
 ) -> None:
-    """Store the settling transaction of a closing session, and lease it until `until_us` of real time."""
+    """Store the settling transaction of a closing session.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        signed: the transaction.
+        deposited: micro-USDC that it returns beyond the cap.
+        payee_created_us: the time, if it creates a token account for the payee.
+        until_us: the end of its lease, in real time.
+    """
     values = {
         **transaction_of(session_id, signed),
         "settlement_tx_signature": signed.signature,
         "deposited": deposited,
+        "payee_created_us": payee_created_us,
         "leased_until_us": until_us,
     }
     connection.execute(_SIGN_SETTLEMENT, values)

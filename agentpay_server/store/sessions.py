@@ -59,6 +59,7 @@ class SessionRecord:
     recipient_owner: str | None
     closed_by: str | None
     stuck_reason: str | None
+    payee_created_us: int | None
 
     @property
     def closing_reason(self) -> str | None:

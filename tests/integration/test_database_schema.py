@@ -118,7 +118,8 @@ def test_a_schema_that_holds_tables_of_others_is_refused_and_left_alone(url: str
 
 def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
-    (statements,) = re.findall(r"```sql\n(ALTER SCHEMA.*?)```", page, re.DOTALL)
+    statements = re.findall(r"^=> (.+);$", page, re.MULTILINE)
+    assert len(statements) == 3
     with server(url) as first:
         account = first.client().accounts.create(name="Mine").account_id
     # As they were before there were schemas.
@@ -128,7 +129,7 @@ def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None
         "DROP SCHEMA public",
         "ALTER SCHEMA agentpay RENAME TO public",
     )
-    administer(url, statements)
+    administer(url, *statements)
     with server(url) as second:
         assert [each.account_id for each in second.client().accounts.list()] == [account]
     assert schemas_with_tables(url) == {"agentpay"}

@@ -18,7 +18,7 @@ from server_world import START, raw_client
 
 import agentpay
 from agentpay import AgentPay, APITimeoutError, AsyncAgentPay, AuthenticationError
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, CannotListenError
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.embedded import owner as owner_module
 
@@ -294,14 +294,23 @@ def test_a_server_listens_once_and_lets_go_of_the_port():
         assert server.listen(port=port) == base_url
 
 
-def test_a_port_that_is_taken_is_an_os_error(server: AgentPayServer):
+def test_a_port_that_is_taken_is_a_declared_error(server: AgentPayServer):
     port = int(server.listen().rpartition(":")[2])
 
     with AgentPayServer() as other:
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(
+            CannotListenError, match=f"^cannot listen on 127.0.0.1 port {port}: .*in use; pass"
+        ):
             other.listen(port=port)
         assert other.client().accounts.create(name="a").name == "a"
         assert other.listen() != server.base_url
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_a_declared_error(server: AgentPayServer, port: int):
+    with pytest.raises(ValueError, match=f"port must be between 0 and 65535, not {port}"):
+        server.listen(port=port)
+    assert server.listen()
 
 
 def test_errors_over_a_port_are_those_in_process(server: AgentPayServer):

@@ -26,6 +26,7 @@ LAYERS: list[list[str]] = [
         "agentpay_server.domain",
         "agentpay_server.clock",
         "agentpay_server.faults",
+        "agentpay_server.installation",
         "agentpay_server.logs",
         "agentpay_server.metrics",
         "agentpay_server.settings",

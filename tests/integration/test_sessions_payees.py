@@ -47,8 +47,13 @@ class Payee:
     def closes(self, token_account: str | None = None) -> None:
         self.does(lambda: self.wallet.close(token_account))
 
-    def comes_back(self) -> None:
-        self.does(lambda: self.wallet.open(1))
+    def comes_back(self, micro: int = 1) -> None:
+        self.does(lambda: self.wallet.open(micro))
+
+    def empties(self, to: str) -> None:
+        """Send all that its token account holds elsewhere."""
+        held = self.holds() or 0
+        self.does(lambda: self.wallet.pay((to, held)))
 
     def another(self) -> str:
         """Make a token account beside the associated one."""
@@ -198,6 +203,31 @@ def test_that_the_treasury_has_paid_for_a_token_account_is_logged(
     (told,) = [line for line in caplog.messages if line.startswith("session.payee_recreated")]
     assert f"session_id={session_id}" in told
     assert f"usdc_token_account={payee.token_account}" in told
+
+
+def test_the_treasury_pays_for_ten_token_accounts_a_day_and_account_and_the_others_wait(
+    desk: Desk, payee: Payee
+) -> None:
+    money.put_policy(desk.http, desk.payer, max_daily_spend=None)
+    waiting = [
+        charged(desk, payee.token_account, idempotency_key=f"open {number}", cap_usdc="4")
+        for number in range(12)
+    ]
+    answers = []
+    for number, session_id in enumerate(waiting):
+        payee.closes()
+        answers.append(desk.close(session_id))
+        if answers[-1].status_code != 200:
+            payee.comes_back(number + 1)
+        payee.empties(desk.payer.usdc_token_account)
+    assert [answer.status_code for answer in answers] == [200] * 10 + [402] * 2
+    assert "within a day 10 were created" in answers[-1].json()["message"]
+    assert shown(desk, waiting[-1])["closing_reason"] == "payee_missing"
+    payee.closes()
+    desk.server.sandbox.clock.advance(hours=25)
+    # Again for ten: the first of the two creates it, and the second finds it there.
+    assert [shown(desk, session_id)["status"] for session_id in waiting[-2:]] == ["settled"] * 2
+    assert payee.holds() == 8_000_000
 
 
 # --- Somebody's token account is frozen

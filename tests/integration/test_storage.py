@@ -3,9 +3,11 @@
 import asyncio
 import io
 import logging
+import os
 import re
 import sqlite3
 import stat
+import sys
 import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,7 +25,12 @@ from agentpay_server.logs import LogFormat, logging_to
 from agentpay_server.services.identity import ForeignChainError, WrongKeyError, custody_seed
 from agentpay_server.services.webhooks import secret_place
 from agentpay_server.settings import Settings
-from agentpay_server.storage import KEY_VARIABLE, EncryptionKeyError
+from agentpay_server.storage import (
+    KEY_VARIABLE,
+    EncryptionKeyError,
+    ExposedDirectoryError,
+    MissingDriverError,
+)
 from agentpay_server.store import webhooks
 from agentpay_server.store.database import (
     DatabaseInUseError,
@@ -366,3 +373,63 @@ def test_a_start_that_was_refused_leaves_the_place_free(place: Place) -> None:
 )
 def test_refusals_are_one_kind(refusal: type[Exception]) -> None:
     assert issubclass(refusal, StartRefusedError)
+
+
+# --- A directory that others can write to -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o722, 0o777, 0o1777, 0o2775])
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(mode)
+    with pytest.raises(ExposedDirectoryError, match=f"chmod go-w {data}$") as refused:
+        AgentPayServer(data_dir=data).start()
+    assert isinstance(refused.value, StartRefusedError)
+    assert list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_a_directory_that_others_can_only_read_will_do(tmp_path: Path, mode: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(mode)
+    with AgentPayServer(data_dir=data) as server:
+        assert server.operator_key
+
+
+def test_what_is_kept_is_refused_once_others_can_write_to_it(tmp_path: Path) -> None:
+    data, link = tmp_path / "data", tmp_path / "link"
+    link.symlink_to(data)
+    with AgentPayServer(data_dir=data):
+        pass
+    data.chmod(0o770)
+    for path in (data, link):
+        with pytest.raises(ExposedDirectoryError):
+            AgentPayServer(data_dir=path).start()
+    data.chmod(0o700)
+    with AgentPayServer(data_dir=link):
+        pass
+
+
+def test_a_directory_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with AgentPayServer(data_dir=tmp_path / "data") as server:
+            assert server.operator_key
+    finally:
+        os.umask(before)
+
+
+# --- Without the driver of PostgreSQL ---------------------------------------------------------------------
+
+
+def test_a_database_without_its_driver_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
+    for name in [name for name in sys.modules if name.startswith("agentpay_server.store.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(MissingDriverError, match=r"PostgreSQL needs asyncpg, .*: pip install .*\[postgres\]"):
+        AgentPayServer(database_url="postgresql://nobody@localhost/nothing").start()

@@ -176,7 +176,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 @contextmanager
 def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
     """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
-    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *it.place.options]
+    # Loads are many and small: a killed process leaves sessions open.
+    bounds = ["--min-session-cap", "0.000001", "--max-open-sessions", "1000000"]
+    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *bounds, *it.place.options]
     order = {"arguments": arguments, "environment": it.place.environment, "crash_at": crash_at}
     process = _fork_server()
     assert process.stdin is not None

@@ -441,6 +441,8 @@ async def started(
             made[0].sent, made[0].black_holes = after.chain.sent, after.chain.black_holes
         return made[0]
 
+    # Machines work in the smallest units, where every mistake shows.
+    settings = {"min_session_cap_usdc": "0.000001", **settings}
     wanted = Settings(settlement_wait_seconds=settlement_wait_seconds, **settings)
     with _real_time():
         if data_dir is None:

@@ -21,7 +21,14 @@ from agentpay_server.chain.base import (
 from agentpay_server.clock import real_now_us
 from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.sessions import check_transition, closed_by, retry_us, settlement
+from agentpay_server.domain.sessions import (
+    MOST_PAYEES_CREATED,
+    PAYEES_CREATED_WITHIN_US,
+    check_transition,
+    closed_by,
+    retry_us,
+    settlement,
+)
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.logs import log
@@ -29,7 +36,14 @@ from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, report
-from agentpay_server.services.sessions.payout import REFUSED_BY_CHAIN, Obstacle, Scene, look, obstacle
+from agentpay_server.services.sessions.payout import (
+    REFUSED_BY_CHAIN,
+    TOO_MANY_CREATED,
+    Obstacle,
+    Scene,
+    look,
+    obstacle,
+)
 from agentpay_server.services.settlement import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -145,7 +159,7 @@ class Closing:
             self._context.wakeup.set()
             report(closing)
         is_signed = is_ours and closing.signed is not None
-        if is_signed and closing.running_total and scene.payee.new_owner is not None:
+        if is_signed and closing.payee_created_us is not None:
             log(
                 logger,
                 logging.WARNING,
@@ -270,10 +284,15 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
         running_total_micro=session.running_total,
         escrow_micro=scene.escrow.amount_micro,
     )
+    now_us = context.clock.now_us()
+    creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
+    # Locked where it matters: two closings at once must not both find room.
+    account = _account(connection, session.account_id, lock=creates)
     found = obstacle(session, legs, scene)
+    if found is None and creates and not _may_create(connection, account, now_us):
+        found = TOO_MANY_CREATED
     if found is not None:
         return found
-    account = _account(connection, session.account_id)
     signed = escrow.settle_escrow(
         context.signer,
         scene.blockhash,
@@ -289,9 +308,20 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
     )
     until_us = real_now_us() + LEASE_US
     settlements.sign_settlement(
-        connection, session.session_id, signed, deposited=legs.deposited_micro, until_us=until_us
+        connection,
+        session.session_id,
+        signed,
+        deposited=legs.deposited_micro,
+        payee_created_us=now_us if creates else None,
+        until_us=until_us,
     )
     return None
+
+
+def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
+    after_us = now_us - PAYEES_CREATED_WITHIN_US
+    created = settlements.payees_created(connection, account.account_id, after_us=after_us)
+    return created < MOST_PAYEES_CREATED
 
 
 def _put_off(connection: Connection, context: Context, session: SessionRecord, found: Obstacle) -> None:
@@ -311,7 +341,7 @@ def _current(connection: Connection, session_id: str) -> SessionRecord:
     return record
 
 
-def _account(connection: Connection, account_id: str) -> AccountRecord:
-    record = account_store.account(connection, account_id)
+def _account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord:
+    record = account_store.account(connection, account_id, lock=lock)
     assert record is not None  # noqa: S101 - accounts are never deleted
     return record

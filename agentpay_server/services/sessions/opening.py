@@ -195,6 +195,7 @@ class Opening:
             recipient_owner=sight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
+            payee_created_us=None,
         )
         store.insert_session(connection, record)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)

@@ -14,7 +14,7 @@ from agentpay_server.chain.base import Blockhash, ChainUnavailableError, TokenAc
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.contract.sessions import ClosingReason
 from agentpay_server.domain.policy import Refusal
-from agentpay_server.domain.sessions import Settlement
+from agentpay_server.domain.sessions import MOST_PAYEES_CREATED, Settlement
 from agentpay_server.services.context import Context
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.sessions import SessionRecord
@@ -65,16 +65,6 @@ class Obstacle:
 
     reason: ClosingReason
     refusal: Refusal
-
-
-REFUSED_BY_CHAIN: Final = Obstacle(
-    reason=ClosingReason.SETTLEMENT_REFUSED,
-    refusal=Refusal(
-        code=ErrorCode.TRANSFER_FAILED,
-        message="The chain refused the settlement; nothing was moved, and the money is safe in the escrow. "
-        "Close the session again to retry.",
-    ),
-)
 
 
 async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
@@ -155,3 +145,18 @@ def _obstacle(reason: ClosingReason, fact: str) -> Obstacle:
             "safe in the escrow. Close the session again once that has changed.",
         ),
     )
+
+
+REFUSED_BY_CHAIN: Final = Obstacle(
+    reason=ClosingReason.SETTLEMENT_REFUSED,
+    refusal=Refusal(
+        code=ErrorCode.TRANSFER_FAILED,
+        message="The chain refused the settlement; nothing was moved, and the money is safe in the escrow. "
+        "Close the session again to retry.",
+    ),
+)
+TOO_MANY_CREATED: Final = _obstacle(
+    ClosingReason.PAYEE_MISSING,
+    f"The payee's token account is gone, and within a day {MOST_PAYEES_CREATED} were created for payees of "
+    "this account",
+)

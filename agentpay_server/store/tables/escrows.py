@@ -71,6 +71,8 @@ sessions: Final = Table(
     Column("closed_by", Text),
     # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
     Column("stuck_reason", Text),
+    # When its settlement was signed, if that creates a token account for the payee; else NULL.
+    Column("payee_created_us", BigInteger),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
@@ -109,6 +111,14 @@ Index(
     sessions.c.closes_us,
     sqlite_where=sessions.c.closes_us.is_not(None),
     postgresql_where=sessions.c.closes_us.is_not(None),
+)
+
+Index(
+    "ix_sessions_payee_created",
+    sessions.c.account_id,
+    sessions.c.payee_created_us,
+    sqlite_where=sessions.c.payee_created_us.is_not(None),
+    postgresql_where=sessions.c.payee_created_us.is_not(None),
 )
 
 session_charges: Final = Table(

@@ -27,6 +27,7 @@ KINDS = {
     ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
+    ErrorCode.TOO_MANY_SESSIONS: errors.ConflictError,
     ErrorCode.INVALID_RECIPIENT: errors.InvalidRecipientError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
     ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,

@@ -11,11 +11,13 @@ from agentpay_server.clock import MACHINE_NOW_US, SystemClock, real_now_us
 from agentpay_server.randomness import SeededRandomness
 from agentpay_server.runtime import ClusterError, Edge, start_runtime
 from agentpay_server.services import posting
-from agentpay_server.services.vault import Vault
+from agentpay_server.services.vault import Place, Vault
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 
 pytestmark = pytest.mark.anyio
+
+PLACE = Place(table="webhooks", column="secret", row="wh_1")
 
 
 async def test_each_server_has_the_clock_of_its_own_machine() -> None:
@@ -36,10 +38,10 @@ async def test_each_server_has_the_clock_of_its_own_machine() -> None:
 
 def test_nonces_come_from_the_entropy_of_the_edge() -> None:
     def sealed(seed: int) -> bytes:
-        return Vault(bytes(32), SeededRandomness(seed)).seal("secret", "wh_1")
+        return Vault(bytes(32), SeededRandomness(seed)).seal("secret", PLACE)
 
     assert sealed(1) == sealed(1) != sealed(2)
-    assert Vault(bytes(32)).seal("secret", "wh_1") != Vault(bytes(32)).seal("secret", "wh_1")
+    assert Vault(bytes(32)).seal("secret", PLACE) != Vault(bytes(32)).seal("secret", PLACE)
 
 
 class _NoNode:

@@ -126,7 +126,8 @@ async def to_step(database, revision):
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
 
     def work(connection):
-        config.attributes["connection"] = connection
+        version_table = VERSION_TABLE if isinstance(database, PostgresDatabase) else "alembic_version"
+        config.attributes.update(connection=connection, version_table=version_table)
         command.upgrade(config, revision)
 
     await on_connection(database, work)
@@ -223,18 +224,18 @@ async def test_what_is_stored_outlives_a_second_start(bare):
 
 
 async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_before(bare):
-    def to_the_first_tables(connection):
-        config = Config()
-        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-        is_postgres = connection.dialect.name == "postgresql"
-        version_table = VERSION_TABLE if is_postgres else "alembic_version"
-        config.attributes.update(connection=connection, version_table=version_table)
-        command.upgrade(config, "0001")
-        for name, rows in (("accounts", [PAYEE]), ("sessions", [TO_ACCOUNT, TO_OUTSIDE])):
-            table = Table(name, MetaData(), autoload_with=connection)
-            connection.execute(insert(table), [row_of(table, row) for row in rows])
-
-    await on_connection(bare, to_the_first_tables)
+    await to_step(bare, "0001")
+    await insert_rows(bare, "accounts", {"account_id": "acct_payee", "chain_address": "owner"})
+    await insert_rows(
+        bare,
+        "sessions",
+        {
+            "session_id": "sess_inside",
+            "recipient_account_id": "acct_payee",
+            "escrow_token_account": "1",
+        },
+        {"session_id": "sess_outside", "escrow_token_account": "2"},
+    )
     await upgrade(bare)
 
     def owners(connection):
@@ -244,22 +245,6 @@ async def test_the_owners_of_payees_are_known_of_sessions_that_were_opened_befor
         return sorted(tuple(row) for row in connection.execute(chosen))
 
     assert await bare.read(owners) == [("sess_inside", "owner", None), ("sess_outside", None, None)]
-
-
-PAYEE = {"account_id": "acct_payee", "chain_address": "owner"}
-TO_ACCOUNT = {"session_id": "sess_inside", "recipient_account_id": "acct_payee"}
-TO_OUTSIDE = {"session_id": "sess_outside", "recipient_account_id": None}
-
-
-def row_of(table, values):
-    """A row with something in every column that needs a value."""
-    row = {
-        column.name: False if isinstance(column.type, Boolean) else 0
-        for column in table.columns
-        if not column.nullable and column.name != "seq"
-    }
-    texts = {name for name in row if isinstance(table.columns[name].type, Text)}
-    return row | {name: f"{name} of {values}" for name in texts} | values
 
 
 async def test_a_newer_schema_is_refused_and_left_alone(bare):

@@ -1,4 +1,4 @@
-"""Who owns a payee's token account, and why a session closed by itself or waits for its settlement."""
+"""Sessions: who owns the payee's token account, when it was created again, why they close or wait."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,14 @@ def upgrade() -> None:
     op.add_column("sessions", sa.Column("recipient_owner", sa.Text(), nullable=True))
     op.add_column("sessions", sa.Column("closed_by", sa.Text(), nullable=True))
     op.add_column("sessions", sa.Column("stuck_reason", sa.Text(), nullable=True))
+    op.add_column("sessions", sa.Column("payee_created_us", sa.BigInteger(), nullable=True))
+    op.create_index(
+        "ix_sessions_payee_created",
+        "sessions",
+        ["account_id", "payee_created_us"],
+        sqlite_where=sa.text("payee_created_us IS NOT NULL"),
+        postgresql_where=sa.text("payee_created_us IS NOT NULL"),
+    )
     sessions = sa.table(
         "sessions", sa.column("recipient_account_id", sa.Text()), sa.column("recipient_owner", sa.Text())
     )

@@ -1,0 +1,175 @@
+"""The page of the interface: numbered rules, nothing left out, and nothing cited that is not there."""
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import attrs
+import pytest
+
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import HttpEffect
+from agentpay_server.contract.sessions import ClosingReason, SessionStatus
+from agentpay_server.contract.webhooks import DeliveryStatusFilter
+from agentpay_server.http.openapi.schemas import wire_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "interface.md").read_text("utf-8")
+CODE = ("agentpay", "agentpay_server", "benchmarks", "examples", "scripts", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SOURCES = sorted(path for name in CODE for path in (ROOT / name).rglob("*.py"))
+
+_RULE = re.compile(r'^- <a id="([^"]+)"></a>\*\*([A-Z]+)(\d+)(?: \((\w+)\))?\.\*\* (.*)', re.MULTILINE)
+_ID = r"[A-Z]{1,2}\d+"
+# As docstrings cite rules, on one line or two: `interface T4`, `interface T4 and I5`, `interface S1 to S4`.
+_CITATION = re.compile(rf"\binterface[\s#]+({_ID}(?:(?:,|,? and| to)[\s#]+{_ID})*)")
+_DECISION = re.compile(r"\bD\d{1,2}\b")
+
+
+@cache
+def rules() -> list[tuple[str, int, str]]:
+    """The prefix, number and mark of every rule, in the order of the page."""
+    return [(prefix, int(number), mark) for _, prefix, number, mark, _ in _RULE.findall(PAGE)]
+
+
+def cited(text: str) -> Iterator[str]:
+    """Every rule that a text cites."""
+    for listed in _CITATION.findall(text):
+        yield from re.findall(_ID, listed)
+
+
+@cache
+def named() -> set[str]:
+    """Every word that stands in a span of code of the page."""
+    return {word for span in re.findall(r"`([^`\n]+)`", PAGE) for word in re.findall(r"[\w-]+", span)}
+
+
+def models(kind: Any) -> Iterator[type]:
+    """The models that a type is made of, those within them included."""
+    for argument in get_args(kind):
+        yield from models(argument)
+    model = get_origin(kind) or kind
+    if isinstance(model, type) and attrs.has(model):
+        yield model
+        for field in attrs.fields(model):
+            yield from models(field.type)
+
+
+# --- The rules
+
+
+def test_rules_are_numbered_upwards_each_once_with_an_anchor_of_their_number() -> None:
+    assert len(rules()) > 150
+    for anchor, prefix, number, _, _ in _RULE.findall(PAGE):
+        assert anchor == f"{prefix}{number}".lower()
+    by_prefix: dict[str, list[int]] = {}
+    for prefix, number, _ in rules():
+        by_prefix.setdefault(prefix, []).append(number)
+    for prefix, numbers in by_prefix.items():
+        # A number that is withdrawn leaves a gap.
+        assert numbers == sorted(set(numbers)), prefix
+    # None is written so that it would be overlooked here.
+    assert len(re.findall(r'<a id="', PAGE)) == len(rules())
+
+
+def test_every_rule_says_whose_it_is_or_its_table_does_so_row_by_row() -> None:
+    unmarked = {f"{prefix}{number}" for prefix, number, mark in rules() if not mark}
+    assert {mark for _, _, mark in rules() if mark} == {"contract", "ours"}
+    assert unmarked == {"E5", "L1"}
+    for rule in unmarked:
+        table = PAGE.partition(f"**{rule}.**")[2].partition("\n\n")[2].partition("\n\n")[0]
+        head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+        marks = {row[head.index("mark")] for row in rows}
+        assert marks == {"contract", "ours"}
+
+
+def test_every_section_of_rules_is_in_the_table_of_parts() -> None:
+    listed = set(re.findall(r"\| \[[^\]]+\]\(#[\w-]+\) \| ([A-Z]{1,2}) ", PAGE))
+    assert listed == {prefix for prefix, _, _ in rules()}
+
+
+# --- Nothing is left out
+
+
+@pytest.mark.parametrize("endpoint", BOUND_ENDPOINTS, ids=lambda endpoint: endpoint.name)
+def test_every_endpoint_and_each_of_its_fields_is_on_the_page(endpoint: Endpoint) -> None:
+    assert f"`{endpoint.method} {endpoint.path}`" in PAGE
+    statuses = [str(status) for status in endpoint.responses]
+    (row,) = [line for line in PAGE.splitlines() if f"| `{endpoint.method} {endpoint.path}` |" in line]
+    assert [status for status in statuses if status not in row] == []
+    kinds = [endpoint.request, endpoint.query, *endpoint.responses.values()]
+    fields = {wire_name(field) for kind in kinds for model in models(kind) for field in attrs.fields(model)}
+    assert fields - named() == set()
+
+
+def test_every_error_code_is_on_the_page_with_its_status() -> None:
+    rows = dict(re.findall(r"^\| (?:\d+) \| `(\w+)` \| (\w+) \|", PAGE, re.MULTILINE))
+    for code in ErrorCode:
+        assert f"| {HTTP_STATUS[code]} | `{code}` | {rows.get(code)} |" in PAGE
+    contract = {code for code, mark in rows.items() if mark == "contract"}
+    assert contract == {
+        "policy_violation",
+        "account_paused",
+        "insufficient_balance",
+        "idempotency_conflict",
+        "invalid_recipient",
+        "chain_unavailable",
+    }
+    assert {field.name for field in attrs.fields(ErrorBody)} - named() == set()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ClosingReason,
+        DeliveryStatusFilter,
+        Direction,
+        EventType,
+        HttpEffect,
+        RejectionReason,
+        SessionStatus,
+        TransactionStatusFilter,
+        TransactionType,
+        TransferStatus,
+    ],
+    ids=lambda values: values.__name__,
+)
+def test_every_value_of_a_field_is_on_the_page(values: type[StrEnum]) -> None:
+    assert {value for value in values if f"`{value}`" not in PAGE} - named() == set()
+
+
+# --- Nothing is cited that is not there
+
+
+def test_every_rule_that_code_or_a_document_cites_is_on_the_page() -> None:
+    known = {f"{prefix}{number}" for prefix, number, _ in rules()}
+    unknown = {
+        f"{path.relative_to(ROOT)}: {rule}"
+        for path in [*DOCUMENTS, *SOURCES]
+        for rule in cited(path.read_text("utf-8"))
+        if rule not in known
+    }
+    assert unknown == set()
+    # Within the page a rule is named without the word.
+    within = set(re.findall(rf"(?<![\w*`]){_ID}\b", re.sub(r"`[^`]*`|^\|.*", "", PAGE, flags=re.MULTILINE)))
+    assert within - known <= {"HTTP"}
+
+
+def test_a_citation_is_read_whole() -> None:
+    text = (
+        "said (interface T4, I5 and AP1), interface S1 to\n    S4; # interface\n    # W12. The interface is"
+    )
+    assert list(cited(text)) == ["T4", "I5", "AP1", "S1", "S4", "W12"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_document_cites_what_the_project_does_not_hold(path: Path) -> None:
+    assert _DECISION.findall(path.read_text("utf-8")) == []

@@ -1,0 +1,109 @@
+"""The README and the page of guarantees show the figures of one run, and the same ones."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+
+_ROW = re.compile(r"^\| .* \| `nox -s bench -- ([a-z_ ]+)` \|$", re.MULTILINE)
+_NUMBER = re.compile(r"\d+\.\d+(?: ms)?")
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("pages")
+
+
+def measured(page: Path) -> list[tuple[list[str], set[str]]]:
+    """The benchmarks and the numbers of each measured row of a page."""
+    rows = _ROW.finditer(page.read_text("utf-8"))
+    return [(row[1].split(), set(_NUMBER.findall(row[0]))) for row in rows]
+
+
+def test_both_pages_show_the_same_figures() -> None:
+    guarantees = measured(GUARANTEES)
+    assert len(measured(README)) == 7
+    for benchmarks, numbers in measured(README):
+        others = set().union(*(found for names, found in guarantees if set(names) & set(benchmarks)))
+        assert numbers, benchmarks
+        assert numbers <= others, f"{benchmarks}: measure again with `nox -s bench -- --write`"
+
+
+def test_both_pages_show_what_the_last_run_measured(pages: Any) -> None:
+    shown = pages.stored()
+    assert shown.keys() == pages.FIGURES.keys()
+    for table in pages.TABLES:
+        text = table.page.read_text("utf-8")
+        assert table.written(text, shown) == text, "measure again with `nox -s bench -- --write`"
+
+
+def test_every_benchmark_that_is_named_exists() -> None:
+    named = {name for page in (README, GUARANTEES) for names, _ in measured(page) for name in names}
+    assert [name for name in named if not (ROOT / "benchmarks" / f"{name}.py").is_file()] == []
+
+
+@pytest.fixture
+def copies(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Pages that may be written to."""
+    tables = []
+    for table in pages.TABLES:
+        copy = tmp_path / table.page.name
+        copy.write_text(table.page.read_text("utf-8"), "utf-8")
+        tables.append(pages.Table(copy, table.head, table.rows))
+    monkeypatch.setattr(pages, "TABLES", tuple(tables))
+    monkeypatch.setattr(pages, "MEASURED", tmp_path / "measured.json")
+    return [*(table.page for table in tables), tmp_path / "measured.json"]
+
+
+def run_of(pages: Any, ratio: float) -> dict[str, list[Any]]:
+    """What a run of all benchmarks returns, and more, where everything takes as long."""
+    names = {
+        "start": ["AgentPayServer() to first answer, and close (at most 15 ms: ok)"],
+        "snapshots": ["sandbox.restore(...) (at most 5 ms: ok)", "sandbox.snapshot()"],
+        "rpc": ["1 server, 64 at once: 20 transfers/s", "bare loops, 64 at once: 15 transfers/s"],
+    }
+    for figure in pages.FIGURES.values():
+        if not any(re.match(figure.begins, name) for name in names.get(figure.benchmark, [])):
+            names.setdefault(figure.benchmark, []).append(f"{figure.begins}, and so on")
+    return {
+        benchmark: [pages.Result(name, ratio * 1000, 1000, ratio, None) for name in of_one]
+        for benchmark, of_one in names.items()
+    }
+
+
+def test_one_run_is_written_into_both(pages: Any, copies: list[Path]) -> None:
+    pages.write(run_of(pages, 4.25))
+    readme, guarantees, stored = (path.read_text("utf-8") for path in copies)
+    assert "| 4.25 times the virtual machine, the HTTP round trip and two commits |" in readme
+    assert "| 4.2 ms to the first answer," in readme
+    assert "| 4.25 times its floor |" in guarantees
+    assert "| 64 bare loops at once: 0.2 times as many," in guarantees
+    assert '"transfer": "4.25"' in stored
+    # What stands around the tables is left as it is.
+    for path, text in zip((README, GUARANTEES), (readme, guarantees), strict=True):
+        assert [line for line in text.splitlines() if "nox -s bench -- " not in line] == [
+            line for line in path.read_text("utf-8").splitlines() if "nox -s bench -- " not in line
+        ]
+
+
+def test_a_run_that_lacks_a_figure_writes_nothing(pages: Any, copies: list[Path]) -> None:
+    before = [path.read_text("utf-8") if path.exists() else None for path in copies]
+    results = run_of(pages, 2.0)
+    del results["rpc"]
+    with pytest.raises(LookupError, match="rpc gave nothing that begins with 'settled on a validator'"):
+        pages.write(results)
+    assert [path.read_text("utf-8") if path.exists() else None for path in copies] == before
+
+
+def test_a_page_without_a_place_for_its_table_is_named(pages: Any, copies: list[Path]) -> None:
+    copies[0].write_text("nothing is measured", "utf-8")
+    with pytest.raises(ValueError, match=r"README\.md does not say where"):
+        pages.write(run_of(pages, 2.0))

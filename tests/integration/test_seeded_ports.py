@@ -1,0 +1,135 @@
+"""Keys that follow from a seed: in process always, on a port only where somebody chose the seed."""
+
+import logging
+import random
+
+import httpx
+import pytest
+import stores
+from server_world import START
+
+from agentpay import AgentPay, AuthenticationError
+from agentpay_server import AgentPayServer
+from agentpay_server.domain.api_keys import KeyKind, new_key
+
+EVENT = "server.keys_follow_from_seed"
+GIVEN = new_key(KeyKind.OPERATOR, bytes(range(32)))
+
+
+def is_accepted(server: AgentPayServer, key: str) -> bool:
+    """Whether the port of a server accepts a key."""
+    with AgentPay(base_url=server.base_url, api_key=key) as client:
+        try:
+            client.accounts.list()
+        except AuthenticationError:
+            return False
+    return True
+
+
+def guessed(server: AgentPayServer, seed: int) -> list[str]:
+    """The keys that somebody finds who knows the seed, and runs the same server."""
+    with AgentPayServer(clock=START, seed=seed) as twin:
+        account = twin.client().accounts.create(name="Agent").account_id
+        return [twin.operator_key, twin.console.create_agent_key(account).key]
+
+
+@pytest.fixture
+def unchosen() -> AgentPayServer:
+    return AgentPayServer(clock=START, seed=7, seeded_port_keys=False)
+
+
+def test_a_chosen_seed_makes_the_keys_of_the_port_which_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with AgentPayServer(clock=START, seed=7) as server:
+        key = server.operator_key
+        with caplog.at_level(logging.WARNING, "agentpay_server"):
+            base_url = server.listen()
+        assert server.operator_key == key
+        assert is_accepted(server, key)
+        (record,) = (each for each in caplog.records if each.getMessage().startswith(EVENT))
+        assert record.levelno == logging.WARNING
+        assert base_url in record.getMessage()
+        assert key not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 7, "seeded_port_keys": False}, {"operator_key": GIVEN}, {"seeded_port_keys": False}],
+)
+def test_nothing_is_told_where_no_key_can_be_computed(
+    options: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with AgentPayServer(**options) as server, caplog.at_level(logging.WARNING, "agentpay_server"):  # type: ignore[arg-type]
+        server.listen()
+    assert EVENT not in caplog.text
+
+
+def test_no_key_of_a_seed_that_nobody_chose_is_valid_on_the_port(unchosen: AgentPayServer) -> None:
+    stores.memory_only("a key that is stored is valid at every start")
+    with unchosen as server:
+        client = server.client()
+        account = client.accounts.create(name="Agent")
+        agent_key = server.console.create_agent_key(account.account_id).key
+        server.listen()
+        assert [is_accepted(server, key) for key in guessed(server, 7)] == [False, False]
+        assert is_accepted(server, server.operator_key)
+        with AgentPay(base_url=server.base_url, api_key=agent_key) as agent:
+            assert agent.accounts.get(account.account_id) == account
+
+
+def test_identifiers_are_those_of_the_seed_all_the_same(unchosen: AgentPayServer) -> None:
+    def identities(server: AgentPayServer) -> list[object]:
+        with server:
+            account = server.client().accounts.create(name="Agent")
+            key_id = server.console.create_agent_key(account.account_id).key_id
+            return [server.operator_key, account, key_id, server.client().accounts.create(name="Next")]
+
+    assert identities(unchosen) == identities(AgentPayServer(clock=START, seed=7))
+
+
+@pytest.mark.parametrize("spelling", ["Bearer {}", "bearer {}", "Bearer   {}"])
+def test_however_the_key_of_the_seed_is_spelt_it_is_refused(unchosen: AgentPayServer, spelling: str) -> None:
+    with unchosen as server:
+        seeded = server.operator_key
+        url = f"{server.listen()}/v1/accounts"
+        statuses = [
+            httpx.get(url, headers=[("Authorization", spelling.format(key))]).status_code
+            for key in (seeded, server.operator_key)
+        ]
+        twice = [("Authorization", f"Bearer {seeded}")] * 2
+        assert statuses == [401, 200]
+        assert httpx.get(url, headers=twice).status_code == 401
+
+
+def test_the_key_of_the_port_outlives_going_back(unchosen: AgentPayServer) -> None:
+    stores.memory_only("only a server in memory goes back")
+    with unchosen as server:
+        before = server.sandbox.snapshot()
+        server.listen()
+        key, client = server.operator_key, server.client()
+        server.sandbox.restore(before)
+        assert is_accepted(server, key)
+        server.sandbox.reset()
+        assert is_accepted(server, key)
+        assert list(client.accounts.list()) == list(server.client().accounts.list()) == []
+
+
+def test_a_given_key_is_valid_on_a_seeded_port() -> None:
+    with AgentPayServer(seed=7, seeded_port_keys=False, operator_key=GIVEN) as server:
+        server.listen()
+        assert server.operator_key == GIVEN
+        assert is_accepted(server, GIVEN)
+
+
+def test_no_two_ports_have_the_same_key() -> None:
+    keys = set()
+    for _ in range(2):
+        random.seed(7)  # whatever a test does to chance
+        with AgentPayServer(seed=7, seeded_port_keys=False) as server:
+            server.listen()
+            keys.add(server.operator_key)
+    assert len(keys) == 2
+
+
+def test_only_what_ends_with_the_server_may_have_such_a_seed() -> None:
+    with pytest.raises(ValueError, match="for servers in memory"):
+        AgentPayServer(seed=7, seeded_port_keys=False, data_dir="data")
