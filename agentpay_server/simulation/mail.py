@@ -18,8 +18,7 @@ class Mail:
 
     Attributes:
         webhooks: the webhook of each path, and the types of event that it is to hear of.
-        received: the events that came, by path.
-        said: what each event says, by its identifier.
+        received: the events that a receiver has accepted, by path.
     """
 
     def __init__(self, world: "World") -> None:
@@ -38,7 +37,6 @@ class Mail:
         event_id, digest = headers["x-service-event-id"], hashlib.sha256(body).digest()
         if self._digests.setdefault(event_id, digest) != digest:
             self._world.violate("an event came with other bytes", path, event_id)
-        self.received[path].add(event_id)
         kept = dict(headers)
         if not self._is_signed(path, kept, body):
             # Under a secret that is on its way to us, perhaps.

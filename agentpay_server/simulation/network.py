@@ -113,18 +113,12 @@ class AgentTransport(httpx.AsyncBaseTransport):
 
 
 class Receivers:
-    """The receivers of webhooks: one world of them, whatever the URL.
-
-    Attributes:
-        bodies: what each event said when it first came.
-        posts: every post that came, as webhook path, event, headers and body.
-    """
+    """The receivers of webhooks: one world of them, whatever the URL."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._latency = world.chance.stream("receiver latency")
         self._posting: defaultdict[tuple[str, str, str], list[Life]] = defaultdict(list)
-        self.on_post: Callable[[str, httpx.Headers, bytes], None] = lambda *_: None
 
     def transport(self, life: "Life", may_die: Callable[[str], bool]) -> httpx.AsyncBaseTransport:
         """Return how one life of a server reaches them."""
@@ -140,7 +134,7 @@ class Receivers:
         if faults.strike("hook.lost", path):
             await asyncio.sleep(_POST_HANGS_SECONDS)
             return None
-        self.on_post(path, request.headers, await request.aread())
+        world.mail.came(path, request.headers, await request.aread())
         world.timeline.note("hook", path, event, attempt)
         together = self._posting[path, event, attempt]
         for other in together:
@@ -157,8 +151,10 @@ class Receivers:
             )
         finally:
             together.remove(life)
-        refuses = faults.strike("hook.refuses", path)
-        return 200 if refuses is None else refuses.choice((500, 503, 404, 301))
+        if refuses := faults.strike("hook.refuses", path):
+            return refuses.choice((500, 503, 404, 301))
+        world.mail.received[path].add(event)
+        return 200
 
 
 class _PostTransport(httpx.AsyncBaseTransport):

@@ -7,6 +7,7 @@ their `finally` blocks do then changes nothing.
 
 import asyncio
 import contextvars
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,8 +85,11 @@ class Life(Actor):
 
     def bury(self) -> None:
         """Free what a dead life holds."""
-        while self._tasks:
-            self.context.run(close_task, self._tasks.pop())
+        with warnings.catch_warnings():
+            # A coroutine that one of them was to await, and never began with, is nobody's loss.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            while self._tasks:
+                self.context.run(close_task, self._tasks.pop())
         self.runtime = self.app = None
 
 

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import logging
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,7 +160,6 @@ class World:
         self.nodes = Nodes(self.cluster, self.faults, self.loop.time)
         self.mail = Mail(self)
         self.receivers = Receivers(self)
-        self.receivers.on_post = self.mail.came
         payer, minter = (_key(plan.seed, name) for name in ("fee payer", "minter"))
         self.cluster.furnish(treasury=str(payer.pubkey()), mint_authority=str(minter.pubkey()))
         self.rpc_settings = RpcSettings(
@@ -308,16 +308,18 @@ class World:
             if self._watch is not None:
                 self._watch(self)
             if int(self.loop.time()) % _COLLECT_EVERY_SECONDS == 0:
-                gc.collect()
+                _collect()
 
     def _end(self) -> None:
         """Close whatever waits yet: it has no loop any more to wait on."""
-        for server in self.servers:
-            if server.life is not None:
-                server.life.is_dead = True
-                server.life.bury()
-        for task in self._tasks:
-            close_task(task)
+        with _unawaited():
+            for server in self.servers:
+                if server.life is not None:
+                    server.life.is_dead = True
+                    server.life.bury()
+            for task in self._tasks:
+                close_task(task)
+            self._tasks.clear()
 
     def _remember(self, task: asyncio.Task[Any], actor: Actor | None) -> None:
         if isinstance(actor, Life):
@@ -382,5 +384,20 @@ def _collected_by_hand() -> Iterator[None]:
     try:
         yield
     finally:
+        _collect()
         if was_on:
             gc.enable()
+
+
+def _collect() -> None:
+    """Free what the dead have left."""
+    with _unawaited():
+        gc.collect()
+
+
+@contextmanager
+def _unawaited() -> Iterator[None]:
+    """Have no warning of coroutines that nobody awaits any more: who was to await them is dead."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
