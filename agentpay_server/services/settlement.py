@@ -5,7 +5,8 @@ The rules, each for a reason (the chain may lose requests, lose replies, lag or 
 1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
 2. A status that is missing counts as proof that a transaction can never land only if it was read after the
    block height had passed the transaction's last valid one, from a chain that knows all blocks that could
-   hold it: nodes forget after some days, and miss what happens while they are down.
+   hold it: nodes forget after some days, and miss what happens while they are down. And no sooner than 150
+   blocks can have passed since it was signed, by this server's own clock: heights are claims of nodes.
 3. An error of the chain decides nothing. The loop asks again.
 
 Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
@@ -23,6 +24,7 @@ from attrs import frozen
 from agentpay_server.chain.base import (
     BLOCKHASH_LIFE_BLOCKS,
     ChainUnavailableError,
+    DoubtfulNodeError,
     Failure,
     SignedTransaction,
 )
@@ -35,6 +37,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
+_MOST_AGES: Final = 100_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -84,7 +87,11 @@ class Steps(Protocol, Generic[T_co]):
         ...
 
     async def expired(self, signed: SignedTransaction) -> "SignedTransaction | Ended[T_co]":
-        """Store a newly signed transaction and return it, or book that there will be none."""
+        """Store a newly signed transaction and return it, or book that there will be none.
+
+        Raises:
+            ChainUnavailableError: neither was done; the transaction is to be looked at again.
+        """
         ...
 
 
@@ -95,6 +102,32 @@ class Ended(Generic[T_co]):
     result: T_co
 
 
+class Ages:
+    """Since when this process has known transactions, by a clock that nobody sets.
+
+    Each was signed before that: whatever it is too young for, it may be too young for by that clock alone.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def note(self, signature: str) -> None:
+        """Know a transaction from now on, unless it is known."""
+        if signature not in self._since and len(self._since) >= _MOST_AGES:
+            # It grows old anew, should it still be of interest.
+            del self._since[next(iter(self._since))]
+        self._since.setdefault(signature, asyncio.get_running_loop().time())
+
+    def seconds(self, signature: str) -> float:
+        """Return how long a transaction has been known; from now on if it was not."""
+        self.note(signature)
+        return asyncio.get_running_loop().time() - self._since[signature]
+
+    def forget(self, signature: str) -> None:
+        """Know a transaction no more."""
+        self._since.pop(signature, None)
+
+
 class Settlement:
     """Drives subjects to their end, one driver each in this process."""
 
@@ -103,6 +136,7 @@ class Settlement:
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
         self._under_way: set[str] = set()
+        self._ages = Ages()
 
     @property
     def driven(self) -> Collection[str]:
@@ -111,7 +145,12 @@ class Settlement:
 
     def capture(self) -> Callable[[], None]:
         """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
-        return self._under_way.clear
+
+        def restore() -> None:
+            self._under_way.clear()
+            self._ages = Ages()
+
+        return restore
 
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
@@ -133,6 +172,7 @@ class Settlement:
                 without asking first whether it is there already.
             deadline: until when to wait, in the event loop's time.
         """
+        self._ages.note(signed.signature)
         if is_new and subject not in self._drivers:
             self._under_way.add(signed.signature)
             # Most often one look is enough, and nobody has to be started for the rest.
@@ -141,6 +181,7 @@ class Settlement:
                 if isinstance(end, Landed | Failure):
                     result = await self._booked(signed, steps, end)
                     self._under_way.discard(signed.signature)
+                    self._ages.forget(signed.signature)
                     return result
                 if is_sent:
                     await steps.sent()
@@ -189,8 +230,12 @@ class Settlement:
             else:
                 self._under_way.discard(signed.signature)
                 if isinstance(following, Ended):
+                    self._ages.forget(signed.signature)
                     return following.result
-                signed, is_new = following, True
+                is_new = following.signature != signed.signature
+                if is_new:
+                    self._ages.forget(signed.signature)
+                signed = following
             # Once in a while a transaction expires. One after the other means that the chain takes none.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
@@ -198,10 +243,14 @@ class Settlement:
     async def _once(
         self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> SignedTransaction | Ended[T]:
-        """Bring one transaction to its end, and return what follows."""
+        """Bring one transaction to its end, and return what follows: itself, to look at it again."""
         outcome = await self.outcome(signed, steps.sent, operation=steps.operation, is_new=is_new)
         if isinstance(outcome, Expired):
-            return await self._patiently(steps.expired, signed)
+            try:
+                return await steps.expired(signed)
+            except ChainUnavailableError:
+                # What was proved is proved again before another is signed.
+                return signed
         return Ended(await self._booked(signed, steps, outcome))
 
     async def _booked(self, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure) -> T:
@@ -236,6 +285,7 @@ class Settlement:
         Raises:
             ChainUnavailableError: the end was not known within `patience_seconds`; it may still land.
         """
+        self._ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         pause = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
         is_sent = False
@@ -247,6 +297,8 @@ class Settlement:
                     is_sent = True
                 end, must_send = await self._look(signed, operation)
                 if end is not None and not (irreversibly and end == Landed(is_irreversible=False)):
+                    if not isinstance(end, Expired):
+                        self._ages.forget(signed.signature)
                     return end
             except ChainUnavailableError:
                 # A reply was lost, or a request: the next look tells.
@@ -298,10 +350,17 @@ class Settlement:
         Raises:
             ChainUnavailableError: nothing is known.
         """
+        try:
+            return await self._seen(signed)
+        except DoubtfulNodeError:
+            # Nothing is proved, and nothing keeps the bytes from being sent again.
+            return None, True
+
+    async def _seen(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
         chain = self._chain
         status = await chain.signature_status(signed.signature)
         if status is None:
-            if await chain.block_height() <= signed.last_valid_block_height:
+            if not await self._may_have_expired(signed):
                 return None, True
             # Read once more, now that the height is known: it may have landed in the last block it could.
             status = await chain.signature_status(signed.signature)
@@ -318,16 +377,9 @@ class Settlement:
             return status.failure, False
         return Landed(is_irreversible=status.is_irreversible), False
 
-    async def _patiently(
-        self,
-        step: Callable[[SignedTransaction], Awaitable[SignedTransaction | Ended[T]]],
-        signed: SignedTransaction,
-    ) -> SignedTransaction | Ended[T]:
-        """Take a step that needs the chain, as often as it takes for the chain to answer."""
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await step(signed)
-            except ChainUnavailableError:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+    async def _may_have_expired(self, signed: SignedTransaction) -> bool:
+        """Return whether heights say that a transaction can land no more, and time allows it."""
+        # In this order: the pace is learned from heights.
+        has_passed = await self._chain.block_height() > signed.last_valid_block_height
+        age_seconds = self._ages.seconds(signed.signature)
+        return has_passed and age_seconds >= self._chain.blockhash_life_seconds
