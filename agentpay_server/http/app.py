@@ -38,6 +38,7 @@ from agentpay_server.http.exchange import DROP, JSON_TYPE, WHOLE, Call, DroppedE
 from agentpay_server.http.handlers import (
     Handler,
     approval_handlers,
+    console_account_handlers,
     console_handlers,
     sandbox_handlers,
     session_handlers,
@@ -90,6 +91,7 @@ class Application:
             **v1_handlers(runtime),
             **session_handlers(runtime),
             **console_handlers(runtime),
+            **console_account_handlers(runtime),
             **approval_handlers(runtime),
             **sandbox_handlers(runtime),
             **snapshot_handlers(runtime),

@@ -110,9 +110,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         await console.revoke_agent_key(call.principal, call.path["key_id"])
         return Reply(status=204)
 
-    async def get_account(call: Call) -> Reply:
-        return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
-
     async def list_webhooks(call: Call) -> Reply:
         return Reply(status=200, model=await webhooks.list(call.principal, call.query))
 
@@ -141,7 +138,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "console.agent_keys.create": create_agent_key,
         "console.agent_keys.list": list_agent_keys,
         "console.agent_keys.revoke": revoke_agent_key,
-        "console.accounts.get": get_account,
         "console.audit.list": list_audit,
         "console.webhooks.list": list_webhooks,
         "console.webhooks.delete": delete_webhook,
@@ -150,6 +146,20 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "console.events.replay": replay_event,
         "console.deliveries.list": list_deliveries,
     }
+
+
+def console_account_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console that are about one account."""
+    console = Console(runtime)
+
+    async def get_account(call: Call) -> Reply:
+        return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
+
+    async def allow_signing(call: Call) -> Reply:
+        account_id = call.path["account_id"]
+        return Reply(status=200, model=await console.allow_signing(call.principal, account_id))
+
+    return {"console.accounts.get": get_account, "console.accounts.allow_signing": allow_signing}
 
 
 def approval_handlers(runtime: Runtime) -> Mapping[str, Handler]:

@@ -6,7 +6,7 @@ source of chance. They tell no secret, and nothing about any operator's accounts
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from attrs import frozen
 
@@ -20,6 +20,8 @@ from agentpay_server.store.database import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
+
+T = TypeVar("T")
 
 PROBE_SECONDS: Final = 2.0
 """How long a part may take to answer before it counts as not ready."""
@@ -66,12 +68,14 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._schedule.lag_seconds()
-        database, chain = await asyncio.gather(
-            _is_answered(context.database.read(store.answers)), _is_answered(context.chain.block_height())
+        stopped, height = await asyncio.gather(
+            _answer(context.database.read(store.stopped_accounts)), _answer(context.chain.block_height())
         )
         is_ready = {
-            "database": database,
-            "chain": chain,
+            "database": stopped is not None,
+            "chain": height is not None,
+            # A transaction landed that nodes had told could not: an operator has to look.
+            "stopped_accounts": not stopped,
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
         missing = [part for part, ready in is_ready.items() if not ready]
@@ -96,10 +100,10 @@ class Operations:
         return Answer(200, text, exposition.CONTENT_TYPE)
 
 
-async def _is_answered(question: Awaitable[Any]) -> bool:
+async def _answer(question: Awaitable[T]) -> T | None:
+    """Return the answer to a question; None when none comes in time."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            await question
+            return await question
     except (TimeoutError, DatabaseUnavailableError, ChainUnavailableError):
-        return False
-    return True
+        return None

@@ -128,6 +128,10 @@ class Ages:
         self._since.pop(signature, None)
 
 
+async def _none_earlier(_: str) -> None:
+    """Look at nothing, where what has expired has provably expired."""
+
+
 class Settlement:
     """Drives subjects to their end, one driver each in this process."""
 
@@ -137,6 +141,22 @@ class Settlement:
         self._drivers: dict[str, asyncio.Task[Any]] = {}
         self._under_way: set[str] = set()
         self._ages = Ages()
+        self._look_at_earlier: Callable[[str], Awaitable[None]] = _none_earlier
+
+    def watch_earlier(self, look: Callable[[str], Awaitable[None]]) -> None:
+        """Have the expired transactions of a subject looked at before its newest one ends without landing.
+
+        Args:
+            look: given a subject, books those of its earlier transactions that have landed after all. What is
+                booked for the newest one then changes nothing that a landing has changed.
+        """
+        self._look_at_earlier = look
+
+    def stop_driving(self, subject: str) -> None:
+        """Leave a subject alone that has come to its end in another way; who waits for it reads it again."""
+        driver = self._drivers.pop(subject, None)
+        if driver is not None:
+            driver.cancel()
 
     @property
     def driven(self) -> Collection[str]:
@@ -179,7 +199,7 @@ class Settlement:
             try:
                 is_sent, end = await self._first_look(signed, steps.operation, deadline)
                 if isinstance(end, Landed | Failure):
-                    result = await self._booked(signed, steps, end)
+                    result = await self._booked(subject, signed, steps, end)
                     self._under_way.discard(signed.signature)
                     self._ages.forget(signed.signature)
                     return result
@@ -205,7 +225,7 @@ class Settlement:
         running = self._drivers.get(subject)
         # One that is done is there for a turn of the loop yet, and may have driven the subject's step before.
         if running is None or running.done():
-            running = self._tasks.start(self._to_its_end(signed, steps))
+            running = self._tasks.start(self._to_its_end(subject, signed, steps))
             self._drivers[subject] = running
             running.add_done_callback(lambda driver: self._ended(subject, driver))
         # A subject has one kind of steps, whoever asks first.
@@ -218,13 +238,13 @@ class Settlement:
             # What it drove is stored, and is taken up again.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject)
 
-    async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T]) -> T:
+    async def _to_its_end(self, subject: str, signed: SignedTransaction, steps: Steps[T]) -> T:
         """Drive a stored transaction, and those that are signed in its place, until there is an end."""
         pause, is_new = 0.0, False
         while True:
             self._under_way.add(signed.signature)
             try:
-                following = await self._once(signed, steps, is_new=is_new)
+                following = await self._once(subject, signed, steps, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - whatever it is, it decides nothing about the money
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
             else:
@@ -241,23 +261,28 @@ class Settlement:
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
     async def _once(
-        self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> SignedTransaction | Ended[T]:
         """Bring one transaction to its end, and return what follows: itself, to look at it again."""
         outcome = await self.outcome(signed, steps.sent, operation=steps.operation, is_new=is_new)
         if isinstance(outcome, Expired):
             try:
+                await self._look_at_earlier(subject)
                 return await steps.expired(signed)
             except ChainUnavailableError:
                 # What was proved is proved again before another is signed.
                 return signed
-        return Ended(await self._booked(signed, steps, outcome))
+        return Ended(await self._booked(subject, signed, steps, outcome))
 
-    async def _booked(self, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure) -> T:
+    async def _booked(
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure
+    ) -> T:
         """Book an end, and return what the steps return for it."""
         if isinstance(end, Landed):
             result = await steps.landed(signed, end)
         else:
+            # It may have failed because an earlier one has landed.
+            await self._look_at_earlier(subject)
             result = await steps.failed(signed, end)
         fault_point(steps.operation, Step.BOOKED)
         return result

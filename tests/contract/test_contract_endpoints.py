@@ -82,6 +82,7 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
     "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
+    "console.accounts.allow_signing": lambda c: c.console.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
     "console.approvals.list": lambda c: list(c.console.approvals()),
     "console.approvals.approve": lambda c: c.console.approve("txn_a"),

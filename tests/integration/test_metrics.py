@@ -47,6 +47,7 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
         "agentpay_settlement_seconds",
         "agentpay_delivery_lag_seconds",
         "agentpay_queue_depth",
+        "agentpay_stopped_accounts",
     }
 
 

@@ -27,7 +27,7 @@ from solders.transaction_status import InstructionErrorCustom, TransactionErrorI
 
 from agentpay_server.chain import machine as machines
 from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM, USDC_MINTS
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
@@ -91,13 +91,18 @@ class Cluster:
         self.usdc_mint = USDC_MINTS["devnet" if genesis_hash == DEVNET else "mainnet-beta"]
         self.slot_seconds = slot_seconds
         self.delays: deque[float] = deque()
-        """In how many seconds the next payments land after their first send; those beyond land in a slot."""
+        """In how many seconds the next transfers, steps of sessions and records of policies land.
+
+        It counts from their first send; those beyond land after a slot.
+        """
         self.landed: dict[str, Landed] = {}
         self.sent: Counter[str] = Counter()
         """How often each signature was handed over."""
         self.valid_until: dict[str, int] = {}
         """The last height at which each signature that was handed over can land."""
         self.calls: Counter[str] = Counter()
+        self.grace_blocks = 0
+        """For how many blocks a blockhash lives beyond what the cluster promises."""
         self.is_down = False
         self.lacks: set[int] = set()
         """Slots whose blocks no node has any more."""
@@ -151,7 +156,8 @@ class Cluster:
         self.sent[signature] += 1
         if self.sent[signature] == 1:
             found = _SUBJECT.search(raw)
-            delay = self.delays.popleft() if found and self.delays else self.slot_seconds
+            is_record = TOKEN_2022_PROGRAM in transaction.message.account_keys
+            delay = self.delays.popleft() if (found or is_record) and self.delays else self.slot_seconds
             if delay < NEVER:
                 subject = found[0].decode() if found else ""
                 asyncio.get_running_loop().call_later(delay, self.land, transaction, subject)
@@ -161,7 +167,9 @@ class Cluster:
         """Execute a transaction in the newest block, unless it has landed or its blockhash has expired."""
         signature, slot = str(transaction.signatures[0]), self.slot()
         valid_until = self.last_valid_height(transaction)
-        if signature in self.landed or valid_until is None or self.height(slot) > valid_until:
+        if signature in self.landed or valid_until is None:
+            return
+        if self.height(slot) > valid_until + self.grace_blocks:
             return
         touched = [str(key) for key in machines.writable_accounts(transaction)]
         before = {address: machines.account_at(self._machine, address) for address in touched}

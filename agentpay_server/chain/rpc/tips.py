@@ -23,7 +23,6 @@ from agentpay_server.chain.rpc.heights import (
 )
 from agentpay_server.chain.rpc.recent import Recent
 from agentpay_server.chain.rpc.replies import Epoch
-from agentpay_server.logs import log
 
 _TRIES: Final = 3
 _DEFAULT_BLOCK_SECONDS: Final = 0.4
@@ -111,15 +110,12 @@ class Tips:
             recent.close()
 
     async def _read(self) -> Reading:
-        for tries_left in reversed(range(_TRIES)):
+        tries_left = _TRIES
+        while True:
             told = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
+            tries_left -= 1
             now = asyncio.get_running_loop().time()
-            if self._heights.is_plausible(told.block_height, now) and self._slots.is_plausible(
-                told.slot, now
-            ):
-                break
-            self._doubt("getEpochInfo", told.block_height, self._heights.expected(now))
-            if not tries_left:
+            if self._is_plausible(told, now) or not tries_left:
                 break
         self._heights.note(told.block_height, now)
         self._slots.note(told.slot, now)
@@ -129,6 +125,13 @@ class Tips:
             slot=self._slots.believed(told.slot, now),
         )
         return Reading(told=told, believed=believed)
+
+    def _is_plausible(self, told: Epoch, now: float) -> bool:
+        for line, value in ((self._heights, told.block_height), (self._slots, told.slot)):
+            if not line.is_plausible(value, now):
+                self._doubt("getEpochInfo", value, line.expected(now))
+                return False
+        return True
 
     async def _fetch_blockhash(self) -> Blockhash:
         """Return a blockhash that is new, as far as can be told: one is not signed under that is not.
@@ -165,4 +168,4 @@ class Tips:
         now = asyncio.get_running_loop().time()
         if now >= self._doubted_at + _QUIET_SECONDS:
             self._doubted_at = now
-            log(logger, logging.WARNING, "endpoint.doubted", method=method, told=told, expected=expected)
+            logger.warning("%s told %d, which does not fit %s: it is not believed", method, told, expected)

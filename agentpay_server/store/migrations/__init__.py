@@ -13,7 +13,7 @@ from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest step."""
 
 _VERSION: Final = text("SELECT version_num FROM alembic_version")
