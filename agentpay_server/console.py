@@ -6,6 +6,7 @@ import attrs
 
 from agentpay.contract import json_text
 from agentpay.contract.accounts import Account, AccountStatus
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.clock import from_us
@@ -29,9 +30,10 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.spending import remaining
 from agentpay_server.runtime import Runtime
+from agentpay_server.services import audit
 from agentpay_server.services.policies import own_account, stored_policy
+from agentpay_server.store import accounts, policy_records, sessions, spends
 from agentpay_server.store import audit as audit_store
-from agentpay_server.store import policy_records, sessions, spends
 from agentpay_server.store.audit import AuditRecord
 from agentpay_server.store.connection import Connection
 
@@ -80,6 +82,29 @@ class Console:
         shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
         return AccountDetail(**(shown | detail))
 
+    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Let an account spend again for which nothing is signed, and return it.
+
+        Raises:
+            Problem: `not_found`, or `chain_unavailable`: the balance cannot be shown, and it may spend all
+                the same.
+        """
+        await self._runtime.context.database.run(self._allow_signing, principal, account_id)
+        return await self.account(principal, account_id)
+
+    def _allow_signing(self, connection: Connection, principal: Principal, account_id: str) -> None:
+        record = own_account(connection, principal, account_id, lock=True)
+        if record.stopped_us is not None and accounts.allow_signing(connection, account_id):
+            audit.record(
+                connection,
+                principal,
+                action="console.accounts.allow_signing",
+                subject=account_id,
+                now_us=self._runtime.context.clock.now_us(),
+                before={"signing_stopped_at": format_timestamp(from_us(record.stopped_us))},
+                after={"signing_stopped_at": None},
+            )
+
     async def list_audit(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
         """Return a page of what was changed by whom."""
         listing = List("audit", principal.operator_id)
@@ -116,6 +141,7 @@ class Console:
             # The wire has milliseconds: rounded up, so that it is never told too early.
             "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+            "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
         }
 
 

@@ -40,6 +40,7 @@ from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
 from agentpay_server.services.http_faults import HttpFaults
 from agentpay_server.services.keys import FirstOperator, Keys
+from agentpay_server.services.late_landings import LateLandings
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.services.posting import HttpPoster
@@ -63,7 +64,7 @@ from agentpay_server.store.database import Database, StartRefusedError
 from agentpay_server.store.ledger import DatabaseLedger
 from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers.approvals import ApprovalWorker
-from agentpay_server.workers.confirmations import ConfirmationWorker
+from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandingWorker
 from agentpay_server.workers.deliveries import DeliveryWorker
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
@@ -305,7 +306,7 @@ async def _started(
         TreasuryWorker(treasury, clock=clock),
     ]
     if rpc is not None:
-        workers.append(ConfirmationWorker(Confirmations(context, settlement), clock=clock))
+        workers += _watches(context, settlement)
     note_time = partial(identity.note_clock, database)
     schedule = Schedule(clock, workers, wakeup, note_time, poster.is_posting)
     http_faults = HttpFaults()
@@ -350,6 +351,16 @@ async def _started(
         context.tasks.start_loop(schedule.run())
     snapshots.mark_start()
     return runtime
+
+
+def _watches(context: Context, settlement: Settlement) -> list[Worker]:
+    """Return what looks again at what was booked by what a cluster had told."""
+    late_landings = LateLandings(context, settlement)
+    settlement.watch_earlier(late_landings.look_at)
+    return [
+        ConfirmationWorker(Confirmations(context, settlement), clock=context.clock),
+        LateLandingWorker(late_landings, clock=context.clock),
+    ]
 
 
 def _with_world(parts: list[Part], storage: Storage, chain: EmbeddedChain | RpcChain) -> list[Part] | None:

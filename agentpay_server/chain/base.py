@@ -21,6 +21,13 @@ class ChainUnavailableError(Exception):
     """The chain did not answer, or its answer was lost. Whether a send arrived is unknown."""
 
 
+class DoubtfulNodeError(ChainUnavailableError):
+    """A node does not know a signature, and cannot be relied on: it lags, or tells wrongly where it stands.
+
+    It proves nothing. To send the same bytes again does no harm.
+    """
+
+
 class FailureReason(StrEnum):
     """Why a transaction that reached the chain moved nothing, as far as the service tells reasons apart."""
 
@@ -142,6 +149,15 @@ class Chain(Protocol):
         """How long after a send it is hardly worth asking what became of it; 0 where it executes at once."""
         ...
 
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """How long a transaction may land after it was signed, by the pace of the chain's blocks.
+
+        No expiry is believed sooner, whatever heights are told. Infinite while the pace is not known; 0 where
+        a height is no claim but the truth.
+        """
+        ...
+
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up (D34)."""
         ...
@@ -155,7 +171,11 @@ class Chain(Protocol):
         ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None when the chain has not seen it (yet)."""
+        """Return what became of a transaction; None when the chain has not seen it (yet).
+
+        Raises:
+            DoubtfulNodeError: a node does not know it that may not have seen all that landed.
+        """
         ...
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:

@@ -156,6 +156,11 @@ class EmbeddedChain:
         """Nothing: a send executes at once."""
         return 0.0
 
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """Nothing: its height is the truth."""
+        return 0.0
+
     def explorer_url(self, signature: str) -> str:
         """Return the page that the explorer would have, were this chain served at the usual local address."""
         return explorer_url(signature, _LOCAL_RPC_URL)

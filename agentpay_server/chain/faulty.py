@@ -113,6 +113,11 @@ class FaultyChain:
         """How long after a send it is hardly worth asking what became of it."""
         return self.inner.landing_seconds
 
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """How long a transaction may land after it was signed."""
+        return self.inner.blockhash_life_seconds
+
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up."""
         return self.inner.explorer_url(signature)

@@ -115,6 +115,8 @@ class AccountDetail(Account):
         next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the
             millisecond at or after that moment; None while nothing is spent.
         next_release_usdc: USDC that falls out then; None while nothing is spent.
+        signing_stopped_at: since when nothing is signed for the account, because one of its transactions
+            landed after it was believed expired, UTC; None while it may spend.
     """
 
     metadata: dict[str, Any] | None
@@ -125,6 +127,7 @@ class AccountDetail(Account):
     remaining_usdc: UsdcString | None
     next_release_at: datetime | None
     next_release_usdc: UsdcString | None
+    signing_stopped_at: datetime | None
 
 
 @frozen(kw_only=True)
@@ -205,6 +208,16 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with metadata, policy record and what is spent of its limits.",
 )
+ALLOW_SIGNING: Final = Endpoint(
+    name="console.accounts.allow_signing",
+    method="POST",
+    path="/console/accounts/{account_id}/allow-signing",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: AccountDetail},
+    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
+    summary="Let an account spend again that was stopped, once its history was compared with the chain.",
+)
 LIST_AUDIT: Final = Endpoint(
     name="console.audit.list",
     method="GET",
@@ -221,6 +234,7 @@ CONSOLE_ENDPOINTS: Final = (
     LIST_AGENT_KEYS,
     REVOKE_AGENT_KEY,
     GET_ACCOUNT_DETAIL,
+    ALLOW_SIGNING,
     LIST_AUDIT,
 )
 """Every operation of the console."""

@@ -87,6 +87,17 @@ def chain_unavailable() -> Problem:
     )
 
 
+def signing_stopped(account_id: str) -> Problem:
+    """A 503 of an account whose books an operator has to look at; nothing was done."""
+    return Problem(
+        ErrorCode.CHAIN_UNAVAILABLE,
+        f"Nothing is signed for {account_id}, and nothing was done: one of its transactions landed after the "
+        "chain had told that it could not. An operator compares its history with the chain, then allows it "
+        f"again with POST /console/accounts/{account_id}/allow-signing.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
 def service_unavailable() -> Problem:
     """A 503 of a database that did not answer: what was under way may be stored or not."""
     return Problem(

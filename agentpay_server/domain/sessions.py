@@ -3,12 +3,14 @@
     (none) ── policy allows ──────────────────────────────► opening
     opening ── the escrow's funding is final on chain ────► open
     opening ── it provably did not and cannot land ───────► failed
+    failed ── its funding landed, against all told ───────► open
     open ── closed by a caller, or by itself ─────────────► closing
     closing ── the settlement is final on chain ──────────► settled
 
-A refusal stores nothing. `failed` and `settled` are final. Charges are accepted while `open` alone. A
-settlement that cannot be made leaves the session `closing`, with the money in its escrow: it is looked at
-and signed again, after a minute, then after twice as long each time, up to an hour.
+A refusal stores nothing. `failed` and `settled` are final, but for a proof that turns out to have been none.
+Charges are accepted while `open` alone. A settlement that cannot be made leaves the session `closing`, with
+the money in its escrow: it is looked at and signed again, after a minute, then after twice as long each time,
+up to an hour.
 
 What is charged is a number in the database; what is promised is the cap, in an escrow that no other key can
 spend from. The escrow holds the cap exactly, and whatever strangers have sent there.
@@ -60,6 +62,7 @@ TRANSITIONS: Final = frozenset(
         (None, SessionStatus.OPENING),
         (SessionStatus.OPENING, SessionStatus.OPEN),
         (SessionStatus.OPENING, SessionStatus.FAILED),
+        (SessionStatus.FAILED, SessionStatus.OPEN),
         (SessionStatus.OPEN, SessionStatus.CLOSING),
         (SessionStatus.CLOSING, SessionStatus.SETTLED),
     }

@@ -7,10 +7,11 @@
     pending_approval ── refused, rejected or expired ─────► rejected
     submitted ── final on chain ──────────────────────────► settled
     submitted ── provably did not and cannot land ────────► failed
+    failed ── landed, against all that was told ──────────► settled
 
-`settled`, `rejected` and `failed` are final. Money moves in `submitted` alone. A key is held by one transfer
-of an account at a time, until 24 hours after that transfer became final; an unresolved one holds it for as
-long as it takes (D29, D50).
+`settled`, `rejected` and `failed` are final, but for a proof that turns out to have been none. Money moves in
+`submitted` alone. A key is held by one transfer of an account at a time, until 24 hours after that transfer
+became final; an unresolved one holds it for as long as it takes (D29, D50).
 """
 
 from enum import Enum
@@ -35,6 +36,7 @@ TRANSITIONS: Final = frozenset(
         (TransferStatus.PENDING_APPROVAL, TransferStatus.REJECTED),
         (TransferStatus.SUBMITTED, TransferStatus.SETTLED),
         (TransferStatus.SUBMITTED, TransferStatus.FAILED),
+        (TransferStatus.FAILED, TransferStatus.SETTLED),
     }
 )
 """Every change of status that there is."""

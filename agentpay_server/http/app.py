@@ -37,6 +37,7 @@ from agentpay_server.http.exchange import DROP, JSON_TYPE, WHOLE, Call, DroppedE
 from agentpay_server.http.handlers import (
     Handler,
     approval_handlers,
+    console_account_handlers,
     console_handlers,
     key_handlers,
     sandbox_handlers,
@@ -91,6 +92,7 @@ class Application:
             **session_handlers(runtime),
             **console_handlers(runtime),
             **key_handlers(runtime),
+            **console_account_handlers(runtime),
             **approval_handlers(runtime),
             **sandbox_handlers(runtime),
             **snapshot_handlers(runtime),

@@ -84,3 +84,8 @@ class Exposition(Collector):
         depth.add_metric(("deliveries_due",), queue.deliveries_due)
         depth.add_metric(("transfers_submitted",), queue.transfers_submitted)
         yield depth
+        yield GaugeMetricFamily(
+            "agentpay_stopped_accounts",
+            "Accounts for which nothing is signed until an operator has looked at them.",
+            value=queue.stopped_accounts,
+        )

@@ -100,9 +100,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
     console = Console(runtime)
     webhooks, deliveries = runtime.webhooks, runtime.deliveries
 
-    async def get_account(call: Call) -> Reply:
-        return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
-
     async def list_webhooks(call: Call) -> Reply:
         return Reply(status=200, model=await webhooks.list(call.principal, call.query))
 
@@ -128,7 +125,6 @@ def console_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         return Reply(status=200, model=await console.list_audit(call.principal, call.query))
 
     return {
-        "console.accounts.get": get_account,
         "console.audit.list": list_audit,
         "console.webhooks.list": list_webhooks,
         "console.webhooks.delete": delete_webhook,
@@ -171,6 +167,20 @@ def key_handlers(runtime: Runtime) -> Mapping[str, Handler]:
         "console.operator_keys.list": list_operator_keys,
         "console.operator_keys.revoke": revoke_operator_key,
     }
+
+
+def console_account_handlers(runtime: Runtime) -> Mapping[str, Handler]:
+    """Return the handlers of the console that are about one account."""
+    console = Console(runtime)
+
+    async def get_account(call: Call) -> Reply:
+        return Reply(status=200, model=await console.account(call.principal, call.path["account_id"]))
+
+    async def allow_signing(call: Call) -> Reply:
+        account_id = call.path["account_id"]
+        return Reply(status=200, model=await console.allow_signing(call.principal, account_id))
+
+    return {"console.accounts.get": get_account, "console.accounts.allow_signing": allow_signing}
 
 
 def approval_handlers(runtime: Runtime) -> Mapping[str, Handler]:

@@ -69,16 +69,18 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._schedule.lag_seconds()
-        database, chain, funds = await asyncio.gather(
-            _answer(context.database.read(store.answers)),
+        stopped, chain, funds = await asyncio.gather(
+            _answer(context.database.read(store.stopped_accounts)),
             _answer(context.chain.block_height()),
             _answer(self._treasury.look()),
         )
         is_ready = {
-            "database": database is not None,
+            "database": stopped is not None,
             "chain": chain is not None,
             # What it holds is not known while the chain does not answer, which is said already.
             "treasury": funds is None or funds.can_pay,
+            # A transaction landed that nodes had told could not: an operator has to look.
+            "stopped_accounts": not stopped,
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
         missing = [part for part, ready in is_ready.items() if not ready]

@@ -2,9 +2,10 @@
 
 Should a settled transaction vanish with its block, the same bytes are sent again, for as long as they may
 land, but never to a chain that expects them to fail: what they depend on may have vanished too and be on its
-way again, and a failure on chain would be for good. What was booked stays booked: whoever was told that it is
-settled is not told otherwise. That it can never land again would take a cluster that undoes confirmed blocks
-for a minute: then people have to look.
+way again, and a failure on chain would be for good. Until it is final again, what it takes from its account
+is reserved, since it is back in the balance meanwhile. What was booked stays booked: whoever was told that it
+is settled is not told otherwise. That it can never land again would take a cluster that undoes confirmed
+blocks for a minute: then people have to look.
 
 Several servers over one database may watch the same transaction; the same bytes twice are one transaction.
 """
@@ -17,8 +18,10 @@ from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.store import accounts, sessions, transfers
 from agentpay_server.store import confirmed as store
 from agentpay_server.store.confirmed import Watched
+from agentpay_server.store.connection import Connection
 
 _AT_ONCE: Final = 256
 
@@ -49,11 +52,15 @@ class Confirmations:
             end, must_send = await self._settlement.look(watched.signed)
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", watched)
+                if not watched.reserved:
+                    await self._database.run(_reserve, watched)
                 await self._chain.send(watched.signed.raw, even_if_failing=False)
         except ChainUnavailableError:
             return False
         if end is None:
             return False
+        if watched.reserved:
+            await self._database.run(_release, watched)
         if isinstance(end, Landed):
             return end.is_irreversible
         self._report(logging.ERROR, "transaction.undone", watched)
@@ -62,3 +69,31 @@ class Confirmations:
     @staticmethod
     def _report(level: int, event: str, watched: Watched) -> None:
         log(logger, level, event, tx_signature=watched.signed.signature, subject=watched.subject)
+
+
+def _reserve(connection: Connection, watched: Watched) -> None:
+    """Count what a transaction takes from its account as in flight, until it has landed again."""
+    found = _taken(connection, watched)
+    if found is not None:
+        account_id, amount = found
+        if store.set_reserved(connection, watched, amount):
+            accounts.reserve_again(connection, account_id, amount)
+
+
+def _release(connection: Connection, watched: Watched) -> None:
+    """Count it as in flight no longer: it has landed again, or provably never will."""
+    found = _taken(connection, watched)
+    if found is not None and store.clear_reserved(connection, watched):
+        accounts.release(connection, found[0], watched.reserved)
+
+
+def _taken(connection: Connection, watched: Watched) -> tuple[str, int] | None:
+    """Return from whose balance a transaction takes how much; None where it takes nothing."""
+    transfer = transfers.transfer(connection, watched.subject)
+    if transfer is not None:
+        return transfer.account_id, transfer.amount
+    session = sessions.session(connection, watched.subject)
+    # A settlement takes it from the escrow.
+    if session is not None and session.tx_signature == watched.signed.signature:
+        return session.account_id, session.cap
+    return None

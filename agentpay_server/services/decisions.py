@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from attrs import frozen
 
 from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.domain.problems import chain_unavailable
+from agentpay_server.domain.problems import chain_unavailable, signing_stopped
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.deposits import Deposits
@@ -85,6 +85,8 @@ class Decisions:
         """
         source, sight, is_last_look = parties.source, None, False
         if not source.paused:
+            if source.stopped_us is not None:
+                raise signing_stopped(source.account_id)
             is_last_look = asyncio.get_running_loop().time() >= deadline
             try:
                 # What can be read is booked before it is spent: the alarm of a low balance goes by the books.

@@ -79,7 +79,8 @@ class Outbox:
 
     def write(self) -> None:
         """Store what was added."""
-        events.insert_events(self._connection, self._events)
+        if self._events:
+            events.insert_events(self._connection, self._events)
         if self._deliveries:
             deliveries.insert_deliveries(self._connection, self._deliveries)
 

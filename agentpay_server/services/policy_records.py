@@ -20,9 +20,11 @@ from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.services.tasks import all_ended
 from agentpay_server.store import accounts as account_store
+from agentpay_server.store import expired as expired_store
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.expired import Kind
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
@@ -118,9 +120,10 @@ class PolicyRecords:
             is_more = await database.run(self._book, account_id, signed, version)
             fault_point(Operation.POLICY_RECORD, Step.BOOKED)
             return is_more
-        await database.run(store.clear_signed, account_id, signed.signature)
         if isinstance(outcome, Failure):
+            await database.run(store.clear_signed, account_id, signed.signature)
             raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
+        await database.run(self._expire, account_id, signed, version)
         return True
 
     async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
@@ -158,6 +161,21 @@ class PolicyRecords:
             due_us=None if is_newest else self._context.clock.now_us(),
         )
         return not is_newest
+
+    def _expire(
+        self, connection: Connection, account_id: str, signed: SignedTransaction, version: int
+    ) -> None:
+        """Store that a write never lands, so that another may be signed; it is watched all the same."""
+        if store.clear_signed(connection, account_id, signed.signature):
+            expired_store.watch(
+                connection,
+                signed,
+                kind=Kind.POLICY_RECORD,
+                subject_id=account_id,
+                account_id=account_id,
+                now_us=self._context.clock.now_us(),
+                detail=version,
+            )
 
     def _postpone(self, connection: Connection, account_id: str) -> None:
         account_store.account(connection, account_id, lock=True)

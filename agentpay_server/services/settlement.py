@@ -5,7 +5,8 @@ The rules, each for a reason (the chain may lose requests, lose replies, lag or 
 1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
 2. A status that is missing counts as proof that a transaction can never land only if it was read after the
    block height had passed the transaction's last valid one, from a chain that knows all blocks that could
-   hold it: nodes forget after some days, and miss what happens while they are down.
+   hold it: nodes forget after some days, and miss what happens while they are down. And no sooner than 150
+   blocks can have passed since it was signed, by this server's own clock: heights are claims of nodes.
 3. An error of the chain decides nothing. The loop asks again.
 
 Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
@@ -23,6 +24,7 @@ from attrs import frozen
 from agentpay_server.chain.base import (
     BLOCKHASH_LIFE_BLOCKS,
     ChainUnavailableError,
+    DoubtfulNodeError,
     Failure,
     SignedTransaction,
 )
@@ -35,6 +37,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
+_MOST_AGES: Final = 100_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -84,7 +87,11 @@ class Steps(Protocol, Generic[T_co]):
         ...
 
     async def expired(self, signed: SignedTransaction) -> "SignedTransaction | Ended[T_co]":
-        """Store a newly signed transaction and return it, or book that there will be none."""
+        """Store a newly signed transaction and return it, or book that there will be none.
+
+        Raises:
+            ChainUnavailableError: neither was done; the transaction is to be looked at again.
+        """
         ...
 
 
@@ -95,6 +102,36 @@ class Ended(Generic[T_co]):
     result: T_co
 
 
+class Ages:
+    """Since when this process has known transactions, by a clock that nobody sets.
+
+    Each was signed before that: whatever it is too young for, it may be too young for by that clock alone.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def note(self, signature: str) -> None:
+        """Know a transaction from now on, unless it is known."""
+        if signature not in self._since and len(self._since) >= _MOST_AGES:
+            # It grows old anew, should it still be of interest.
+            del self._since[next(iter(self._since))]
+        self._since.setdefault(signature, asyncio.get_running_loop().time())
+
+    def seconds(self, signature: str) -> float:
+        """Return how long a transaction has been known; from now on if it was not."""
+        self.note(signature)
+        return asyncio.get_running_loop().time() - self._since[signature]
+
+    def forget(self, signature: str) -> None:
+        """Know a transaction no more."""
+        self._since.pop(signature, None)
+
+
+async def _none_earlier(_: str) -> None:
+    """Look at nothing, where what has expired has provably expired."""
+
+
 class Settlement:
     """Drives subjects to their end, one driver each in this process."""
 
@@ -103,6 +140,23 @@ class Settlement:
         self._tasks = context.tasks
         self._drivers: dict[str, asyncio.Task[Any]] = {}
         self._under_way: set[str] = set()
+        self._ages = Ages()
+        self._look_at_earlier: Callable[[str], Awaitable[None]] = _none_earlier
+
+    def watch_earlier(self, look: Callable[[str], Awaitable[None]]) -> None:
+        """Have the expired transactions of a subject looked at before its newest one ends without landing.
+
+        Args:
+            look: given a subject, books those of its earlier transactions that have landed after all. What is
+                booked for the newest one then changes nothing that a landing has changed.
+        """
+        self._look_at_earlier = look
+
+    def stop_driving(self, subject: str) -> None:
+        """Leave a subject alone that has come to its end in another way; who waits for it reads it again."""
+        driver = self._drivers.pop(subject, None)
+        if driver is not None:
+            driver.cancel()
 
     @property
     def driven(self) -> Collection[str]:
@@ -111,7 +165,12 @@ class Settlement:
 
     def capture(self) -> Callable[[], None]:
         """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
-        return self._under_way.clear
+
+        def restore() -> None:
+            self._under_way.clear()
+            self._ages = Ages()
+
+        return restore
 
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
@@ -133,14 +192,16 @@ class Settlement:
                 without asking first whether it is there already.
             deadline: until when to wait, in the event loop's time.
         """
+        self._ages.note(signed.signature)
         if is_new and subject not in self._drivers:
             self._under_way.add(signed.signature)
             # Most often one look is enough, and nobody has to be started for the rest.
             try:
                 is_sent, end = await self._first_look(signed, steps.operation, deadline)
                 if isinstance(end, Landed | Failure):
-                    result = await self._booked(signed, steps, end)
+                    result = await self._booked(subject, signed, steps, end)
                     self._under_way.discard(signed.signature)
+                    self._ages.forget(signed.signature)
                     return result
                 if is_sent:
                     await steps.sent()
@@ -164,7 +225,7 @@ class Settlement:
         running = self._drivers.get(subject)
         # One that is done is there for a turn of the loop yet, and may have driven the subject's step before.
         if running is None or running.done():
-            running = self._tasks.start(self._to_its_end(signed, steps))
+            running = self._tasks.start(self._to_its_end(subject, signed, steps))
             self._drivers[subject] = running
             running.add_done_callback(lambda driver: self._ended(subject, driver))
         # A subject has one kind of steps, whoever asks first.
@@ -177,38 +238,51 @@ class Settlement:
             # What it drove is stored, and is taken up again.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject)
 
-    async def _to_its_end(self, signed: SignedTransaction, steps: Steps[T]) -> T:
+    async def _to_its_end(self, subject: str, signed: SignedTransaction, steps: Steps[T]) -> T:
         """Drive a stored transaction, and those that are signed in its place, until there is an end."""
         pause, is_new = 0.0, False
         while True:
             self._under_way.add(signed.signature)
             try:
-                following = await self._once(signed, steps, is_new=is_new)
+                following = await self._once(subject, signed, steps, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - whatever it is, it decides nothing about the money
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
             else:
                 self._under_way.discard(signed.signature)
                 if isinstance(following, Ended):
+                    self._ages.forget(signed.signature)
                     return following.result
-                signed, is_new = following, True
+                is_new = following.signature != signed.signature
+                if is_new:
+                    self._ages.forget(signed.signature)
+                signed = following
             # Once in a while a transaction expires. One after the other means that the chain takes none.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
     async def _once(
-        self, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], *, is_new: bool
     ) -> SignedTransaction | Ended[T]:
-        """Bring one transaction to its end, and return what follows."""
+        """Bring one transaction to its end, and return what follows: itself, to look at it again."""
         outcome = await self.outcome(signed, steps.sent, operation=steps.operation, is_new=is_new)
         if isinstance(outcome, Expired):
-            return await self._patiently(steps.expired, signed)
-        return Ended(await self._booked(signed, steps, outcome))
+            try:
+                await self._look_at_earlier(subject)
+                return await steps.expired(signed)
+            except ChainUnavailableError:
+                # What was proved is proved again before another is signed.
+                return signed
+        return Ended(await self._booked(subject, signed, steps, outcome))
 
-    async def _booked(self, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure) -> T:
+    async def _booked(
+        self, subject: str, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure
+    ) -> T:
         """Book an end, and return what the steps return for it."""
         if isinstance(end, Landed):
             result = await steps.landed(signed, end)
         else:
+            # It may have failed because an earlier one has landed.
+            await self._look_at_earlier(subject)
             result = await steps.failed(signed, end)
         fault_point(steps.operation, Step.BOOKED)
         return result
@@ -236,6 +310,7 @@ class Settlement:
         Raises:
             ChainUnavailableError: the end was not known within `patience_seconds`; it may still land.
         """
+        self._ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         pause = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
         is_sent = False
@@ -247,6 +322,8 @@ class Settlement:
                     is_sent = True
                 end, must_send = await self._look(signed, operation)
                 if end is not None and not (irreversibly and end == Landed(is_irreversible=False)):
+                    if not isinstance(end, Expired):
+                        self._ages.forget(signed.signature)
                     return end
             except ChainUnavailableError:
                 # A reply was lost, or a request: the next look tells.
@@ -298,10 +375,17 @@ class Settlement:
         Raises:
             ChainUnavailableError: nothing is known.
         """
+        try:
+            return await self._seen(signed)
+        except DoubtfulNodeError:
+            # Nothing is proved, and nothing keeps the bytes from being sent again.
+            return None, True
+
+    async def _seen(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
         chain = self._chain
         status = await chain.signature_status(signed.signature)
         if status is None:
-            if await chain.block_height() <= signed.last_valid_block_height:
+            if not await self._may_have_expired(signed):
                 return None, True
             # Read once more, now that the height is known: it may have landed in the last block it could.
             status = await chain.signature_status(signed.signature)
@@ -318,16 +402,9 @@ class Settlement:
             return status.failure, False
         return Landed(is_irreversible=status.is_irreversible), False
 
-    async def _patiently(
-        self,
-        step: Callable[[SignedTransaction], Awaitable[SignedTransaction | Ended[T]]],
-        signed: SignedTransaction,
-    ) -> SignedTransaction | Ended[T]:
-        """Take a step that needs the chain, as often as it takes for the chain to answer."""
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await step(signed)
-            except ChainUnavailableError:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+    async def _may_have_expired(self, signed: SignedTransaction) -> bool:
+        """Return whether heights say that a transaction can land no more, and time allows it."""
+        # In this order: the pace is learned from heights.
+        has_passed = await self._chain.block_height() > signed.last_valid_block_height
+        age_seconds = self._ages.seconds(signed.signature)
+        return has_passed and age_seconds >= self._chain.blockhash_life_seconds

@@ -3,7 +3,7 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import BigInteger, bindparam, case, insert, or_, select, update
+from sqlalchemy import BigInteger, bindparam, case, insert, null, or_, select, update
 
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.store.connection import Connection
@@ -35,6 +35,8 @@ class AccountRecord:
     in_flight_total: int
     session_reserved: int
     created_us: int
+    alarm_balance: int
+    stopped_us: int | None
 
 
 KEY_INDEX: Final = "key_index"
@@ -122,6 +124,14 @@ _SETTLE_CAP: Final = (
     )
     .returning(accounts.c.spent_total, accounts.c.last_spend_us)
 )
+_RESERVE_AGAIN: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(
+        in_flight=accounts.c.in_flight + bindparam("amount"),
+        in_flight_total=accounts.c.in_flight_total + bindparam("amount"),
+    )
+)
 _RELEASE: Final = (
     update(accounts)
     .where(accounts.c.account_id == bindparam("of_account"))
@@ -135,6 +145,16 @@ _DEBIT: Final = (
         balance=accounts.c.balance - bindparam("amount"),
     )
     .returning(accounts.c.balance)
+)
+_STOP: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"), accounts.c.stopped_us.is_(None))
+    .values(stopped_us=bindparam("now_us"))
+)
+_ALLOW_SIGNING: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"), accounts.c.stopped_us.is_not(None))
+    .values(stopped_us=null())
 )
 _SET_DEPOSIT_CURSOR: Final = (
     update(accounts)
@@ -229,6 +249,11 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
     )
 
 
+def reserve_again(connection: Connection, account_id: str, amount: int) -> None:
+    """Count an amount as in flight that was spent before, because it may be back in the balance."""
+    connection.execute(_RESERVE_AGAIN, {"of_account": account_id, "amount": amount})
+
+
 def release(connection: Connection, account_id: str, amount: int) -> None:
     """Count an amount as no longer in flight, because it provably never leaves the balance."""
     connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
@@ -273,6 +298,16 @@ def debit(connection: Connection, account_id: str, amount: int) -> int:
 def credit(connection: Connection, account_id: str, amount: int) -> str:
     """Count an amount as received, and return whose account it is."""
     return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
+
+
+def stop(connection: Connection, account_id: str, now_us: int) -> bool:
+    """Store that nothing is to be signed for an account until it is allowed again; False if it was before."""
+    return connection.execute(_STOP, {"of_account": account_id, "now_us": now_us}).rowcount == 1
+
+
+def allow_signing(connection: Connection, account_id: str) -> bool:
+    """Store that an account may spend again; False if it may already."""
+    return connection.execute(_ALLOW_SIGNING, {"of_account": account_id}).rowcount == 1
 
 
 def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:

@@ -3,13 +3,13 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Integer, bindparam, func, literal_column, select
+from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import deliveries, transfers
+from agentpay_server.store.tables import accounts, deliveries, transfers
 
-_ANYTHING: Final = select(literal_column("1", Integer))
+_STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))
 _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
     deliveries.c.due_us <= bindparam("now_us")
 )
@@ -27,16 +27,18 @@ class Queue:
         deliveries_due: deliveries whose time has come.
         oldest_due_us: since when the first of them waits; None when there is none.
         transfers_submitted: transfers whose transaction is under way.
+        stopped_accounts: accounts for which nothing is signed until an operator has looked at them.
     """
 
     deliveries_due: int
     oldest_due_us: int | None
     transfers_submitted: int
+    stopped_accounts: int
 
 
-def answers(connection: Connection) -> bool:
-    """Return whether the database answers: it does, or this raises."""
-    return bool(connection.execute(_ANYTHING).scalar_one())
+def stopped_accounts(connection: Connection) -> int:
+    """Return for how many accounts nothing is signed; that it answers at all says that the database does."""
+    return int(connection.execute(_STOPPED).scalar_one())
 
 
 def queue(connection: Connection, now_us: int) -> Queue:
@@ -47,4 +49,5 @@ def queue(connection: Connection, now_us: int) -> Queue:
         deliveries_due=int(due[0]),
         oldest_due_us=None if due[1] is None else int(due[1]),
         transfers_submitted=int(connection.execute(_SUBMITTED).scalar_one()),
+        stopped_accounts=stopped_accounts(connection),
     )

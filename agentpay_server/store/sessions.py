@@ -15,10 +15,7 @@ from agentpay_server.store import held_keys
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
-from agentpay_server.store.tables import (
-    expired_transactions,
-    sessions,
-)
+from agentpay_server.store.tables import confirmed_transactions, sessions
 
 
 @frozen
@@ -81,7 +78,6 @@ class SessionRecord:
 
 
 _INSERT: Final = insert(sessions)
-_INSERT_EXPIRED: Final = insert(expired_transactions)
 _IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
 IS_OPEN: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPEN}'")
 IS_CLOSING: Final = sessions.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
@@ -116,6 +112,19 @@ _SET_FAILED: Final = (
         tx_last_valid_block_height=null(),
         key_expires_us=bindparam("key_expires_us"),
         leased_until_us=null(),
+    )
+)
+_REOPEN: Final = (
+    update(sessions)
+    .where(OF_SESSION, sessions.c.status == SessionStatus.FAILED.value)
+    .values(
+        status=SessionStatus.OPEN.value,
+        error=null(),
+        message=null(),
+        tx_signature=bindparam("tx_signature"),
+        opened_us=bindparam("opened_us"),
+        closes_us=bindparam("closes_us"),
+        key_expires_us=null(),
     )
 )
 _SIGN_OPENING: Final = (
@@ -156,6 +165,12 @@ _UNSETTLED: Final = select(func.count()).where(
         literal_column(f"'{status}'")
         for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
     ),
+)
+# Of sessions whose opening was undone, and is sent again.
+_VANISHED_CAPS: Final = (
+    select(func.coalesce(func.sum(confirmed_transactions.c.reserved), 0))
+    .join(sessions, sessions.c.session_id == confirmed_transactions.c.subject)
+    .where(confirmed_transactions.c.reserved > 0, sessions.c.account_id == bindparam("account_id"))
 )
 _ABANDONED: Final = (
     select(sessions)
@@ -233,6 +248,19 @@ def set_failed(
     return connection.execute(_SET_FAILED, values).rowcount == 1
 
 
+def reopen(
+    connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int
+) -> bool:
+    """Make a failed session an open one, because its escrow has been funded after all."""
+    values = {
+        "of_session": session_id,
+        "tx_signature": tx_signature,
+        "opened_us": opened_us,
+        "closes_us": closes_us,
+    }
+    return connection.execute(_REOPEN, values).rowcount == 1
+
+
 # --- Transactions under way
 
 
@@ -240,19 +268,6 @@ def sign_opening(connection: Connection, session_id: str, signed: SignedTransact
     """Put a new transaction in the place of an opening session's one."""
     values = {**transaction_of(session_id, signed), "tx_signature": signed.signature}
     connection.execute(_SIGN_OPENING, values)
-
-
-def insert_expired(connection: Connection, session_id: str, expired: SignedTransaction, now_us: int) -> None:
-    """Keep a note of a transaction that provably never lands and is signed again."""
-    connection.execute(
-        _INSERT_EXPIRED,
-        {
-            "signature": expired.signature,
-            "subject_id": session_id,
-            "last_valid_block_height": expired.last_valid_block_height,
-            "expired_us": now_us,
-        },
-    )
 
 
 def transaction_of(session_id: str, signed: SignedTransaction) -> dict[str, object]:
@@ -299,8 +314,10 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
     They are the amounts of its transfers in flight, and the caps of its sessions that are not settled.
     """
     # What is in flight of sessions is a part of what they reserve: it counts once.
-    opening_caps = int(connection.execute(_OPENING_CAPS, {"account_id": account.account_id}).scalar_one())
-    return account.in_flight - opening_caps + account.session_reserved
+    values = {"account_id": account.account_id}
+    opening_caps = int(connection.execute(_OPENING_CAPS, values).scalar_one())
+    vanished_caps = int(connection.execute(_VANISHED_CAPS, values).scalar_one())
+    return account.in_flight - opening_caps - vanished_caps + account.session_reserved
 
 
 def unsettled(connection: Connection, account_id: str) -> int:

@@ -11,7 +11,7 @@ from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store import held_keys
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
-from agentpay_server.store.tables import accounts, expired_transactions, transfers
+from agentpay_server.store.tables import accounts, transfers
 
 
 @frozen
@@ -63,7 +63,6 @@ class TransferRecord:
 
 
 _INSERT: Final = insert(transfers)
-_INSERT_EXPIRED: Final = insert(expired_transactions)
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
 _IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
@@ -104,6 +103,21 @@ _FINISH: Final = (
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
         leased_until_us=0,
+    )
+)
+_SETTLE_FAILED: Final = (
+    update(transfers)
+    .where(
+        transfers.c.transfer_id == bindparam("of_transfer"),
+        transfers.c.status == TransferStatus.FAILED.value,
+    )
+    .values(
+        status=TransferStatus.SETTLED.value,
+        error=null(),
+        message=null(),
+        tx_signature=bindparam("tx_signature"),
+        settled_us=bindparam("settled_us"),
+        key_expires_us=bindparam("key_expires_us"),
     )
 )
 _DECIDE: Final = (
@@ -210,24 +224,8 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     return None if row is None else TransferRecord(*row)
 
 
-def sign_again(
-    connection: Connection,
-    transfer_id: str,
-    *,
-    expired: SignedTransaction,
-    signed: SignedTransaction,
-    now_us: int,
-) -> None:
-    """Put a new transaction in the place of one that provably never lands, and keep a note of that one."""
-    connection.execute(
-        _INSERT_EXPIRED,
-        {
-            "signature": expired.signature,
-            "subject_id": transfer_id,
-            "last_valid_block_height": expired.last_valid_block_height,
-            "expired_us": now_us,
-        },
-    )
+def sign_again(connection: Connection, transfer_id: str, signed: SignedTransaction) -> None:
+    """Put a new transaction in the place of one that is believed never to land."""
     connection.execute(
         _SIGN_AGAIN,
         {
@@ -262,6 +260,17 @@ def finish(connection: Connection, end: TransferRecord) -> bool:
         "key_expires_us": end.key_expires_us,
     }
     return connection.execute(_FINISH, values).rowcount == 1
+
+
+def settle_failed(connection: Connection, end: TransferRecord) -> bool:
+    """Make a failed transfer the settled one that `end` describes; False if it is not failed."""
+    values = {
+        "of_transfer": end.transfer_id,
+        "tx_signature": end.tx_signature,
+        "settled_us": end.settled_us,
+        "key_expires_us": end.key_expires_us,
+    }
+    return connection.execute(_SETTLE_FAILED, values).rowcount == 1
 
 
 def decide(connection: Connection, decided: TransferRecord) -> bool:

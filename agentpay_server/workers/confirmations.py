@@ -1,24 +1,34 @@
-"""When settled transactions are looked at that may yet vanish: every few seconds, in real time."""
+"""When what is booked is looked at again on chain: every few seconds, in real time.
 
-from typing import Final
+What is settled may yet vanish; what is believed expired may yet land.
+"""
+
+from typing import Final, Protocol
 
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
-from agentpay_server.services.confirmations import Confirmations
 
 LOOK_EVERY_US: Final = 4 * SECOND_US
 """A few times while a cluster takes to finalize; bytes that have vanished may land again for a minute."""
 
 
-class ConfirmationWorker:
-    """Has settled transactions watched until they are irreversible.
+class Watch(Protocol):
+    """Looks at all that is watched."""
+
+    async def look(self) -> None:
+        """Look at all of it once."""
+        ...
+
+
+class _WatchWorker:
+    """Has transactions looked at for as long as there is anything to find out about them.
 
     Args:
-        confirmations: watches them.
+        watch: looks at them.
         clock: tells when.
     """
 
-    def __init__(self, confirmations: Confirmations, *, clock: Clock) -> None:
-        self._confirmations = confirmations
+    def __init__(self, watch: Watch, *, clock: Clock) -> None:
+        self._watch = watch
         self._clock = clock
         self._next_look_us = 0
 
@@ -32,7 +42,15 @@ class ConfirmationWorker:
         if real_now_us() < self._next_look_us:
             return False
         try:
-            await self._confirmations.look()
+            await self._watch.look()
         finally:
             self._next_look_us = real_now_us() + LOOK_EVERY_US
         return True
+
+
+class ConfirmationWorker(_WatchWorker):
+    """Has settled transactions watched until they are irreversible."""
+
+
+class LateLandingWorker(_WatchWorker):
+    """Has expired transactions watched until the history of the chain rules out that they have landed."""

@@ -87,6 +87,7 @@ BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "console.operator_keys.list": lambda c: list(c.console.operator_keys()),
     "console.operator_keys.revoke": lambda c: c.console.revoke_operator_key("key_a"),
     "console.accounts.get": lambda c: c.console.account("acct_a"),
+    "console.accounts.allow_signing": lambda c: c.console.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit()),
     "console.approvals.list": lambda c: list(c.console.approvals()),
     "console.approvals.approve": lambda c: c.console.approve("txn_a"),

@@ -13,7 +13,7 @@ ACCOUNT_FIELDS = {
 }
 DETAIL_FIELDS = {
     *("metadata", "policy_version", "policy_record", "spent_usdc", "reserved_usdc", "remaining_usdc"),
-    *("next_release_at", "next_release_usdc"),
+    *("next_release_at", "next_release_usdc", "signing_stopped_at"),
 }
 
 
@@ -43,6 +43,7 @@ def test_a_new_account_in_full(http: httpx.Client):
         "remaining_usdc": None,
         "next_release_at": None,
         "next_release_usdc": None,
+        "signing_stopped_at": None,
     }
 
 

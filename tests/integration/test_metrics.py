@@ -48,6 +48,7 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
         "agentpay_delivery_lag_seconds",
         "agentpay_queue_depth",
         "agentpay_treasury_sol",
+        "agentpay_stopped_accounts",
     }
 
 

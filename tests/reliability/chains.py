@@ -206,6 +206,10 @@ class FaultyChain:
     def landing_seconds(self) -> float:
         return self.inner.landing_seconds
 
+    @property
+    def blockhash_life_seconds(self) -> float:
+        return self.inner.blockhash_life_seconds
+
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 

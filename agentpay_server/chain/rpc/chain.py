@@ -6,7 +6,8 @@ Rules, each for a reason:
    block height: behind one URL there may be many nodes, and one that lags has not seen what has landed.
 2. Heights, blockhashes and statuses are asked for once for all who want them at about the same time. A height
    may be a moment old, which errs on the safe side; a status is never older than the call that asks for it.
-3. Every half a minute, and after each outage, the node says again which cluster it serves. From another one
+3. Heights, slots and last valid heights are claims, and judged before they are used (`tips.py`).
+4. Every half a minute, and after each outage, the node says again which cluster it serves. From another one
    nothing is believed.
 
 How a call fails is `client.py`'s, what an answer must look like is `replies.py`'s.
@@ -40,12 +41,12 @@ from agentpay_server.chain.rpc.history import read_deposit
 from agentpay_server.chain.rpc.notices import Notices
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
 from agentpay_server.chain.rpc.recent import Recent
-from agentpay_server.chain.rpc.replies import ChainAccount, Epoch, Simulation, Status, malformed
+from agentpay_server.chain.rpc.replies import ChainAccount, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.chain.signing import shape_of, transaction_of
 from agentpay_server.chain.token_accounts import read_token_account
 
-_HEIGHT_SECONDS: Final = 0.4  # A slot: the height does not change faster.
 _IDENTITY_SECONDS: Final = 30.0
 _RENT_SECONDS: Final = 600.0
 _MAX_ACCOUNTS: Final = 100
@@ -54,7 +55,6 @@ _MAX_HISTORY_LINES: Final = 1_000
 _DEPOSIT_BATCH: Final = 100
 # A stranger's transaction may have any version, and what is read of it, balances by account, is in all alike.
 _ANY_VERSION: Final = 255
-_BLOCKS_IN_SNAPSHOTS: Final = 250  # 300 it is, less some for a reading of the height that is a moment old.
 _MAX_DETAIL: Final = 500
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
@@ -73,10 +73,8 @@ class RpcChain:
         self._client = client
         self._settings = settings
         self._cluster = cluster
-        self._known_slot = 0
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
-        self._epoch = Recent(self._fetch_epoch, _HEIGHT_SECONDS)
-        self._blockhash = Recent(self._fetch_blockhash, settings.blockhash_seconds)
+        self._tips = Tips(self._call, settings.blockhash_seconds)
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
@@ -100,8 +98,14 @@ class RpcChain:
 
     @property
     def landing_seconds(self) -> float:
-        """How long after a send it is hardly worth asking what became of it: about two slots."""
-        return self._settings.landing_seconds
+        """How long after a send it is hardly worth asking what became of it."""
+        seconds = self._settings.landing_seconds
+        return self._tips.block_seconds if seconds is None else seconds
+
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """How long a transaction may land after it was signed, by the pace that the cluster has shown."""
+        return self._tips.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
         """Where a person can look a transaction up (D34)."""
@@ -109,12 +113,12 @@ class RpcChain:
 
     async def latest_blockhash(self) -> Blockhash:
         """Return a blockhash for a new transaction, confirmed, at most `blockhash_seconds` old."""
-        blockhash, budget = await self._blockhash.get(), self._budgets.current()
+        blockhash, budget = await self._tips.blockhash(), self._budgets.current()
         return blockhash if budget is None else evolve(blockhash, compute_budget=budget)
 
     async def block_height(self) -> int:
         """Return the height of a recent block that cannot be undone."""
-        return (await self._epoch.get()).block_height
+        return (await self._tips.tip()).block_height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when the chain has not seen it (yet).
@@ -126,8 +130,7 @@ class RpcChain:
             return None
         slot, status = await self._statuses.answer(signature)
         if status is None:
-            if slot < self._known_slot:
-                raise ChainUnavailableError("a node that lags behind does not know a signature")
+            self._tips.check_stands_at_tip(slot)
             return None
         is_irreversible = status.commitment == "finalized"
         # A failure that vanished with its block could yet be a success.
@@ -145,13 +148,11 @@ class RpcChain:
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
         if await blocks.read_height(self._call, first_slot) > first_height:
             return False
-        tip = await self._epoch.get()
-        # The newest signatures are in the snapshot that a node begins with.
-        is_recent = tip.block_height - first_height < _BLOCKS_IN_SNAPSHOTS
-        # Emulators of a cluster, for which there are no snapshots, count empty blocks in another way.
-        if is_recent or self.is_test_chain:
+        # Emulators of a cluster, which have no history to lose, count empty blocks in another way.
+        if self.is_test_chain:
             return True
-        return await blocks.has_all_blocks(self._call, tip, first_height, last_height)
+        # However new they are: blocks that a node has are behind it, whatever height it tells.
+        return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         """Wait until it may be worth asking for the status again: until a notice, or for `seconds`."""
@@ -242,7 +243,8 @@ class RpcChain:
         self._statuses.close()
         self._account_reads.close()
         self._budgets.close()
-        recents: list[Recent[Any]] = [self._identity, self._epoch, self._blockhash, *self._rents.values()]
+        self._tips.close()
+        recents: list[Recent[Any]] = [self._identity, *self._rents.values()]
         for recent in recents:
             recent.close()
         await self._notices.close()
@@ -267,15 +269,6 @@ class RpcChain:
             raise ChainUnavailableError(
                 f"the endpoint now serves the cluster {genesis_hash}, not {self.genesis_hash}"
             )
-
-    async def _fetch_epoch(self) -> Epoch:
-        epoch = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
-        self._known_slot = max(self._known_slot, epoch.slot)
-        return epoch
-
-    async def _fetch_blockhash(self) -> Blockhash:
-        value, height = replies.read_blockhash(await self._call("getLatestBlockhash", _CONFIRMED))
-        return Blockhash(value=value, last_valid_block_height=height)
 
     async def _fetch_prices(self) -> list[int]:
         return replies.read_prices(await self._call("getRecentPrioritizationFees"))

@@ -16,11 +16,14 @@ class Recent(Generic[T]):
     Args:
         fetch: asks for the value.
         max_age_seconds: how long after it was asked for it may be used.
+
+    Attributes:
+        max_age_seconds: the same; it may be changed at any time.
     """
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], max_age_seconds: float) -> None:
         self._fetch = fetch
-        self._max_age_seconds = max_age_seconds
+        self.max_age_seconds = max_age_seconds
         self._task: asyncio.Task[T] | None = None
         self._forgotten: asyncio.Task[T] | None = None
         self._asked_at = -math.inf
@@ -32,7 +35,7 @@ class Recent(Generic[T]):
             await asyncio.wait({self._forgotten})
         task = self._task
         now = asyncio.get_running_loop().time()
-        if task is None or (task.done() and (_failed(task) or now >= self._asked_at + self._max_age_seconds)):
+        if task is None or (task.done() and (_failed(task) or now >= self._asked_at + self.max_age_seconds)):
             task = self._task = asyncio.ensure_future(_awaited(self._fetch))
             task.add_done_callback(_failed)
             self._asked_at = now

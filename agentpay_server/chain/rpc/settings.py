@@ -45,9 +45,10 @@ class RpcSettings:
         usdc_mint: the mint to use on a cluster without Circle's USDC; None for the address it has on mainnet.
         timeout_seconds: how long any call may take, its wait for a connection included.
         max_connections: connections to the endpoint at most.
-        blockhash_seconds: how long a blockhash is used for new transactions; it is valid for about a minute.
+        blockhash_seconds: how long a blockhash is used for new transactions; None for the time of five
+            blocks, at the pace that the cluster shows.
         landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
-            for no earlier, unless the websocket says so.
+            for no earlier, unless the websocket says so. None for the time of a block.
         status_interval_seconds: pause between two questions about all waiting transactions together.
         compute_unit_limit: compute units that a transaction may use at most. The default is some three times
             what the largest of ours used; those that were simulated may use half as much again as that told.
@@ -69,10 +70,10 @@ class RpcSettings:
     usdc_mint: str | None = None
     timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
     max_connections: int = field(default=32, validator=validators.ge(1))
-    blockhash_seconds: float = field(
-        default=2.0, validator=validators.and_(validators.ge(0), validators.le(20))
+    blockhash_seconds: float | None = field(
+        default=None, validator=validators.optional(validators.and_(validators.ge(0), validators.le(20)))
     )
-    landing_seconds: float = field(default=0.4, validator=validators.ge(0))
+    landing_seconds: float | None = field(default=None, validator=validators.optional(validators.ge(0)))
     status_interval_seconds: float = field(default=0.05, validator=validators.ge(0))
     compute_unit_limit: int = field(
         default=60_000, validator=validators.and_(validators.ge(1), validators.le(MOST_COMPUTE_UNITS))

@@ -127,6 +127,25 @@ class Console(Resource):
         detail: AccountDetail = self._call(request, UNSET, UNSET)
         return detail
 
+    def allow_signing(self, account_id: str) -> AccountDetail:
+        """Let an account spend again for which nothing is signed, because a transaction landed too late.
+
+        Compare its history with the chain before: the log and the audit trail name the transactions. An account
+        that may spend already stays as it is.
+
+        Args:
+            account_id: the account, `acct_…`.
+
+        Returns:
+            The account, whose `signing_stopped_at` is None.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
+        detail: AccountDetail = self._call(request, UNSET, UNSET)
+        return detail
+
     def approvals(
         self, *, limit: int | None = None, cursor: str | None = None
     ) -> Page[PendingTransfer]:

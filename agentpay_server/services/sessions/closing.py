@@ -53,10 +53,12 @@ from agentpay_server.services.settlement import (
 )
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed
+from agentpay_server.store import expired as expired_store
 from agentpay_server.store import session_settlements as settlements
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.expired import Kind
 from agentpay_server.store.sessions import SessionRecord
 
 # What the look at the chain did not show yet, where the chain refused the first settlement.
@@ -165,9 +167,9 @@ class Closing:
         try:
             account = await self._database.read(_account, session.account_id)
             scene = await look(self._context, session, account)
+            closing, is_ours = await self._database.run(self._sign, session.session_id, scene)
         except ChainUnavailableError:
             return await self._database.read(_current, session.session_id), False
-        closing, is_ours = await self._database.run(self._sign, session.session_id, scene)
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
             report(closing)
@@ -228,6 +230,10 @@ class ClosingSteps:
 
     async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[SessionRecord]:
         """Sign again, whatever the policy says by now."""
+        current = await self._database.read(_current, self._session.session_id)
+        if current.status != SessionStatus.CLOSING:
+            # An earlier settlement has landed after all: there is no escrow to look at.
+            return Ended(current)
         account = await self._database.read(_account, self._session.account_id)
         scene = await look(self._context, self._session, account)
         if scene.blockhash.last_valid_block_height <= signed.last_valid_block_height:
@@ -282,7 +288,15 @@ class ClosingSteps:
             return Ended(session)
         if session.signed.signature != expired.signature:
             return session.signed
-        store.insert_expired(connection, session.session_id, expired, self._context.clock.now_us())
+        expired_store.watch(
+            connection,
+            expired,
+            kind=Kind.SESSION_SETTLE,
+            subject_id=session.session_id,
+            account_id=session.account_id,
+            now_us=self._context.clock.now_us(),
+            detail=session.deposited,
+        )
         found = sign(connection, self._context, session, scene)
         if found is not None:
             _put_off(connection, self._context, session, found)
@@ -291,7 +305,11 @@ class ClosingSteps:
 
 
 def sign(connection: Connection, context: Context, session: SessionRecord, scene: Scene) -> Obstacle | None:
-    """Sign and store the settlement of a closing session, or return what is in its way."""
+    """Sign and store the settlement of a closing session, or return what is in its way.
+
+    Raises:
+        ChainUnavailableError: nothing is signed for the account now.
+    """
     legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
@@ -301,6 +319,8 @@ def sign(connection: Connection, context: Context, session: SessionRecord, scene
     creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
     # Locked where it matters: two closings at once must not both find room.
     account = _account(connection, session.account_id, lock=creates)
+    if account.stopped_us is not None:
+        raise ChainUnavailableError("nothing is signed for the account")
     found = obstacle(session, legs, scene)
     if found is None and creates and not _may_create(connection, account, now_us):
         found = TOO_MANY_CREATED

@@ -25,6 +25,7 @@ from agentpay_server.contract.sessions import OPEN_SESSION, OpenSession, Session
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal
+from agentpay_server.domain.problems import signing_stopped
 from agentpay_server.domain.sessions import (
     KeyHolder,
     Terms,
@@ -44,9 +45,11 @@ from agentpay_server.services.settlement import Ended, Landed
 from agentpay_server.services.sight import Sight
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed, spends
+from agentpay_server.store import expired as expired_store
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.expired import Kind
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.sessions import SessionRecord
 
@@ -96,7 +99,8 @@ class Opening:
         """Decide, as any `SpendUnit`, and return the new session.
 
         Raises:
-            Problem: the policy refuses it, the balance is too low, or the account has too many sessions;
+            Problem: the policy refuses it, the balance is too low, the account has too many sessions, or
+                nothing is signed for it now;
                 nothing is stored.
             Contended: the balance must be read again.
             ConflictError: another session has taken the idempotency key.
@@ -107,6 +111,8 @@ class Opening:
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
             return None
+        if refusal is None and source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
         now_us = self._context.clock.now_us()
         if not store.KEYS.take(connection, self._asked, self._held, now_us):
             return None
@@ -322,6 +328,16 @@ class OpeningSteps:
             return session.signed, False
         source = account_store.account(connection, session.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
+        if source.stopped_us is not None:
+            raise ChainUnavailableError("nothing is signed for the account")
+        expired_store.watch(
+            connection,
+            expired,
+            kind=Kind.SESSION_OPEN,
+            subject_id=session.session_id,
+            account_id=session.account_id,
+            now_us=self._context.clock.now_us(),
+        )
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             message = f"{refusal.message} The transaction had expired without landing; nothing was moved."
@@ -335,7 +351,6 @@ class OpeningSteps:
             cap_micro=session.cap,
             rent_exempt_lamports=rent_exempt_lamports,
         )
-        store.insert_expired(connection, session.session_id, expired, self._context.clock.now_us())
         store.sign_opening(connection, session.session_id, signed)
         return signed, False
 

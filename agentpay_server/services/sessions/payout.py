@@ -72,8 +72,11 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
 
     Raises:
         ChainUnavailableError: it did not answer, or does not show the escrow with the whole cap in it: a node
-            that lags, or a settlement that has landed. Neither is settled (again) on such a look.
+            that lags, or a settlement that has landed. Neither is settled (again) on such a look. Or nothing
+            is signed for the account now.
     """
+    if account.stopped_us is not None:
+        raise ChainUnavailableError("nothing is signed for the account")
     chain, owner = context.chain, session.recipient_owner
     fallback = None if owner is None else associated_token_address(owner, chain.usdc_mint)
     addresses = [

@@ -17,6 +17,7 @@ from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.clock import real_now_us
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
+from agentpay_server.domain.problems import signing_stopped
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US, Terms
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
@@ -101,7 +102,11 @@ class Acceptance(ABC):
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
     ) -> TransferRecord | None:
-        """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored."""
+        """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored.
+
+        Raises:
+            Problem: nothing is signed for the account now; nothing is stored.
+        """
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._terms.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
@@ -109,6 +114,8 @@ class Acceptance(ABC):
         refusal = rules.paused_refusal(policy)
         if refusal is None and sight is None:
             return None
+        if refusal is None and source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
         if not self._claim(connection):
             return None
         now_us = self._context.clock.now_us()

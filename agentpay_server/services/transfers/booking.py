@@ -132,7 +132,14 @@ def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
 
 
 def book_settled(
-    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *, is_initiated: bool
+    connection: Connection,
+    context: Context,
+    transfer: TransferRecord,
+    now_us: int,
+    *,
+    is_initiated: bool,
+    is_told: bool = True,
+    is_received: bool = False,
 ) -> None:
     """Write all that a settled transfer changes, on both sides.
 
@@ -142,13 +149,17 @@ def book_settled(
         transfer: as it has ended.
         now_us: when.
         is_initiated: whether `transfer.initiated` is written already.
+        is_told: whether the transfer settles with it, and events tell so.
+        is_received: whether a recipient of this service has it in its books already, as a deposit.
     """
-    balance_micro, recipient_operator = _move(connection, transfer)
-    _enter(connection, context, transfer, recipient_operator, now_us)
+    payee = None if is_received else transfer.recipient_account_id
+    balance_micro, payee_operator = _move(connection, transfer, payee)
+    _enter(connection, context, transfer, now_us, payee=payee, payee_operator=payee_operator)
     outbox = _outbox(connection, context, transfer, now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
-    outbox.add(settled(transfer))
+    if is_told:
+        outbox.add(settled(transfer))
     outbox.add_drop_of_balance(before_micro=balance_micro + transfer.amount, after_micro=balance_micro)
     outbox.write()
 
@@ -173,30 +184,32 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(connection: Connection, transfer: TransferRecord) -> tuple[int, str | None]:
+def _move(connection: Connection, transfer: TransferRecord, payee: str | None) -> tuple[int, str | None]:
     """Change the balances of both sides by the books.
 
     Returns:
-        The balance of the source, in micro-USDC, and the operator of a recipient of this service.
+        The balance of the source, in micro-USDC, and the operator of a payee of this service.
     """
-    recipient, recipient_operator = transfer.recipient_account_id, None
+    payee_operator = None
     # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
-    if recipient is not None and recipient < transfer.account_id:
-        recipient_operator = accounts.credit(connection, recipient, transfer.amount)
+    if payee is not None and payee < transfer.account_id:
+        payee_operator = accounts.credit(connection, payee, transfer.amount)
     balance_micro = accounts.debit(connection, transfer.account_id, transfer.amount)
-    if recipient is not None and recipient > transfer.account_id:
-        recipient_operator = accounts.credit(connection, recipient, transfer.amount)
-    return balance_micro, recipient_operator
+    if payee is not None and payee > transfer.account_id:
+        payee_operator = accounts.credit(connection, payee, transfer.amount)
+    return balance_micro, payee_operator
 
 
 def _enter(
     connection: Connection,
     context: Context,
     transfer: TransferRecord,
-    recipient_operator: str | None,
     now_us: int,
+    *,
+    payee: str | None,
+    payee_operator: str | None,
 ) -> None:
-    """Write the history: an entry for the source, one for a recipient of this service."""
+    """Write the history: an entry for the source, one for a payee of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,
@@ -216,15 +229,15 @@ def _enter(
             "counterparty": transfer.to,
         }
     ]
-    if transfer.recipient_account_id is not None:
+    if payee is not None:
         # What the payer wrote is private to its operator (D32).
-        is_own = recipient_operator == transfer.operator_id
+        is_own = payee_operator == transfer.operator_id
         rows.append(
             {
                 **common,
                 **(words if is_own else {}),
                 "transaction_id": context.identifiers.new(identifiers.ENTRY),
-                "account_id": transfer.recipient_account_id,
+                "account_id": payee,
                 "type": TransactionType.DEPOSIT.value,
                 "direction": Direction.IN.value,
                 "counterparty": transfer.account_id,

@@ -30,8 +30,10 @@ from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed, spends
+from agentpay_server.store import expired as expired_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.connection import Connection
+from agentpay_server.store.expired import Kind
 from agentpay_server.store.transfers import TransferRecord
 
 _FAILURE_CODES: Final = {
@@ -191,6 +193,17 @@ class TransferSteps:
             return Ended(transfer), False
         if transfer.signed.signature != expired.signature:
             return transfer.signed, False
+        if source.stopped_us is not None:
+            raise ChainUnavailableError("nothing is signed for the account")
+        now_us = context.clock.now_us()
+        expired_store.watch(
+            connection,
+            expired,
+            kind=Kind.TRANSFER,
+            subject_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            now_us=now_us,
+        )
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             message = f"{refusal.message} The transaction had expired without landing; nothing was moved."
@@ -209,8 +222,7 @@ class TransferSteps:
                 transfer.transfer_id, transfer.memo, context.settings.onchain_memo.value
             ),
         )
-        now_us = context.clock.now_us()
-        store.sign_again(connection, transfer.transfer_id, expired=expired, signed=signed, now_us=now_us)
+        store.sign_again(connection, transfer.transfer_id, signed)
         return signed, False
 
     def _current(self, connection: Connection) -> TransferRecord:

@@ -110,19 +110,39 @@ confirmed_transactions: Final = Table(
     Column("subject", Text, primary_key=True),
     Column("raw", LargeBinary, nullable=False),
     Column("last_valid_block_height", BigInteger, nullable=False),
+    # What is in flight again of the account that pays, since it has vanished; 0 while it has not.
+    Column("reserved", BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 
 expired_transactions: Final = Table(
     "expired_transactions",
     metadata,
-    # What was proved never to land and was signed again: kept, so that the proof can be doubted afterwards.
+    # What is believed never to land: watched until the history of the chain rules out that it has landed.
     Column("signature", Text, primary_key=True),
-    # The transfer or the session that it was for.
+    # The transfer, the session or, of a policy record, the account that it was for.
     Column("subject_id", Text, nullable=False),
     Column("last_valid_block_height", BigInteger, nullable=False),
     Column("expired_us", BigInteger, nullable=False),
+    # `transfer`, `session_open`, `session_settle` or `policy_record`, and the account that pays; NULL where
+    # it expired before these were stored.
+    Column("kind", Text),
+    Column("account_id", Text),
+    # Of a session's settlement, what it returns beyond the cap; of a policy record, the version that it
+    # holds.
+    Column("detail", BigInteger),
+    # `watched`, then `landed` or `ruled_out`, and when it became so.
+    Column("state", Text, nullable=False, server_default="ruled_out"),
+    Column("ended_us", BigInteger),
     sqlite_with_rowid=False,
+)
+
+Index(
+    "ix_expired_transactions_watched",
+    expired_transactions.c.subject_id,
+    expired_transactions.c.signature,
+    sqlite_where=expired_transactions.c.state == "watched",
+    postgresql_where=expired_transactions.c.state == "watched",
 )
 
 spends: Final = Table(

@@ -81,10 +81,17 @@ async def test_what_a_node_lacks_elsewhere_does_not_matter() -> None:
         assert await public(node_with(chain_of(3_000, 0.0), lacks=lacks)).knows_blocks(FIRST, LAST)
 
 
-async def test_of_the_newest_blocks_every_node_knows_the_signatures() -> None:
-    node = node_with(chain_of(LAST + 90, 0.05), lacks=range(FIRST, LAST))
-    assert await public(node).knows_blocks(FIRST, LAST)
-    assert node.calls["getBlocksWithLimit"] == 0
+@pytest.mark.parametrize("since", [1, 50, 90, 99, 200])
+async def test_of_the_newest_blocks_too_a_node_has_to_have_every_one(since: int) -> None:
+    blocks = chain_of(LAST + since, 0.05)
+    assert await public(node_with(blocks)).knows_blocks(FIRST, LAST - 1)
+    assert not await public(node_with(blocks, lacks=range(FIRST, LAST))).knows_blocks(FIRST, LAST - 1)
+
+
+async def test_a_height_that_runs_ahead_proves_nothing_about_blocks_that_are_not_there_yet() -> None:
+    node = node_with(chain_of(LAST - 50, 0.05))
+    node.slot, node.height = node.slot + 200, node.height + 200
+    assert not await public(node).knows_blocks(FIRST, LAST)
 
 
 async def test_a_cluster_of_ones_own_is_taken_at_its_word() -> None:

@@ -63,7 +63,9 @@ def usdc(micro):
 
 def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
     assert {after for _, after in TRANSITIONS} == set(SessionStatus)
-    assert {before for before, _ in TRANSITIONS} == set(SessionStatus) - FINAL | {None}
+    # But for a proof that has turned out to be none.
+    left = TRANSITIONS - {(SessionStatus.FAILED, SessionStatus.OPEN)}
+    assert {before for before, _ in left} == set(SessionStatus) - FINAL | {None}
 
 
 @pytest.mark.parametrize("before", [None, *SessionStatus])

@@ -1,0 +1,171 @@
+"""Where a cluster stands, as far as its nodes are believed: block heights, slots, and new blockhashes.
+
+Each number that a node tells is judged before it is used (`heights.py`). What does not fit is asked for
+again, since behind one URL there may be many nodes; after some tries it is replaced by what the claims before
+it say, or refused.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay_server.chain.base import Blockhash, ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc.heights import (
+    MOST_UNFINALIZED_BLOCKS,
+    Line,
+    has_plausible_life,
+    life_seconds,
+)
+from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.replies import Epoch
+
+_TRIES: Final = 3
+_DEFAULT_BLOCK_SECONDS: Final = 0.4
+"""How long a block takes, for pauses alone, while the cluster has not shown it. No proof rests on it."""
+
+_BLOCKHASH_BLOCKS: Final = 5
+_QUIET_SECONDS: Final = 1.0
+_CONFIRMED: Final = {"commitment": "confirmed"}
+_FINALIZED: Final = {"commitment": "finalized"}
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+Call = Callable[..., Awaitable[object]]
+
+
+@frozen(kw_only=True)
+class Reading:
+    """What a node told of where it stands, and what is believed of it."""
+
+    told: Epoch
+    believed: Epoch
+
+
+class Tips:
+    """Asks where the cluster stands, once for all who want to know at about the same time.
+
+    Args:
+        call: makes a call of the node, given method and parameters, and returns what it answers.
+        blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
+            blocks.
+    """
+
+    def __init__(self, call: Call, blockhash_seconds: float | None) -> None:
+        self._call = call
+        self._blockhash_seconds = blockhash_seconds
+        self._heights = Line()
+        self._slots = Line()
+        self._doubted_at = -math.inf
+        self._reading = Recent(self._read, _DEFAULT_BLOCK_SECONDS)
+        self._blockhash = Recent(self._fetch_blockhash, 0.0)
+        self._set_ages()
+
+    @property
+    def block_seconds(self) -> float:
+        """How long a block takes, about."""
+        pace = self._heights.per_second
+        return _DEFAULT_BLOCK_SECONDS if pace is None else 1 / pace
+
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """How long a transaction may land after it was signed; infinite while the pace is not known."""
+        pace = self._heights.per_second
+        return math.inf if pace is None else life_seconds(pace)
+
+    async def tip(self) -> Epoch:
+        """Return the newest finalized block that is believed, of a moment ago at most."""
+        return (await self._reading.get()).believed
+
+    async def blockhash(self) -> Blockhash:
+        """Return a blockhash for a new transaction, confirmed, and no older than some blocks.
+
+        Raises:
+            ChainUnavailableError: also when none was told that fits the height.
+        """
+        return await self._blockhash.get()
+
+    def check_stands_at_tip(self, slot: int) -> None:
+        """Raise unless a node at a slot has seen what was finalized when the height was last read.
+
+        Raises:
+            DoubtfulNodeError: it lags behind that, or it cannot be where it says that it is.
+        """
+        now = asyncio.get_running_loop().time()
+        tip, highest = self._slots.newest_believable(now), self._slots.highest(now)
+        if tip is not None and slot < tip:
+            raise DoubtfulNodeError("a node that lags behind does not know a signature")
+        if highest is not None and slot > highest + MOST_UNFINALIZED_BLOCKS:
+            self._doubt("getSignatureStatuses", slot, highest)
+            raise DoubtfulNodeError("a node that tells an impossible slot does not know a signature")
+
+    def close(self) -> None:
+        """Stop asking; who waits is told that the chain is gone."""
+        recents: tuple[Recent[Any], ...] = (self._reading, self._blockhash)
+        for recent in recents:
+            recent.close()
+
+    async def _read(self) -> Reading:
+        tries_left = _TRIES
+        while True:
+            told = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
+            tries_left -= 1
+            now = asyncio.get_running_loop().time()
+            if self._is_plausible(told, now) or not tries_left:
+                break
+        self._heights.note(told.block_height, now)
+        self._slots.note(told.slot, now)
+        self._set_ages()
+        believed = Epoch(
+            block_height=self._heights.believed(told.block_height, now),
+            slot=self._slots.believed(told.slot, now),
+        )
+        return Reading(told=told, believed=believed)
+
+    def _is_plausible(self, told: Epoch, now: float) -> bool:
+        for line, value in ((self._heights, told.block_height), (self._slots, told.slot)):
+            if not line.is_plausible(value, now):
+                self._doubt("getEpochInfo", value, line.expected(now))
+                return False
+        return True
+
+    async def _fetch_blockhash(self) -> Blockhash:
+        """Return a blockhash that is new, as far as can be told: one is not signed under that is not.
+
+        The height is read before it: a node that told both stands 150 blocks below the last valid height at
+        least.
+        """
+        for _ in range(_TRIES):
+            reading = await self._reading.get()
+            value, last_valid_height = replies.read_blockhash(
+                await self._call("getLatestBlockhash", _CONFIRMED)
+            )
+            if self._is_new(last_valid_height, reading.told.block_height):
+                return Blockhash(value=value, last_valid_block_height=last_valid_height)
+            self._doubt("getLatestBlockhash", last_valid_height, reading.told.block_height)
+            # Whichever of the two was wrong.
+            self._reading.forget()
+        raise ChainUnavailableError("the last valid height of the blockhash does not fit the block height")
+
+    def _is_new(self, last_valid_height: int, height: int) -> bool:
+        # A node that tells both wrongly, by as much, is given away by what was told before.
+        lowest = self._heights.lowest(asyncio.get_running_loop().time())
+        return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
+
+    def _set_ages(self) -> None:
+        seconds = self._blockhash_seconds
+        self._reading.max_age_seconds = self.block_seconds
+        self._blockhash.max_age_seconds = (
+            self.block_seconds * _BLOCKHASH_BLOCKS if seconds is None else seconds
+        )
+
+    def _doubt(self, method: str, told: int, expected: int | None) -> None:
+        """Log what is not believed, once a second at most."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._doubted_at + _QUIET_SECONDS:
+            self._doubted_at = now
+            logger.warning("%s told %d, which does not fit %s: it is not believed", method, told, expected)

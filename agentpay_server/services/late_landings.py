@@ -1,0 +1,203 @@
+"""Watching transactions that are believed expired, until the history of the chain rules out that they landed.
+
+An expiry is believed because of numbers that nodes tell. Should they have been wrong in spite of all that is
+done about it, the transaction may land after another was signed in its place, or after its amount was given
+back. Then it is booked and counted against the limit, nothing more is signed for its account, and an operator
+has to look.
+
+Several servers over one database may watch the same transaction: one of them books it.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from attrs import define, frozen
+
+from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server.domain.principals import Principal
+from agentpay_server.logs import log
+from agentpay_server.services import audit
+from agentpay_server.services.context import Context
+from agentpay_server.services.sessions import late as late_sessions
+from agentpay_server.services.settlement import Ages, Settlement
+from agentpay_server.services.transfers import late as late_transfers
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import expired as store
+from agentpay_server.store import policy_records
+from agentpay_server.store.connection import Connection
+from agentpay_server.store.expired import Expired, Kind, State
+
+_AT_ONCE: Final = 256
+_LIVES: Final = 2
+"""For how many lives of a blockhash, in blocks and in time, an expired transaction is watched at least."""
+
+_FIRST_PAUSE_SECONDS: Final = 30.0
+_LONGEST_PAUSE_SECONDS: Final = 3_600.0
+SERVICE_KEY_ID: Final = "service"
+"""What the audit trail names where no key asked for a change."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@frozen
+class _Booked:
+    """What was booked, and the transaction that had been signed in its place, if one had."""
+
+    replacement: str | None
+
+
+@define
+class _Search:
+    """When a history that was not there is asked for again."""
+
+    at: float
+    pause_seconds: float
+
+
+class LateLandings:
+    """Watches expired transactions."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._chain = context.chain
+        self._database = context.database
+        self._settlement = settlement
+        self._ages = Ages()
+        self._searches: dict[str, _Search] = {}
+
+    async def look(self) -> None:
+        """Look at every one of them once."""
+        after = ""
+        while page := await self._database.read(store.watched_after, after, _AT_ONCE):
+            await asyncio.gather(*(self._look_at(expired) for expired in page))
+            after = page[-1].subject_id
+
+    async def look_at(self, subject_id: str) -> None:
+        """Look at those of one subject, whose newest transaction is about to be booked as lost or failed.
+
+        Raises:
+            ChainUnavailableError: what became of one of them is not known now.
+        """
+        for expired in await self._database.read(store.watched_of, subject_id):
+            status = await self._chain.signature_status(expired.signature)
+            if status is not None and status.is_final and status.failure is None:
+                await self._book(expired)
+
+    async def _look_at(self, expired: Expired) -> None:
+        try:
+            status = await self._chain.signature_status(expired.signature)
+            if status is None:
+                if await self._is_ruled_out(expired):
+                    await self._end(expired, State.RULED_OUT)
+                return
+        except ChainUnavailableError:
+            return
+        if status.failure is not None:
+            # It has moved nothing, and never will.
+            await self._end(expired, State.RULED_OUT)
+        elif status.is_final:
+            await self._book(expired)
+            # What took its place must not be sent again.
+            self._settlement.stop_driving(expired.subject_id)
+
+    async def _is_ruled_out(self, expired: Expired) -> bool:
+        """Return whether history says that a transaction never landed, long after it could."""
+        life_seconds = self._chain.blockhash_life_seconds
+        if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
+            return False
+        last = expired.last_valid_block_height
+        if await self._chain.block_height() <= last + _LIVES * BLOCKHASH_LIFE_BLOCKS:
+            return False
+        if await self._chain.signature_status(expired.signature) is not None:
+            return False
+        first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
+        if await self._chain.knows_blocks(first, last + BLOCKHASH_LIFE_BLOCKS):
+            return True
+        self._put_off(expired)
+        return False
+
+    def _is_time(self, expired: Expired) -> bool:
+        search = self._searches.get(expired.signature)
+        return search is None or asyncio.get_running_loop().time() >= search.at
+
+    def _put_off(self, expired: Expired) -> None:
+        """Leave a history alone for a while that this node does not have: to ask for it takes many calls."""
+        before = self._searches.get(expired.signature)
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        if before is not None:
+            pause_seconds = min(before.pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
+        at = asyncio.get_running_loop().time() + pause_seconds
+        self._searches[expired.signature] = _Search(at, pause_seconds)
+
+    async def _end(self, expired: Expired, state: State) -> None:
+        await self._database.run(store.end, expired.signature, state, self._context.clock.now_us())
+        self._forget(expired)
+
+    async def _book(self, expired: Expired) -> None:
+        booked = await self._database.run(self._booked, expired)
+        self._forget(expired)
+        if booked is None:
+            return
+        self._context.wakeup.set()
+        log(
+            logger,
+            logging.ERROR,
+            "transaction.landed_after_expiry",
+            account_id=expired.account_id,
+            subject=expired.subject_id,
+            kind=expired.kind.value,
+            tx_signature=expired.signature,
+            replacement_tx_signature=booked.replacement,
+        )
+
+    def _booked(self, connection: Connection, expired: Expired) -> _Booked | None:
+        """Book a transaction that has landed; None when another server was faster."""
+        now_us = self._context.clock.now_us()
+        if not store.end(connection, expired.signature, State.LANDED, now_us):
+            return None
+        replacement = self._moved(connection, expired, now_us)
+        account = account_store.account(connection, expired.account_id, lock=True)
+        assert account is not None  # noqa: S101 - accounts are never deleted
+        if expired.kind is not Kind.POLICY_RECORD:
+            account_store.stop(connection, expired.account_id, now_us)
+        audit.record(
+            connection,
+            Principal(operator_id=account.operator_id, key_id=SERVICE_KEY_ID),
+            action="transaction.landed_after_expiry",
+            subject=expired.subject_id,
+            now_us=now_us,
+            before={"tx_signature": expired.signature, "state": "expired"},
+            after={
+                "tx_signature": expired.signature,
+                "state": "landed",
+                "kind": expired.kind.value,
+                "account_id": expired.account_id,
+                "replacement_tx_signature": replacement,
+            },
+        )
+        return _Booked(replacement)
+
+    def _moved(self, connection: Connection, expired: Expired, now_us: int) -> str | None:
+        """Book what it has moved, and return the signature of the one that took its place, if one did."""
+        if expired.kind is Kind.TRANSFER:
+            return late_transfers.book(connection, self._context, expired, now_us)
+        if expired.kind is Kind.SESSION_OPEN:
+            return late_sessions.book_opening(connection, self._context, expired, now_us)
+        if expired.kind is Kind.SESSION_SETTLE:
+            return late_sessions.book_settlement(connection, self._context, expired, now_us)
+        record = policy_records.record(connection, expired.account_id)
+        assert record is not None and expired.detail is not None  # noqa: S101, PT018 - it was signed from it
+        # It has written an older policy over a newer one, which is written again.
+        policy_records.set_written(
+            connection,
+            expired.account_id,
+            version=expired.detail,
+            tx_signature=expired.signature,
+            due_us=now_us,
+        )
+        return record.signed_signature or record.tx_signature
+
+    def _forget(self, expired: Expired) -> None:
+        self._ages.forget(expired.signature)
+        self._searches.pop(expired.signature, None)

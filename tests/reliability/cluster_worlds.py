@@ -1,0 +1,127 @@
+"""A whole server on a cluster in memory, on the event loop's own time: `clusters.py` is what it talks to."""
+
+import asyncio
+import types
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import rpc_world
+import stores
+import worlds
+from clusters import Cluster, Node
+from worlds import InterruptedDatabase, Party, World, micro
+
+from agentpay_server import clock
+from agentpay_server.chain import transactions
+from agentpay_server.chain.base import Blockhash
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.rpc import connecting
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.clock import SystemClock
+from agentpay_server.runtime import Runtime, start_runtime
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
+from agentpay_server.store import tables
+
+_START_NS = 1_767_225_600 * 10**9
+
+
+class ClusterWorld(World):
+    """A server, the cluster that it works on, and what a test asks of both."""
+
+    def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
+        super().__init__(runtime, None)  # type: ignore[arg-type]
+        self.cluster = cluster
+
+    def balance(self, party: Party) -> int:
+        return self.cluster.balance(party.token_account)
+
+    async def account(self, amount: str = "0", name: str = "Payer") -> Party:
+        """Make an account, and let somebody send money to it, which is booked before this returns."""
+        party = await super().account(name=name)
+        if micro(amount):
+            await self.mint(party, amount)
+            for _ in range(100):
+                (row,) = await self.rows(tables.accounts, account_id=party.account_id)
+                if row["balance"] == micro(amount):
+                    return party
+                await asyncio.sleep(1)
+            raise AssertionError("the deposit was not booked")
+        return party
+
+    async def mint(self, party: Party, amount: str) -> str:
+        """Let money come to an account from outside, which is booked later, and return the signature."""
+        self._signed += 1
+        cluster, context = self.cluster, self.runtime.context
+        slot = cluster.seen_at({"commitment": "confirmed"})
+        while not cluster.has_block(slot):
+            slot -= 1
+        signed = transactions.mint(
+            context.signer,
+            Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150),
+            usdc_mint=cluster.usdc_mint,
+            token_account=party.token_account,
+            amount_micro=micro(amount),
+            memo=f"mint {self._signed}",
+        )
+        cluster.submit(signed.raw)
+        await asyncio.sleep(2 * cluster.slot_seconds)
+        return signed.signature
+
+    async def settled(self, key: str, source: Party, to: Party, amount: str) -> str:
+        """Send one key until it is answered by more than a 503, and return the transfer_id."""
+        for _ in range(200):
+            answer = await self.transfer(key, source, to, amount)
+            if answer.status != 503:
+                assert (answer.status, answer.body["status"]) == (200, "settled"), answer
+                return str(answer.body["transfer_id"])
+            await asyncio.sleep(1)
+        raise AssertionError(f"no end in sight: {answer}")
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """Let servers reach a cluster, and let their clocks go with the event loop's time."""
+
+    def time_ns() -> int:
+        return _START_NS + int(asyncio.get_running_loop().time() * 1e9)
+
+    monkeypatch.setattr(connecting, "RpcClient", lambda *_, **__: Node(cluster))
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(time_ns=time_ns))
+
+
+def new_cluster(**options: Any) -> Cluster:
+    """Return a cluster for the keys that `serving` gives its servers."""
+    custody = rpc_world.new_custody()
+    return Cluster(
+        treasury=custody.address(TREASURY), mint_authority=custody.address(TEST_MINT_AUTHORITY), **options
+    )
+
+
+@asynccontextmanager
+async def serving(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster | None = None, **rpc: Any
+) -> AsyncIterator[ClusterWorld]:
+    """Serve on a cluster in memory, a new one unless one is given; `rpc` are settings of the cluster."""
+    cluster = cluster or new_cluster()
+    patched(monkeypatch, cluster)
+    settings = Settings(settlement_wait_seconds=20)
+    with worlds._real_time():
+        database = InterruptedDatabase(await stores.new_database(), None)
+    runtime = await start_runtime(
+        clock=SystemClock(),
+        storage=Storage(database=database, ledger=None, settings=settings),
+        rpc=RpcSettings(
+            url="http://cluster.invalid",
+            fee_payer_key=rpc_world.GIVEN[TREASURY],
+            mint_authority_key=rpc_world.GIVEN[TEST_MINT_AUTHORITY],
+            **rpc,
+        ),
+    )
+    world = ClusterWorld(runtime, cluster)
+    try:
+        yield world
+    finally:
+        await world.http.aclose()
+        await runtime.stop(within_seconds=0)

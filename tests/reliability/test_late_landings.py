@@ -1,0 +1,362 @@
+"""What lands after it was believed expired is booked, counted, and stops its account until an operator looks.
+
+All that is done about wrong numbers cannot keep a cluster from breaking its own promise: here blockhashes
+live longer than it says.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import cluster_worlds
+import clusters
+import pytest
+from cluster_worlds import ClusterWorld
+from clusters import NEVER, Cluster
+from worlds import Answer, Party
+
+from agentpay_server.store import tables
+
+pytestmark = pytest.mark.anyio
+
+LATE = 150.0
+"""When the first transaction lands: it was believed expired long before, and is still watched."""
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterWorld]:
+    cluster = cluster_worlds.new_cluster()
+    cluster.grace_blocks = 1_000
+    async with cluster_worlds.serving(monkeypatch, cluster) as running:
+        yield running
+
+
+async def watched(world: ClusterWorld) -> list[tuple[str, str]]:
+    return [(row["kind"], row["state"]) for row in await world.rows(tables.expired_transactions)]
+
+
+async def until_settled(world: ClusterWorld, key: str, source: Party, to: Party, amount: str = "1") -> str:
+    return await world.settled(key, source, to, amount)
+
+
+async def books(world: ClusterWorld, account: Party) -> dict[str, Any]:
+    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    return row
+
+
+async def refused(answer: Answer) -> str:
+    assert (answer.status, answer.error) == (503, "chain_unavailable")
+    assert "transfer_id" not in answer.body
+    assert answer.headers["retry-after"].isdecimal()
+    message: str = answer.body["message"]
+    assert "allow-signing" in message
+    return message
+
+
+async def readiness(world: ClusterWorld) -> tuple[int, dict[str, Any]]:
+    answer = await world.http.get("/readyz")
+    return answer.status_code, answer.json()
+
+
+# --- Transfers
+
+
+async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account(
+    world: ClusterWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, to = await world.account("10"), await world.account()
+    await world.policy(source, max_daily_spend=4)
+    world.cluster.delays.append(LATE)
+    transfer_id = await until_settled(world, "key", source, to)
+    assert await watched(world) == [("transfer", "watched")]
+    assert await readiness(world) == (200, {"status": "ready"})
+    await world.rest()
+    first, second = world.cluster.payments(transfer_id)[::-1]
+    # Both sides have it in their books, and it counts.
+    assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
+    assert (await books(world, source))["balance"] == 8_000_000
+    assert (await books(world, to))["balance"] == 2_000_000
+    assert (await world.detail(source))["remaining_usdc"] == "2.000000"
+    sent = [row for row in await world.entries(source) if row["direction"] == "out"]
+    outs = [(row["tx_signature"], row["transfer_id"]) for row in sent]
+    assert outs == [(second, transfer_id), (first, transfer_id)]
+    ins = [row["tx_signature"] for row in await world.entries(to)]
+    assert ins == [second, first]
+    assert (await world.get_transfer(transfer_id))["tx_signature"] == second
+    # It is said, loudly, with both signatures.
+    (record,) = [each for each in caplog.records if "transaction.landed_after_expiry" in each.getMessage()]
+    assert record.levelno == logging.ERROR
+    assert f"tx_signature={first}" in record.getMessage()
+    assert f"replacement_tx_signature={second}" in record.getMessage()
+    audit = (await world.request("GET", "/console/audit")).body["data"]
+    (entry,) = [each for each in audit if each["action"] == "transaction.landed_after_expiry"]
+    assert (entry["subject"], entry["key_id"]) == (transfer_id, "service")
+    assert (entry["after"]["tx_signature"], entry["after"]["replacement_tx_signature"]) == (first, second)
+    assert await readiness(world) == (503, {"status": "not_ready", "not_ready": ["stopped_accounts"]})
+    assert "agentpay_stopped_accounts 1.0" in (await world.http.get("/metrics")).text
+    # Nothing more is signed for it, whoever asks; what is stored is shown all the same.
+    handed_over = len(world.cluster.sent)
+    await refused(await world.transfer("another", source, to, "1"))
+    await refused(await world.open_session("session", source, to, "1"))
+    assert (await world.transfer("key", source, to, "1")).status == 200
+    assert (await world.transfer("back", to, source, "1")).status == 200
+    assert len(world.cluster.sent) == handed_over + 1
+    assert len(await world.rows(tables.transfers)) == 2
+    # An operator has looked.
+    assert (await world.detail(source))["signing_stopped_at"] is not None
+    for _ in range(2):
+        path = f"/console/accounts/{source.account_id}/allow-signing"
+        answer = await world.request("POST", path)
+        assert (answer.status, answer.body["signing_stopped_at"]) == (200, None)
+    audit = (await world.request("GET", "/console/audit")).body["data"]
+    assert [each["action"] for each in audit].count("console.accounts.allow_signing") == 1
+    assert await readiness(world) == (200, {"status": "ready"})
+    assert (await world.transfer("another", source, to, "2")).status == 200
+    assert (await world.transfer("over", source, to, "1")).error == "policy_violation"
+    assert await watched(world) == [("transfer", "landed")]
+
+
+async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_the_way_settles_with_it(
+    world: ClusterWorld,
+) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.extend([LATE, LATE])
+    transfer_id = await until_settled(world, "key", source, to)
+    shown = await world.get_transfer(transfer_id)
+    assert [shown["tx_signature"]] == world.cluster.payments(transfer_id)
+    assert (await books(world, source))["in_flight"] == 0
+    sends = world.cluster.sent.copy()
+    await world.rest()
+    # The second is never sent again, and is booked as well once it lands.
+    assert world.cluster.sent == sends
+    assert len(world.cluster.payments(transfer_id)) == 2
+    assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
+    assert [state for _, state in await watched(world)] == ["landed", "landed"]
+    assert await world.event_types(transfer_id) == ["transfer.initiated", "transfer.settled"]
+
+
+async def test_a_transfer_that_was_given_up_settles_with_what_lands_and_its_key_pays_no_more(
+    world: ClusterWorld,
+) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.append(LATE)
+    asked = asyncio.ensure_future(world.transfer("key", source, to, "1"))
+    await asyncio.sleep(5)
+    await world.policy(source, paused=True)
+    await asked
+    await world.rest()
+    (transfer,) = await world.rows(tables.transfers)
+    assert (transfer["status"], transfer["error"]) == ("failed", "account_paused")
+    assert (await books(world, source))["in_flight"] == 0
+    await world.rest()
+    (transfer,) = await world.rows(tables.transfers)
+    assert (transfer["status"], transfer["error"], transfer["message"]) == ("settled", None, None)
+    assert [transfer["tx_signature"]] == world.cluster.payments(transfer["transfer_id"])
+    assert (await books(world, source))["balance"] == world.balance(source) == 9_000_000
+    assert (await world.detail(source))["spent_usdc"] == "1.000000"
+    await world.policy(source, paused=False)
+    again = await world.transfer("key", source, to, "1")
+    assert (again.status, again.body["transfer_id"]) == (200, transfer["transfer_id"])
+    assert world.balance(to) == 1_000_000
+    types = await world.event_types(transfer["transfer_id"])
+    assert types == ["transfer.initiated", "transfer.rejected", "transfer.settled"]
+
+
+async def test_a_transfer_whose_second_transaction_fails_because_the_first_has_landed_is_settled(
+    world: ClusterWorld,
+) -> None:
+    source, to = await world.account("1"), await world.account()
+    world.cluster.delays.extend([LATE, LATE - 70])
+    transfer_id = await until_settled(world, "key", source, to)
+    await world.rest()
+    assert len(world.cluster.payments(transfer_id)) == 1
+    assert (await world.get_transfer(transfer_id))["status"] == "settled"
+    assert (world.balance(source), world.balance(to)) == (0, 1_000_000)
+    assert (await books(world, source))["balance"] == 0
+
+
+async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(world: ClusterWorld) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.append(LATE)
+    transfer_id = await until_settled(world, "key", source, to)
+    (expired,) = await world.rows(tables.expired_transactions)
+    # For a while no node tells what became of it, and the history of the recipient is read meanwhile.
+    await asyncio.sleep(LATE - 90)
+    world.cluster.tell("getSignatureStatuses", unknown, seconds=50)
+    await asyncio.sleep(45)
+    first = expired["signature"]
+    assert [row["tx_signature"] for row in await world.entries(to)][-1] == first
+    assert await watched(world) == [("transfer", "watched")]
+    await asyncio.sleep(20)
+    assert await watched(world) == [("transfer", "landed")]
+    assert len(world.cluster.payments(transfer_id)) == 2
+    assert (await books(world, to))["balance"] == world.balance(to) == 2_000_000
+    assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
+    assert len(await world.entries(to)) == 2
+
+
+def unknown(reply: Any, _: Cluster) -> Any:
+    """Know no signature."""
+    return {**reply, "value": [None for _ in reply["value"]]}
+
+
+# --- Sessions
+
+
+async def opened(world: ClusterWorld, source: Party, to: Party) -> str:
+    for _ in range(200):
+        answer = await world.open_session("key", source, to, "5")
+        if answer.status != 503:
+            assert (answer.status, answer.body["status"]) == (201, "open"), answer
+            return str(answer.body["session_id"])
+        await asyncio.sleep(1)
+    raise AssertionError(answer)
+
+
+async def closed(world: ClusterWorld, session_id: str) -> dict[str, Any]:
+    for _ in range(400):
+        answer = await world.close_session(session_id)
+        if answer.status != 503:
+            assert (answer.status, answer.body["status"]) == (200, "settled"), answer
+            return answer.body
+        await asyncio.sleep(1)
+    raise AssertionError(answer)
+
+
+async def allow_signing(world: ClusterWorld, account: Party) -> None:
+    answer = await world.request("POST", f"/console/accounts/{account.account_id}/allow-signing")
+    assert answer.status == 200, answer
+
+
+async def test_a_session_opens_with_the_funding_that_has_landed(world: ClusterWorld) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.extend([LATE, LATE - 70])
+    session_id = await opened(world, source, to)
+    (first,) = world.cluster.payments(session_id)
+    assert (await world.get_session(session_id))["tx_signature"] == first
+    assert (world.balance(source), (await books(world, source))["balance"]) == (5_000_000, 5_000_000)
+    assert (await world.charge("charge", session_id, "2")).status == 200
+    # Its settlement is not signed before an operator has looked.
+    answer = await world.close_session(session_id)
+    assert (answer.status, answer.error, answer.body["status"]) == (503, "chain_unavailable", "closing")
+    assert len(world.cluster.payments(session_id)) == 1
+    await allow_signing(world, source)
+    await closed(world, session_id)
+    assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
+    assert (await books(world, source))["session_reserved"] == 0
+
+
+async def test_a_session_that_was_given_up_gives_the_cap_back_that_was_funded_after_all(
+    world: ClusterWorld,
+) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.append(LATE)
+    asked = asyncio.ensure_future(world.open_session("key", source, to, "5"))
+    await asyncio.sleep(5)
+    await world.policy(source, paused=True)
+    await asked
+    await world.rest()
+    (session,) = await world.rows(tables.sessions)
+    assert session["status"] == "failed"
+    await world.rest()
+    assert (world.balance(source), (await books(world, source))["balance"]) == (5_000_000, 5_000_000)
+    assert (await books(world, source))["session_reserved"] == 5_000_000
+    await allow_signing(world, source)
+    await world.rest()
+    (session,) = await world.rows(tables.sessions)
+    assert session["status"] == "settled"
+    assert (world.balance(source), world.balance(to)) == (10_000_000, 0)
+    account = await books(world, source)
+    assert (account["balance"], account["session_reserved"], account["in_flight"]) == (10_000_000, 0, 0)
+
+
+async def test_a_session_is_settled_by_the_settlement_that_has_landed(world: ClusterWorld) -> None:
+    source, to = await world.account("10"), await world.account()
+    session_id = await opened(world, source, to)
+    assert (await world.charge("charge", session_id, "2")).status == 200
+    world.cluster.delays.extend([LATE, LATE - 70])
+    shown = await closed(world, session_id)
+    assert shown["settlement_tx_signature"] == world.cluster.payments(session_id)[-1]
+    assert len(world.cluster.payments(session_id)) == 2
+    assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
+    account = await books(world, source)
+    assert (account["balance"], account["session_reserved"]) == (8_000_000, 0)
+    assert account["stopped_us"] is not None
+
+
+# --- Records of policies
+
+
+async def test_an_older_record_that_is_written_over_a_newer_one_is_written_again(world: ClusterWorld) -> None:
+    source = await world.account("10")
+    await world.policy(source, max_single_transfer=1)
+    await world.rest()
+    world.cluster.delays.append(LATE)
+    await world.policy(source, max_single_transfer=2)
+    await asyncio.sleep(5)
+    await world.policy(source, max_single_transfer=3)
+    for _ in range(3):
+        await world.rest()
+    (record,) = await world.rows(tables.policy_records)
+    (account,) = await world.rows(tables.accounts)
+    assert (record["written_version"], record["due_us"]) == (account["policy_version"], None)
+    writes = [
+        signature
+        for signature, landed in world.cluster.landed.items()
+        if record["address"] in landed.before and landed.error is None
+    ]
+    # The first, the third, the second after it, and the third once more.
+    assert len(writes) == 4
+    assert record["tx_signature"] == writes[-1]
+    assert await watched(world) == [("policy_record", "landed")]
+    # No money has moved.
+    assert account["stopped_us"] is None
+
+
+# --- What is watched, and for how long
+
+
+@pytest.mark.parametrize("genesis_hash", [clusters.OWN, clusters.DEVNET], ids=["own", "devnet"])
+async def test_what_the_history_rules_out_is_watched_no_longer(
+    monkeypatch: pytest.MonkeyPatch, genesis_hash: str
+) -> None:
+    cluster = cluster_worlds.new_cluster(genesis_hash=genesis_hash)
+    async with cluster_worlds.serving(monkeypatch, cluster) as world:
+        source, to = await world.account("10"), await world.account()
+        cluster.delays.append(NEVER)
+        await until_settled(world, "key", source, to)
+        (row,) = await world.rows(tables.expired_transactions)
+        assert (row["state"], row["ended_us"]) == ("watched", None)
+        # Longer than twice as long as a blockhash lives.
+        await world.rest()
+        assert await watched(world) == [("transfer", "watched")]
+        await world.rest()
+        (row,) = await world.rows(tables.expired_transactions)
+        assert (row["state"], row["account_id"]) == ("ruled_out", source.account_id)
+        assert row["ended_us"] > row["expired_us"]
+        calls = cluster.calls["getSignatureStatuses"]
+        await world.rest()
+        assert cluster.calls["getSignatureStatuses"] == calls
+        assert await readiness(world) == (200, {"status": "ready"})
+
+
+async def test_what_no_history_rules_out_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET)
+    cluster.grace_blocks = 10_000
+    async with cluster_worlds.serving(monkeypatch, cluster) as world:
+        source, to = await world.account("10"), await world.account()
+        cluster.delays.append(760.0)
+        transfer_id = await until_settled(world, "key", source, to)
+        # Blocks are gone that could hold it.
+        cluster.lacks = {cluster.slot() - 150, cluster.slot() - 151}
+        before = cluster.calls["getBlocksWithLimit"]
+        for _ in range(5):
+            await world.rest()
+        assert await watched(world) == [("transfer", "watched")]
+        assert 0 < cluster.calls["getBlocksWithLimit"] - before < 60
+        for _ in range(2):
+            await world.rest()
+        assert await watched(world) == [("transfer", "landed")]
+        assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
+        assert len(cluster.payments(transfer_id)) == 2

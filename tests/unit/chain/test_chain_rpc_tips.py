@@ -1,0 +1,212 @@
+"""Where a node says that it stands is judged before anything is signed, or believed lost, by it."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
+from virtual_time import VirtualTimeLoop
+
+from agentpay_server.chain.base import ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.rpc.chain import RpcChain
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+class Cluster:
+    """A node of a cluster with two blocks and a half each second, read for a while, and then asked more."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.node = FakeNode()
+        self.chain = rpc_chain(self.node, **settings)
+        self._healthy = dict(self.node.answers)
+
+    async def pass_time(self, seconds: float, *, reading: bool = True) -> None:
+        for _ in range(round(seconds)):
+            await asyncio.sleep(1)
+            now = asyncio.get_running_loop().time()
+            self.node.slot, self.node.height = 1_000 + int(now * 2.5), 800 + int(now * 2.5)
+            if reading:
+                await self.chain.block_height()
+
+    def tell_once(self, method: str, *changes: tuple[tuple[str, ...], int]) -> None:
+        """Let the next answer to a method have numbers that are too high by some."""
+
+        def told(*params: Any) -> Any:
+            self.node.answers[method] = self._healthy[method]
+            return self._changed(method, changes, *params)
+
+        self.node.answers[method] = told
+
+    def tell(self, method: str, *changes: tuple[tuple[str, ...], int]) -> None:
+        """Let all answers to a method have numbers that are too high by some."""
+        self.node.answers[method] = lambda *params: self._changed(method, changes, *params)
+
+    def _changed(self, method: str, changes: tuple[tuple[tuple[str, ...], int], ...], *params: Any) -> Any:
+        answer = self._healthy[method](*params)
+        for path, by in changes:
+            holder = answer
+            for name in path[:-1]:
+                holder = holder[name]
+            holder[path[-1]] += by
+        return answer
+
+
+LAST_VALID = ("value", "lastValidBlockHeight")
+HEIGHT, SLOT, CONTEXT = ("blockHeight",), ("absoluteSlot",), ("context", "slot")
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    known = Cluster()
+    await known.pass_time(60)
+    yield known
+    await known.chain.close()
+
+
+# --- Blockhashes
+
+
+@pytest.mark.parametrize("by", [-900, -200, -20, -1, 200, 10_000])
+async def test_under_a_last_valid_height_that_does_not_fit_nothing_is_signed(
+    cluster: Cluster, by: int
+) -> None:
+    cluster.tell_once("getLatestBlockhash", (LAST_VALID, by))
+    blockhash = await cluster.chain.latest_blockhash()
+    assert blockhash.last_valid_block_height == cluster.node.height + 150
+    await cluster.pass_time(3)
+    cluster.tell("getLatestBlockhash", (LAST_VALID, by))
+    with pytest.raises(ChainUnavailableError, match="does not fit"):
+        await cluster.chain.latest_blockhash()
+    # It is asked some times, not for ever.
+    assert cluster.node.calls["getLatestBlockhash"] == 2 + 3
+
+
+async def test_a_height_that_does_not_fit_a_blockhash_is_asked_for_again(cluster: Cluster) -> None:
+    for by in (-900, -200, 200, 10_000):
+        await cluster.pass_time(3, reading=False)
+        cluster.tell_once("getEpochInfo", (HEIGHT, by), (SLOT, max(by, 0)))
+        blockhash = await cluster.chain.latest_blockhash()
+        assert blockhash.last_valid_block_height == cluster.node.height + 150
+
+
+async def test_a_node_whose_height_and_blockhash_are_both_too_low_is_given_away_by_what_was_told_before(
+    cluster: Cluster,
+) -> None:
+    await cluster.pass_time(3, reading=False)
+    cluster.tell("getEpochInfo", (HEIGHT, -200))
+    cluster.tell("getLatestBlockhash", (LAST_VALID, -200))
+    with pytest.raises(ChainUnavailableError, match="does not fit"):
+        await cluster.chain.latest_blockhash()
+
+
+@pytest.mark.parametrize("unfinalized", [0, 31, 149])
+async def test_what_is_not_finalized_yet_lies_between_height_and_blockhash(unfinalized: int) -> None:
+    cluster = Cluster()
+    cluster.tell("getLatestBlockhash", (LAST_VALID, unfinalized))
+    assert (await cluster.chain.latest_blockhash()).value == BLOCKHASH
+
+
+# --- Heights
+
+
+@pytest.mark.parametrize("by", [150, 200, 10_000, 2**40])
+async def test_a_height_that_has_risen_faster_than_time_allows_is_asked_for_again(
+    cluster: Cluster, by: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = cluster.node.calls["getEpochInfo"]
+    await cluster.pass_time(1, reading=False)
+    cluster.tell_once("getEpochInfo", (HEIGHT, by), (SLOT, by))
+    assert await cluster.chain.block_height() == cluster.node.height
+    assert cluster.node.calls["getEpochInfo"] == before + 2
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"getEpochInfo told {cluster.node.height + by}" in record.getMessage()
+    await cluster.pass_time(1, reading=False)
+    cluster.tell("getEpochInfo", (HEIGHT, by), (SLOT, by))
+    # All of them tell so: what was told before is believed.
+    assert abs(await cluster.chain.block_height() - cluster.node.height) <= 3
+    assert cluster.node.calls["getEpochInfo"] == before + 2 + 3
+
+
+async def test_a_height_that_is_too_low_is_taken_as_it_is(cluster: Cluster) -> None:
+    await cluster.pass_time(1, reading=False)
+    cluster.tell_once("getEpochInfo", (HEIGHT, -100), (SLOT, -100))
+    assert await cluster.chain.block_height() == cluster.node.height - 100
+
+
+# --- The life of a blockhash
+
+
+async def test_the_pace_is_that_of_the_cluster(cluster: Cluster) -> None:
+    assert cluster.chain.blockhash_life_seconds == pytest.approx(150 / 2.5 * 1.2, rel=0.1)
+    assert cluster.chain.landing_seconds == pytest.approx(0.4, rel=0.1)
+
+
+async def test_nothing_expires_by_a_cluster_whose_pace_is_not_known() -> None:
+    cluster = Cluster()
+    assert cluster.chain.blockhash_life_seconds == math.inf
+    await cluster.pass_time(9)
+    assert cluster.chain.blockhash_life_seconds == math.inf
+    await cluster.pass_time(6)
+    assert cluster.chain.blockhash_life_seconds < math.inf
+
+
+async def test_pauses_go_with_the_pace_unless_they_are_set() -> None:
+    chain: RpcChain = rpc_chain(FakeNode(), landing_seconds=0.05)
+    assert chain.landing_seconds == 0.05
+    assert rpc_chain(FakeNode()).landing_seconds == 0.4
+
+
+async def test_a_blockhash_is_used_for_the_time_of_five_blocks(cluster: Cluster) -> None:
+    await cluster.chain.latest_blockhash()
+    await cluster.pass_time(1)
+    await cluster.chain.latest_blockhash()
+    assert cluster.node.calls["getLatestBlockhash"] == 1
+    await cluster.pass_time(2)
+    await cluster.chain.latest_blockhash()
+    assert cluster.node.calls["getLatestBlockhash"] == 2
+
+
+# --- Slots
+
+
+async def test_a_node_that_tells_an_impossible_slot_is_not_relied_on_to_know_a_signature(
+    cluster: Cluster,
+) -> None:
+    assert await cluster.chain.signature_status(SIGNED.signature) is None
+    for by in (-1, 200, 2**40):
+        cluster.tell_once("getSignatureStatuses", (CONTEXT, by))
+        with pytest.raises(DoubtfulNodeError):
+            await cluster.chain.signature_status(SIGNED.signature)
+        assert await cluster.chain.signature_status(SIGNED.signature) is None
+    # What it does know is true all the same.
+    cluster.node.lands()
+    cluster.tell_once("getSignatureStatuses", (CONTEXT, 200))
+    assert await cluster.chain.signature_status(SIGNED.signature) is not None
+
+
+async def test_one_slot_that_is_too_high_makes_no_later_node_a_lagging_one(cluster: Cluster) -> None:
+    for by in (200, 10_000, 2**40):
+        await cluster.pass_time(1, reading=False)
+        cluster.tell("getEpochInfo", (SLOT, by))
+        await cluster.chain.block_height()
+        cluster.tell("getEpochInfo")
+        assert await cluster.chain.signature_status(SIGNED.signature) is None
+
+
+async def test_a_first_slot_that_is_too_high_is_forgotten_after_half_a_minute() -> None:
+    cluster = Cluster()
+    cluster.tell_once("getEpochInfo", (SLOT, 2**40))
+    await cluster.chain.block_height()
+    with pytest.raises(DoubtfulNodeError):
+        await cluster.chain.signature_status(SIGNED.signature)
+    await cluster.pass_time(31)
+    assert await cluster.chain.signature_status(SIGNED.signature) is None
