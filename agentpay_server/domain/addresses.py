@@ -2,7 +2,11 @@
 
 What a name resolves to is judged, at the moment of connecting, not the name: a name that resolves to a public
 address now and to a private one later gains nothing. Addresses that carry another address inside (mapped,
-translated, tunnelled) are judged by that one too.
+translated, tunnelled) are refused, or judged by that one.
+
+The ranges are those of the IANA registries of special-purpose addresses, written out: what `ipaddress` knows
+of them differs between patch releases of Python. Ranges that are routed and still belong to no receiver
+(AS112, AMT) are among them, and so is the address at which a cloud serves its own machines.
 """
 
 import ipaddress
@@ -10,20 +14,43 @@ from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_TRANSLATED: Final = (
-    ipaddress.IPv6Network("64:ff9b::/96"),
-    ipaddress.IPv6Network("64:ff9b:1::/48"),
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_4: Final = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by carriers
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's platform, for its machines alone
+        "169.254.0.0/16",  # link-local; metadata of most clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments; metadata of Oracle's cloud
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112
+        "192.52.193.0/24",  # AMT
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
 )
-_NOT_PUBLIC: Final = (
-    ipaddress.IPv4Network("192.0.0.0/24"),
-    ipaddress.IPv4Network("192.88.99.0/24"),
-    ipaddress.IPv6Network("::/96"),
-    ipaddress.IPv6Network("100::/64"),
-    ipaddress.IPv6Network("2001::/23"),
-    ipaddress.IPv6Network("3fff::/20"),
-    ipaddress.IPv6Network("5f00::/16"),
-    ipaddress.IPv6Network("fec0::/10"),
+_NOT_PUBLIC_6: Final = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4, whose relays lead to any IPv4 address
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
 )
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""How the lower half of an address begins whose last four bytes are an IPv4 address to tunnel to."""
 
 
 def is_https(url: str) -> bool:
@@ -37,29 +64,20 @@ def is_public(text: str) -> bool:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
-    return all(_is_public(inner) for inner in _with_inner(address))
-
-
-def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if isinstance(address, ipaddress.IPv4Address):
+        return _is_global(address) and not any(address in network for network in _NOT_PUBLIC_4)
+    # Outside of it lie loopback, link-local, unique local and multicast addresses, and those that are
+    # translated to IPv4: NAT64 (64:ff9b::/96, 64:ff9b:1::/48), SIIT (::ffff:0:0:0/96), IPv4-compatible ones.
     return (
-        address.is_global
-        and not address.is_multicast
-        and not address.is_reserved
-        and not any(address.version == network.version and address in network for network in _NOT_PUBLIC)
+        address in _GLOBAL_UNICAST
+        and _is_global(address)
+        and not any(address in network for network in _NOT_PUBLIC_6)
+        and (int(address) >> 32) & 0xFFFF_FFFF not in _ISATAP
     )
 
 
-def _with_inner(address: Address) -> list[Address]:
-    """Return the addresses that a packet to `address` may end up at."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    if address.ipv4_mapped is not None:
-        return [address.ipv4_mapped]
-    if address.sixtofour is not None:
-        return [address, address.sixtofour]
-    if address.teredo is not None:
-        return [address, *address.teredo]
-    if any(address in network for network in _TRANSLATED):
-        # The well-known prefix is not "global" to Python, yet leads to the IPv4 internet: refused altogether.
-        return [ipaddress.IPv4Address("0.0.0.0")]  # noqa: S104 - an address that is never public
-    return [address]
+def _is_global(address: Address) -> bool:
+    """Tell whether this version of Python knows of nothing special about an address."""
+    return address.is_global and not address.is_multicast and not address.is_reserved

@@ -48,7 +48,7 @@ from agentpay_server.http.handlers import (
 from agentpay_server.http.operations import Operations
 from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
-from agentpay_server.http.routing import METHODS_OF, NO_SUCH_PATH, Paths
+from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.http_faults import HttpFault
@@ -281,7 +281,7 @@ def _require_plain_path(scope: Scope) -> None:
     raw_path: bytes = scope.get("raw_path") or b""
     is_split = b"%2f" in raw_path.lower() and not raw_path.startswith(_FREE_TEXT)
     if is_split or not scope["path"].isprintable():
-        raise NO_SUCH_PATH
+        raise no_such_path()
 
 
 _FREE_TEXT: Final = tuple(

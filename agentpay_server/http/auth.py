@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agentpay_server.domain.principals import Principal
-from agentpay_server.http.problems import UNAUTHORIZED
+from agentpay_server.http.problems import unauthorized
 from agentpay_server.services.keys import Keys
 
 _MAX_KEY_CHARACTERS: Final = 128
@@ -18,8 +18,8 @@ async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str)
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise UNAUTHORIZED
+        raise unauthorized()
     principal = await keys.authenticate(key.strip(" "), request_id)
     if principal is None:
-        raise UNAUTHORIZED
+        raise unauthorized()
     return principal

@@ -25,11 +25,6 @@ class DisconnectedError(Exception):
     """The caller went away before the whole request was there: nothing is to be done, and nobody told."""
 
 
-_TOO_LARGE: Final = Problem(
-    ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes; send less."
-)
-
-
 async def read_body(headers: Mapping[str, str], receive: Receive, *, is_whole: bool = False) -> bytes:
     """Return the whole body, if it is within the limit; nothing of it is parsed before.
 
@@ -45,7 +40,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, *, is_whole: b
     length = headers.get("content-length", "").lstrip("0")
     # Digits are counted first: an integer of thousands of them is more than `int` takes.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
-        raise _TOO_LARGE
+        raise _too_large()
     if is_whole:
         return await _whole_body(receive)
     try:
@@ -68,11 +63,15 @@ async def _whole_body(receive: Receive) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > BODY_MAX_BYTES:
-            raise _TOO_LARGE
+            raise _too_large()
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
     return b"".join(chunks)
+
+
+def _too_large() -> Problem:
+    return Problem(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes; send less.")
 
 
 def require_json(headers: Mapping[str, str]) -> None:

@@ -1,17 +1,20 @@
 """Problems as HTTP: the body, the status and the headers that each one asks for (D1, D2, D6, D7)."""
 
-from typing import Final
-
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.domain.problems import Problem
 
 Headers = list[tuple[bytes, bytes]]
 
-UNAUTHORIZED: Final = Problem(
-    ErrorCode.UNAUTHORIZED,
-    "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
-)
+
+def unauthorized() -> Problem:
+    """A 401: the same for a key that is missing, malformed, unknown or revoked (D2)."""
+    # Made anew each time, as every problem is: one that is kept would keep the frames that it was raised in,
+    # and with them the headers of every request that it ever refused.
+    return Problem(
+        ErrorCode.UNAUTHORIZED,
+        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+    )
 
 
 def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:

@@ -14,10 +14,14 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.domain.problems import Problem
 
 _PATHS: Final = "agentpay.paths"
-NO_SUCH_PATH: Final = Problem(
-    ErrorCode.NOT_FOUND,
-    "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
-)
+
+
+def no_such_path() -> Problem:
+    """A 404 of a path that has no endpoints."""
+    return Problem(
+        ErrorCode.NOT_FOUND,
+        "There is no such path; the endpoints start with /v1, /sessions, /console or /sandbox.",
+    )
 
 
 class Paths:
@@ -95,4 +99,4 @@ def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
 
 
 async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise NO_SUCH_PATH
+    raise no_such_path()

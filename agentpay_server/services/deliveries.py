@@ -5,7 +5,9 @@ between leaves a lease that runs out; the same attempt is then made again, so th
 least once and always under the same identifier.
 """
 
+import asyncio
 import logging
+import time
 from typing import Final
 
 from agentpay.contract import codec, identifiers
@@ -30,7 +32,7 @@ from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import Answer, HttpPoster, signed_headers
+from agentpay_server.services.posting import Answer, HttpPoster, no_answer, signed_headers
 from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import SealedSecret, sealed_secrets
 from agentpay_server.store import deliveries as store
@@ -67,15 +69,7 @@ class Deliveries:
     async def attempt(self, delivery: DueDelivery) -> None:
         """Make one attempt at a claimed delivery, and book it with what follows."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
-        body = delivery.body.encode("utf-8")
-        try:
-            headers = self._headers(delivery, body, attempt, at_us)
-        except VaultError:
-            # Sealed under another key, or damaged. It counts as a failed attempt, so that it comes to an end
-            # that the operator sees, and can be replayed once the key is back.
-            answer = Answer(status_code=None, error=UNSIGNED, duration_ms=0)
-        else:
-            answer = await self._poster.post(delivery.url, headers, body)
+        answer = await self._answer(delivery, attempt, at_us)
         record = AttemptRecord(
             delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
         )
@@ -93,6 +87,34 @@ class Deliveries:
             delivery_status=step.status.value,
             duration_ms=answer.duration_ms,
         )
+
+    async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
+        """Return what came of posting a delivery; nothing is raised for it, unless this process ends it.
+
+        What is not booked is posted again at the end of every lease, for ever: so whatever is raised, by
+        whichever library, is an attempt that failed, which comes to an end that the operator sees.
+        """
+        started = time.monotonic()
+        try:
+            body = delivery.body.encode("utf-8")
+            headers = self._headers(delivery, body, attempt, at_us)
+            return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
+        except VaultError:
+            # Sealed under another key, or damaged: it can be replayed once the key is back.
+            return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
+        except (Exception, asyncio.CancelledError) as failure:
+            task = asyncio.current_task()
+            if isinstance(failure, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            log(
+                logger,
+                logging.ERROR,
+                "delivery.failed",
+                exception=failure,
+                delivery_id=delivery.delivery_id,
+            )
+            duration_ms = int((time.monotonic() - started) * 1000)
+            return Answer(status_code=None, error=no_answer(failure), duration_ms=duration_ms)
 
     async def free_all(self) -> None:
         """Void all leases, where no other process can hold any: whoever held them is gone."""

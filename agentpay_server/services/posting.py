@@ -1,13 +1,13 @@
 """Posting an event to an endpoint: headers, one request, an answer or none, where it may go (D44, D46).
 
-One httpx client is shared by all deliveries. Redirects are not followed. Where money is real the address that
-a name resolves to is checked, and then that very address is connected to, so that resolving it a second time
-cannot lead elsewhere.
+Redirects are not followed. A name is looked up once, and the very address that was found is connected to: so
+that, where money is real, a check of the address is one of the connection too; and so that no name is looked
+up on the threads of the event loop.
 """
 
 import asyncio
 import contextlib
-import socket
+import ipaddress
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -22,10 +22,13 @@ from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE
 from agentpay.webhooks import WebhookSecrets, sign
 from agentpay_server.domain.addresses import is_public
 from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
+from agentpay_server.services.look_ups import LookUps
 
 _ANSWER_MAX_BYTES: Final = 64 * 1024
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
+_ADDRESSES_MAX: Final = 4
+"""How many addresses of one name are tried."""
 
 
 @frozen(kw_only=True)
@@ -78,29 +81,45 @@ class HttpPoster:
     Args:
         public_only: whether only https to public addresses is allowed.
         mounts: transports for receivers within the process, by URL prefix.
+        look_ups: looks names up; by the system's resolver if None.
     """
 
     def __init__(
-        self, *, public_only: bool, mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None
+        self,
+        *,
+        public_only: bool,
+        mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
+        look_ups: LookUps | None = None,
     ) -> None:
         self._public_only = public_only
         self._mounts = dict(mounts or {})
-        self._client: httpx.AsyncClient | None = None
+        self._within = frozenset(httpx.URL(prefix).raw_host for prefix in self._mounts)
+        self._look_ups = look_ups or LookUps()
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self._posts = 0
 
     def is_posting(self) -> bool:
         """Return whether a receiver has yet to answer."""
         return self._posts > 0
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Post `body` and return what came of it; nothing is raised for what a receiver does."""
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
+    ) -> Answer:
+        """Post `body` and return what came of it; nothing is raised for what a receiver does.
+
+        Args:
+            url: where to.
+            headers: what is sent with it.
+            body: what is sent.
+            operator_id: on whose behalf.
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         status_code, error = None, None
         self._posts += 1
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                answer = await self._sent(url, headers, body)
+                answer = await self._sent(url, headers, body, operator_id)
             # The status line is the answer; what becomes of the rest changes nothing.
             status_code = answer.status_code
             await _drain(answer)
@@ -109,29 +128,57 @@ class HttpPoster:
         except _ForbiddenAddressError as refusal:
             error = str(refusal)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
-            # The kind alone: the text may hold addresses of the operator's network. A name that DNS cannot
-            # hold, such as one with a label of 64 characters, is a UnicodeError.
-            error = f"no answer: {type(failure).__name__}"
+            error = no_answer(failure)
         finally:
             self._posts -= 1
         return Answer(status_code=status_code, error=error, duration_ms=int((loop.time() - started) * 1000))
 
     async def close(self) -> None:
         """Let go of connections."""
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
-    async def _sent(self, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
-        """Return the answer to a post as soon as its head is there."""
-        client = self._client
+    async def _sent(
+        self, url: str, headers: Mapping[str, str], body: bytes, operator_id: str
+    ) -> httpx.Response:
+        """Return the answer to a post as soon as its head is there.
+
+        Raises:
+            _ForbiddenAddressError: an address is not public, or the scheme is not https.
+            OSError: the name does not resolve.
+        """
+        target = httpx.URL(url)
+        if self._public_only and target.scheme != "https":
+            raise _ForbiddenAddressError("refused: the endpoint is not https")
+        client = self._clients.get(target.scheme)
         if client is None:
-            client = self._client = self._make_client()
-        request = client.build_request("POST", url, headers=headers, content=body)
-        if self._public_only:
-            await _pin(request)
-        return await client.send(request, stream=True)
+            client = self._clients[target.scheme] = self._make_client(target.scheme)
+        request = client.build_request("POST", target, headers=headers, content=body)
+        if target.raw_host in self._within and not self._public_only:
+            return await client.send(request, stream=True)
+        addresses = await self._addresses(target, operator_id)
+        if self._public_only and not (addresses and all(is_public(address) for address in addresses)):
+            raise _ForbiddenAddressError(
+                "refused: the endpoint's name leads to an address that is not public"
+            )
+        if not addresses:
+            raise OSError("the name has no address")
+        *others, last = addresses[:_ADDRESSES_MAX]
+        for address in others:
+            # Nothing was sent to an address that took no connection: the next one may be tried.
+            with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await client.send(_pinned(request, target, address, len(addresses)), stream=True)
+        return await client.send(_pinned(request, target, last, 1), stream=True)
 
-    def _make_client(self) -> httpx.AsyncClient:
+    async def _addresses(self, target: httpx.URL, operator_id: str) -> list[str]:
+        # As it stands in the URL: decoded, a name in punycode could be encoded again to another one.
+        host = target.raw_host.decode("ascii")
+        with contextlib.suppress(ValueError):
+            return [str(ipaddress.ip_address(host))]
+        port = target.port or (443 if target.scheme == "https" else 80)
+        return await self._look_ups.addresses(host, port, operator_id=operator_id)
+
+    def _make_client(self, scheme: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             verify=_ssl_context(),
             follow_redirects=False,
@@ -140,7 +187,7 @@ class HttpPoster:
             # A pinned connection is known by its address alone: kept open, it would also serve another name
             # at that address, which its certificate never vouched for.
             limits=httpx.Limits(
-                max_connections=_CONNECTIONS, max_keepalive_connections=0 if self._public_only else None
+                max_connections=_CONNECTIONS, max_keepalive_connections=0 if scheme == "https" else None
             ),
             # What one receiver sets is no business of the next.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
@@ -156,7 +203,7 @@ def _ssl_context() -> ssl.SSLContext:
 
 async def _drain(answer: httpx.Response) -> None:
     """Read the rest of an answer, so that its connection can be used again; not without end, never shown."""
-    with contextlib.suppress(httpx.HTTPError, OSError, TimeoutError):
+    with contextlib.suppress(Exception):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 read = 0
@@ -172,22 +219,24 @@ class _ForbiddenAddressError(Exception):
     """The endpoint is not where an event may be posted to."""
 
 
-async def _pin(request: httpx.Request) -> None:
-    """Resolve the host of `request`, check every address, and direct the request to one of those.
+def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: int) -> httpx.Request:
+    """Return `request`, directed to one of the addresses of its host.
 
-    Raises:
-        _ForbiddenAddressError: an address is not public, or the scheme is not https.
-        OSError: the name does not resolve.
+    The certificate is still that of the name: both the Host header and TLS keep it.
     """
-    url = request.url
-    if url.scheme != "https":
-        raise _ForbiddenAddressError("refused: the endpoint is not https")
-    found = await asyncio.get_running_loop().getaddrinfo(
-        url.host, url.port or 443, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+    pinned = httpx.Request(
+        request.method, target.copy_with(host=address), headers=request.headers, content=request.content
     )
-    addresses = [str(entry[4][0]) for entry in found]
-    if not addresses or not all(is_public(address) for address in addresses):
-        raise _ForbiddenAddressError("refused: the endpoint's name leads to an address that is not public")
-    # The certificate is still that of the name: both the Host header and TLS keep it.
-    request.extensions = {**request.extensions, "sni_hostname": url.host}
-    request.url = url.copy_with(host=addresses[0])
+    connect = TIMEOUT_SECONDS / min(addresses, _ADDRESSES_MAX)
+    timeout = {**request.extensions["timeout"], "connect": connect}
+    pinned.extensions = {
+        **request.extensions,
+        "sni_hostname": target.raw_host.decode("ascii"),
+        "timeout": timeout,
+    }
+    return pinned
+
+
+def no_answer(failure: BaseException) -> str:
+    """Return what is told of a failure: its kind alone, since its text may hold addresses of the network."""
+    return f"no answer: {type(failure).__name__}"

@@ -49,6 +49,7 @@ class DueDelivery:
 
     delivery_id: str
     webhook_id: str
+    operator_id: str
     event_id: str
     attempts: int
     url: str
@@ -99,6 +100,7 @@ _TO_SEND: Final = (
     select(
         deliveries.c.delivery_id,
         deliveries.c.webhook_id,
+        deliveries.c.operator_id,
         deliveries.c.event_id,
         deliveries.c.attempts,
         webhooks.c.url,

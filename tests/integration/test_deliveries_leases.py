@@ -68,6 +68,18 @@ class Receiver(httpx.AsyncBaseTransport):
         return [request.headers["x-service-event-id"] for request in self.posts]
 
 
+class Hanging(httpx.AsyncBaseTransport):
+    """A receiver that never answers."""
+
+    def __init__(self) -> None:
+        self.posted = asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.posted.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Yielding:
     """A database that lets others in before and after every unit of work, as one behind a socket does."""
 
@@ -256,6 +268,66 @@ async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_
         await runtime.schedule.advance(0)
         (post,) = receiver.posts
         webhooks.verify(post.content, post.headers, secret)
+
+
+class Raising(httpx.AsyncBaseTransport):
+    """A receiver at which the HTTP library fails in a way of its own."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.posts = 0
+        self._error = error
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.posts += 1
+        raise self._error
+
+
+class ForeignError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ForeignError("http://receiver.invalid/secret"),
+        ZeroDivisionError(),
+        RecursionError(),
+        ExceptionGroup("both", [OSError(), ValueError()]),
+        asyncio.CancelledError(),
+        asyncio.InvalidStateError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_an_attempt_raises_it_has_failed_and_the_delivery_comes_to_an_end(error, real_time):
+    receiver = Raising(error)
+    async with runtime_on(MemoryDatabase(), receiver) as runtime:
+        await with_events(runtime, 1)
+        await runtime.schedule.advance(0)
+        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        assert (delivery.status, len(delivery.attempts)) == ("retrying", 1)
+        assert await runtime.deliveries.next_due_us() is not None, "no lease is left"
+
+        await runtime.schedule.advance(10**11)
+
+        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
+        assert {attempt.error for attempt in delivery.attempts} == {f"no answer: {type(error).__name__}"}
+        assert (receiver.posts, len(delivery.attempts)) == (5, 5)
+
+
+async def test_an_attempt_that_is_ended_with_its_server_is_not_booked():
+    """It was not the receiver's fault: the next start makes the same attempt."""
+    receiver, database = Hanging(), Kept()
+    async with runtime_on(database, receiver) as runtime:
+        await with_events(runtime, 1)
+        (delivery,) = await runtime.deliveries.claim(1)
+        attempt = asyncio.create_task(runtime.deliveries.attempt(delivery))
+        await receiver.posted.wait()
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        assert await runtime.context.database.read(store.attempts, delivery.delivery_id) == []
+    await database.inner.close()
 
 
 @pytest.mark.parametrize("seed", range(20))

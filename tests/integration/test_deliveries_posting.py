@@ -3,7 +3,6 @@
 import asyncio
 import datetime as dt
 import os
-import socket
 import ssl
 from contextlib import asynccontextmanager
 
@@ -16,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from receivers import Receiver, answer, closed_port, drop, hang, without_end
 
 from agentpay_server.services import posting
+from agentpay_server.services.look_ups import LookUps
 from agentpay_server.services.posting import HttpPoster
 
 pytestmark = pytest.mark.anyio
@@ -323,21 +323,11 @@ class Resolver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
         self.asked: list[str] = []
         self._answers = list(answers)
-        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self._look_up)
+        monkeypatch.setattr(posting, "LookUps", lambda: LookUps(self._look_up))
 
-    async def _look_up(self, host, port, **_):
+    def _look_up(self, host: str, _port: int) -> list[str]:
         self.asked.append(host)
-        answers = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return [
-            (
-                socket.AF_INET6 if ":" in address else socket.AF_INET,
-                socket.SOCK_STREAM,
-                6,
-                "",
-                (address, port),
-            )
-            for address in answers
-        ]
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
 @pytest.mark.parametrize(
@@ -384,6 +374,28 @@ async def test_other_spellings_of_an_address_gain_nothing(host):
 
     assert answered.status_code is None
     assert answered.error.startswith(("refused: ", "no answer: "))
+
+
+@pytest.mark.parametrize("name", ["xn--bcher-kva.example", "xn--strae-oqa.example"])
+async def test_an_international_name_is_looked_up_as_it_stands(monkeypatch: pytest.MonkeyPatch, name):
+    # Decoded, and encoded again by the rules of 2003, which Python has, the second is strasse.example: its
+    # owner would be sent what was meant for another.
+    resolver = Resolver(monkeypatch, [PRIVATE])
+
+    for public_only in (True, False):
+        await post_once(f"https://{name}:1/", public_only=public_only)
+
+    assert resolver.asked == [name, name]
+
+
+async def test_each_address_of_a_name_is_tried(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
+    # As for localhost, where the receiver listens on one of two addresses.
+    Resolver(monkeypatch, ["127.0.0.2", "::1", "127.0.0.1"])
+
+    answered = await post_once(f"http://hooks.example:{receiver.port}/hooks")
+
+    assert (answered.status_code, answered.error) == (200, None)
+    assert [post.headers["host"] for post in receiver.posts] == [f"hooks.example:{receiver.port}"]
 
 
 async def test_plain_http_is_refused_before_any_look_up(monkeypatch: pytest.MonkeyPatch):
@@ -477,6 +489,17 @@ async def test_it_is_checked_anew_for_every_post(named, monkeypatch: pytest.Monk
     assert second.error.startswith("refused: ")
     assert len(resolver.asked) == 2
     assert len(receiver.posts) == 1
+
+
+async def test_the_name_that_tls_asks_for_is_the_one_that_was_looked_up(
+    named, monkeypatch: pytest.MonkeyPatch
+):
+    receiver, names = named
+    Resolver(monkeypatch, ["127.0.0.1"])
+
+    await post_once(f"https://xn--strae-oqa.example:{receiver.port}/", public_only=True)
+
+    assert names == ["xn--strae-oqa.example"]
 
 
 async def test_the_name_stays_that_of_the_host(named, monkeypatch: pytest.MonkeyPatch):
