@@ -271,6 +271,7 @@ async def _started(
         tasks=tasks,
         wakeup=wakeup,
         vault=vault,
+        is_cluster=rpc is not None,
     )
     settlement = Settlement(context)
     deposits = Deposits(context, settlement)

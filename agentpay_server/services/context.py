@@ -30,6 +30,7 @@ class Context:
         wakeup: tells whoever waits for due work that a due time has changed.
         vault: seals secrets at rest.
         metrics: what is counted.
+        is_cluster: whether the chain is a cluster: what comes in from outside is booked some time later.
     """
 
     database: Database
@@ -43,3 +44,4 @@ class Context:
     wakeup: Wakeup
     vault: Vault
     metrics: Metrics = field(factory=Metrics)
+    is_cluster: bool = False

@@ -22,6 +22,7 @@ from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.logs import log
+from agentpay_server.services import low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
@@ -202,6 +203,9 @@ class Deposits:
 
     async def _differing(self, page: list[AccountRecord]) -> list[AccountRecord]:
         held = await self._chain.token_accounts([account.usdc_token_account for account in page])
+        for account, found in zip(page, held, strict=True):
+            if account.unjudged_spend and found is not None:
+                await low_balance.judge_by(self._context, account.account_id, found.amount_micro)
         return [
             account
             for account, found in zip(page, held, strict=True)

@@ -36,12 +36,15 @@ class Outbox:
         operator_id: whose account it is.
         account_id: the account that the events are about.
         now_us: when they happen.
+
+    Attributes:
+        connection: the unit's.
     """
 
     def __init__(
         self, connection: Connection, context: Context, *, operator_id: str, account_id: str, now_us: int
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._ids = context.identifiers
         self._operator_id = operator_id
         self._account_id = account_id
@@ -57,6 +60,13 @@ class Outbox:
         hearers = [s for s in self._subscriptions if s.hears(happening.type, self._account_id)]
         self._add(happening, hearers)
 
+    def hears_of_drop(self, *, before_micro: int, after_micro: int) -> bool:
+        """Return whether a change of the balance crosses the threshold of any webhook."""
+        return any(
+            subscription.hears_of_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
+            for subscription in self._subscriptions
+        )
+
     def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
         """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (D43)."""
         for subscription in self._subscriptions:
@@ -64,7 +74,7 @@ class Outbox:
                 self._account_id, before_micro=before_micro, after_micro=after_micro
             ):
                 continue
-            account = accounts.account(self._connection, self._account_id)
+            account = accounts.account(self.connection, self._account_id)
             assert account is not None  # noqa: S101 - its balance has just changed
             low = Happening(
                 type=EventType.BALANCE_LOW_THRESHOLD,
@@ -80,9 +90,9 @@ class Outbox:
     def write(self) -> None:
         """Store what was added."""
         if self._events:
-            events.insert_events(self._connection, self._events)
+            events.insert_events(self.connection, self._events)
         if self._deliveries:
-            deliveries.insert_deliveries(self._connection, self._deliveries)
+            deliveries.insert_deliveries(self.connection, self._deliveries)
 
     def _add(self, happening: Happening, hearers: list[Subscription]) -> None:
         event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value

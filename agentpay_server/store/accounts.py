@@ -35,7 +35,7 @@ class AccountRecord:
     in_flight_total: int
     session_reserved: int
     created_us: int
-    alarm_balance: int
+    unjudged_spend: int
     stopped_us: int | None
 
 
@@ -144,7 +144,12 @@ _DEBIT: Final = (
         in_flight=accounts.c.in_flight - bindparam("amount"),
         balance=accounts.c.balance - bindparam("amount"),
     )
-    .returning(accounts.c.balance)
+    .returning(accounts.c.balance, accounts.c.unjudged_spend)
+)
+_SET_UNJUDGED: Final = (
+    update(accounts)
+    .where(accounts.c.account_id == bindparam("of_account"))
+    .values(unjudged_spend=bindparam("amount"))
 )
 _STOP: Final = (
     update(accounts)
@@ -289,10 +294,20 @@ def settle_cap(
     return int(row[0]), int(row[1])
 
 
-def debit(connection: Connection, account_id: str, amount: int) -> int:
-    """Count an amount that was in flight as gone, and return the balance after it, in micro-USDC."""
-    values = {"of_account": account_id, "amount": amount}
-    return int(connection.execute(_DEBIT, values).scalar_one())
+def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, int]:
+    """Count an amount that was in flight as gone.
+
+    Returns:
+        The balance after it, and what had left it before since it was last judged, in micro-USDC.
+    """
+    row = connection.execute(_DEBIT, {"of_account": account_id, "amount": amount}).one_or_none()
+    assert row is not None  # noqa: S101 - accounts are never deleted
+    return int(row[0]), int(row[1])
+
+
+def set_unjudged(connection: Connection, account_id: str, amount: int) -> None:
+    """Store how much has left the balance since `balance.low_threshold` was last judged by it."""
+    connection.execute(_SET_UNJUDGED, {"of_account": account_id, "amount": amount})
 
 
 def credit(connection: Connection, account_id: str, amount: int) -> str:

@@ -36,7 +36,11 @@ _AFTER: Final = (
 _OF: Final = (table.c.signature == bindparam("of_signature"), table.c.subject == bindparam("of_subject"))
 _SET_RESERVED: Final = update(table).where(*_OF, table.c.reserved == 0).values(reserved=bindparam("amount"))
 _CLEAR_RESERVED: Final = update(table).where(*_OF, table.c.reserved == bindparam("amount")).values(reserved=0)
-_DELETE: Final = delete(table).where(table.c.signature == bindparam("of_signature"))
+_DELETE: Final = (
+    delete(table)
+    .where(table.c.signature.in_(bindparam("signatures", expanding=True)))
+    .returning(table.c.signature, table.c.subject, table.c.reserved)
+)
 
 
 def watch(connection: Connection, signed: SignedTransaction, subject: str) -> None:
@@ -88,8 +92,7 @@ def clear_reserved(connection: Connection, watched: Watched) -> bool:
     return connection.execute(_CLEAR_RESERVED, values).rowcount == 1
 
 
-def forget(connection: Connection, signatures: Iterable[str]) -> None:
-    """Watch transactions no longer."""
-    values = [{"of_signature": signature} for signature in signatures]
-    if values:
-        connection.execute(_DELETE, values)
+def forget(connection: Connection, signatures: Iterable[str]) -> list[tuple[str, str, int]]:
+    """Stop watching transactions; return signature, subject and reserved amount of each that was watched."""
+    rows = connection.execute(_DELETE, {"signatures": list(signatures)})
+    return [(signature, subject, reserved) for signature, subject, reserved in rows]

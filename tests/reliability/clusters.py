@@ -95,6 +95,8 @@ class Cluster:
 
         It counts from their first send; those beyond land after a slot.
         """
+        self.drops = 0
+        """How many sends of such transactions are lost from now on; each may be sent again."""
         self.landed: dict[str, Landed] = {}
         self.sent: Counter[str] = Counter()
         """How often each signature was handed over."""
@@ -153,11 +155,14 @@ class Cluster:
         """Take a transaction; it lands once, after its delay, if its blockhash is still valid then."""
         transaction = VersionedTransaction.from_bytes(raw)
         signature = str(transaction.signatures[0])
+        found = _SUBJECT.search(raw)
+        is_delayed = bool(found) or TOKEN_2022_PROGRAM in transaction.message.account_keys
+        if is_delayed and self.drops:
+            self.drops -= 1
+            return signature
         self.sent[signature] += 1
         if self.sent[signature] == 1:
-            found = _SUBJECT.search(raw)
-            is_record = TOKEN_2022_PROGRAM in transaction.message.account_keys
-            delay = self.delays.popleft() if (found or is_record) and self.delays else self.slot_seconds
+            delay = self.delays.popleft() if is_delayed and self.delays else self.slot_seconds
             if delay < NEVER:
                 subject = found[0].decode() if found else ""
                 asyncio.get_running_loop().call_later(delay, self.land, transaction, subject)
@@ -196,6 +201,7 @@ class Cluster:
     def undo(self, signature: str) -> None:
         """Let the block of a transaction vanish, as if it had not been there. It may land again."""
         undone = self.landed.pop(signature)
+        del self.sent[signature]
         for address, account in undone.before.items():
             held = account or Account(0, b"", Pubkey.default())
             self._machine.set_account(Pubkey.from_string(address), held)

@@ -75,6 +75,23 @@ async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: Wo
     assert world.balance(to) == 7_000_000
 
 
+async def test_what_another_server_has_reserved_meanwhile_is_free_once_it_is_irreversible(
+    world: World,
+) -> None:
+    source, to, _ = await settled(world)
+
+    async def reserved_meanwhile(chain: FaultyChain, proceed: Proceed) -> Any:
+        """Between reading the row and the answer, another server asks a node that has not got the block."""
+        chain.next("signature_status", gone)
+        await look(world)
+        return await proceed()
+
+    world.chain.next("signature_status", reserved_meanwhile)
+    await look(world)
+    assert await watched(world) == []
+    assert (await world.transfer("the rest", source, to, "93")).status == 200
+
+
 async def test_what_can_never_land_again_is_reported_and_stays_settled(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

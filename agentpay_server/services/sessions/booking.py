@@ -11,7 +11,7 @@ from agentpay.contract.transactions import Direction, TransactionStatus, Transac
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.domain.sessions import cap_events
-from agentpay_server.services import audit
+from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
 from agentpay_server.store import accounts, entries, spends
@@ -34,9 +34,12 @@ def audited(session: SessionRecord) -> dict[str, object]:
     )
 
 
-def book_opened(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> None:
-    """Write that a session's escrow is funded."""
-    balance_micro = accounts.debit(connection, session.account_id, session.cap)
+def book_opened(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> bool:
+    """Write that a session's escrow is funded.
+
+    Returns:
+        Whether the account looks low, and has to be judged with a look at the chain.
+    """
     opened = Happening(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
@@ -50,8 +53,9 @@ def book_opened(connection: Connection, context: Context, session: SessionRecord
     )
     outbox = _outbox(connection, context, session, now_us)
     outbox.add(opened)
-    outbox.add_drop_of_balance(before_micro=balance_micro + session.cap, after_micro=balance_micro)
+    is_low = low_balance.spent(outbox, context, session.account_id, session.cap)
     outbox.write()
+    return is_low
 
 
 def book_charged(

@@ -36,7 +36,7 @@ from agentpay_server.domain.sessions import (
 )
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
 from agentpay_server.faults import Operation
-from agentpay_server.services import audit
+from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
@@ -234,10 +234,13 @@ class OpeningSteps:
 
     async def landed(self, signed: SignedTransaction, end: Landed) -> SessionRecord:
         """Book a session whose escrow is funded."""
-        opened, is_ours = await self._database.run(self._open, signed, is_watched=not end.is_irreversible)
+        is_watched = not end.is_irreversible
+        opened, is_ours, is_low = await self._database.run(self._open, signed, is_watched=is_watched)
         self._context.wakeup.set()
         if is_ours:
             report(opened)
+        if is_low:
+            await low_balance.judge(self._context, opened.account_id)
         return opened
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> SessionRecord:
@@ -269,7 +272,8 @@ class OpeningSteps:
 
     def _open(
         self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
-    ) -> tuple[SessionRecord, bool]:
+    ) -> tuple[SessionRecord, bool, bool]:
+        """Return the session, whether it was opened here, and whether its account looks low."""
         now_us = self._context.clock.now_us()
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
         is_ours = store.set_open(
@@ -280,11 +284,12 @@ class OpeningSteps:
             closes_us=closes_us(limits_of(self._context), opened_us=now_us, charged_us=None),
         )
         session = self._current(connection)
+        is_low = False
         if is_ours:
-            booking.book_opened(connection, self._context, session, now_us)
+            is_low = booking.book_opened(connection, self._context, session, now_us)
             if is_watched:
                 confirmed.watch(connection, signed, session.session_id)
-        return session, is_ours
+        return session, is_ours, is_low
 
     def _fail(
         self, connection: Connection, signed: SignedTransaction, refusal: Refusal

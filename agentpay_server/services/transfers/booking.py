@@ -8,7 +8,7 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
-from agentpay_server.services import audit
+from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
 from agentpay_server.store import accounts, entries
@@ -140,7 +140,7 @@ def book_settled(
     is_initiated: bool,
     is_told: bool = True,
     is_received: bool = False,
-) -> None:
+) -> bool:
     """Write all that a settled transfer changes, on both sides.
 
     Args:
@@ -151,17 +151,20 @@ def book_settled(
         is_initiated: whether `transfer.initiated` is written already.
         is_told: whether the transfer settles with it, and events tell so.
         is_received: whether a recipient of this service has it in its books already, as a deposit.
+
+    Returns:
+        Whether the source looks low, and has to be judged with a look at the chain.
     """
     payee = None if is_received else transfer.recipient_account_id
-    balance_micro, payee_operator = _move(connection, transfer, payee)
-    _enter(connection, context, transfer, now_us, payee=payee, payee_operator=payee_operator)
     outbox = _outbox(connection, context, transfer, now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
     if is_told:
         outbox.add(settled(transfer))
-    outbox.add_drop_of_balance(before_micro=balance_micro + transfer.amount, after_micro=balance_micro)
+    is_low, payee_operator = _move(outbox, context, transfer, payee)
+    _enter(connection, context, transfer, now_us, payee=payee, payee_operator=payee_operator)
     outbox.write()
+    return is_low
 
 
 def record_events(
@@ -184,20 +187,23 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(connection: Connection, transfer: TransferRecord, payee: str | None) -> tuple[int, str | None]:
+def _move(
+    outbox: Outbox, context: Context, transfer: TransferRecord, payee: str | None
+) -> tuple[bool, str | None]:
     """Change the balances of both sides by the books.
 
     Returns:
-        The balance of the source, in micro-USDC, and the operator of a payee of this service.
+        Whether the source has to be judged with a look at the chain, and the operator of a payee of this
+        service.
     """
     payee_operator = None
     # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
     if payee is not None and payee < transfer.account_id:
-        payee_operator = accounts.credit(connection, payee, transfer.amount)
-    balance_micro = accounts.debit(connection, transfer.account_id, transfer.amount)
+        payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
+    is_low = low_balance.spent(outbox, context, transfer.account_id, transfer.amount)
     if payee is not None and payee > transfer.account_id:
-        payee_operator = accounts.credit(connection, payee, transfer.amount)
-    return balance_micro, payee_operator
+        payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
+    return is_low, payee_operator
 
 
 def _enter(

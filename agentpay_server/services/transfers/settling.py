@@ -22,7 +22,7 @@ from agentpay_server.chain.base import (
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
 from agentpay_server.faults import Operation
-from agentpay_server.services import audit
+from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended, Landed
@@ -75,10 +75,13 @@ class TransferSteps:
 
     async def landed(self, signed: SignedTransaction, end: Landed) -> TransferRecord:
         """Book a transfer that is final on chain."""
-        settled, is_ours = await self._database.run(self._settle, signed, is_watched=not end.is_irreversible)
+        is_watched = not end.is_irreversible
+        settled, is_ours, is_low = await self._database.run(self._settle, signed, is_watched=is_watched)
         self._context.wakeup.set()
         if is_ours:
             report(self._context, settled)
+        if is_low:
+            await low_balance.judge(self._context, settled.account_id)
         return settled
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
@@ -114,7 +117,8 @@ class TransferSteps:
 
     def _settle(
         self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
-    ) -> tuple[TransferRecord, bool]:
+    ) -> tuple[TransferRecord, bool, bool]:
+        """Return the transfer, whether it was settled here, and whether its account looks low."""
         now_us = self._context.clock.now_us()
         end = attrs.evolve(
             self._transfer,
@@ -125,11 +129,11 @@ class TransferSteps:
         )
         finished = self._finished(connection, end)
         if finished is None:
-            return self._current(connection), False
-        booking.book_settled(connection, self._context, end, now_us, is_initiated=finished.initiated)
+            return self._current(connection), False, False
+        is_low = booking.book_settled(connection, self._context, end, now_us, is_initiated=finished.initiated)
         if is_watched:
             confirmed.watch(connection, signed, end.transfer_id)
-        return finished, True
+        return finished, True, is_low
 
     def _fail(
         self, connection: Connection, signed: SignedTransaction, code: ErrorCode, message: str

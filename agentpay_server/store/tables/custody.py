@@ -38,8 +38,8 @@ accounts: Final = Table(
     # The caps of all sessions that are not settled: they count against the daily limit in full.
     Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # The balance as `balance.low_threshold` was last judged by it, and all that has come in since.
-    Column("alarm_balance", BigInteger, nullable=False, server_default="0"),
+    # What has left the balance since `balance.low_threshold` was last judged by it.
+    Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
     # Since when nothing is signed for the account, because a transaction landed that had been believed
     # expired.
     Column("stopped_us", BigInteger),

@@ -9,12 +9,10 @@ down_revision = "0004"
 
 def upgrade() -> None:
     """Watch what expires from now on; of what expired before, only that it did is known."""
-    op.add_column("accounts", sa.Column("alarm_balance", sa.BigInteger(), server_default="0", nullable=False))
-    op.add_column("accounts", sa.Column("stopped_us", sa.BigInteger(), nullable=True))
-    accounts = sa.table(
-        "accounts", sa.column("balance", sa.BigInteger()), sa.column("alarm_balance", sa.BigInteger())
+    op.add_column(
+        "accounts", sa.Column("unjudged_spend", sa.BigInteger(), server_default="0", nullable=False)
     )
-    op.execute(sa.update(accounts).values(alarm_balance=accounts.c.balance))
+    op.add_column("accounts", sa.Column("stopped_us", sa.BigInteger(), nullable=True))
     op.create_index(
         "ix_accounts_stopped",
         "accounts",
