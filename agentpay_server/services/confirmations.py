@@ -43,7 +43,7 @@ class Confirmations:
             is_over = await asyncio.gather(*(self._is_over(watched) for watched in page))
             over = [watched.signed.signature for watched, ended in zip(page, is_over, strict=True) if ended]
             if over:
-                await self._database.run(_forget, over)
+                await self._database.run(store.forget, over)
             after = page[-1].signed.signature
 
     async def _is_over(self, watched: Watched) -> bool:
@@ -73,7 +73,7 @@ class Confirmations:
 
 def _reserve(connection: Connection, watched: Watched) -> None:
     """Count what a transaction takes from its account as in flight, until it has landed again."""
-    found = _taken(connection, watched.signed.signature, watched.subject)
+    found = _taken(connection, watched)
     if found is not None:
         account_id, amount = found
         if store.set_reserved(connection, watched, amount):
@@ -82,29 +82,18 @@ def _reserve(connection: Connection, watched: Watched) -> None:
 
 def _release(connection: Connection, watched: Watched) -> None:
     """Count it as in flight no longer: it has landed again, or provably never will."""
-    found = _taken(connection, watched.signed.signature, watched.subject)
+    found = _taken(connection, watched)
     if found is not None and store.clear_reserved(connection, watched):
         accounts.release(connection, found[0], watched.reserved)
 
 
-def _forget(connection: Connection, signatures: list[str]) -> None:
-    """Stop watching transactions, and release what they still reserve.
-
-    Another server may have reserved an amount after this one read the row: it asks another node.
-    """
-    for signature, subject, reserved in store.forget(connection, signatures):
-        found = _taken(connection, signature, subject) if reserved else None
-        if found is not None:
-            accounts.release(connection, found[0], reserved)
-
-
-def _taken(connection: Connection, signature: str, subject: str) -> tuple[str, int] | None:
+def _taken(connection: Connection, watched: Watched) -> tuple[str, int] | None:
     """Return from whose balance a transaction takes how much; None where it takes nothing."""
-    transfer = transfers.transfer(connection, subject)
+    transfer = transfers.transfer(connection, watched.subject)
     if transfer is not None:
         return transfer.account_id, transfer.amount
-    session = sessions.session(connection, subject)
+    session = sessions.session(connection, watched.subject)
     # A settlement takes it from the escrow.
-    if session is not None and session.tx_signature == signature:
+    if session is not None and session.tx_signature == watched.signed.signature:
         return session.account_id, session.cap
     return None

@@ -36,11 +36,7 @@ _AFTER: Final = (
 _OF: Final = (table.c.signature == bindparam("of_signature"), table.c.subject == bindparam("of_subject"))
 _SET_RESERVED: Final = update(table).where(*_OF, table.c.reserved == 0).values(reserved=bindparam("amount"))
 _CLEAR_RESERVED: Final = update(table).where(*_OF, table.c.reserved == bindparam("amount")).values(reserved=0)
-_DELETE: Final = (
-    delete(table)
-    .where(table.c.signature.in_(bindparam("signatures", expanding=True)))
-    .returning(table.c.signature, table.c.subject, table.c.reserved)
-)
+_DELETE: Final = delete(table).where(table.c.signature == bindparam("of_signature"), table.c.reserved == 0)
 
 
 def watch(connection: Connection, signed: SignedTransaction, subject: str) -> None:
@@ -92,7 +88,11 @@ def clear_reserved(connection: Connection, watched: Watched) -> bool:
     return connection.execute(_CLEAR_RESERVED, values).rowcount == 1
 
 
-def forget(connection: Connection, signatures: Iterable[str]) -> list[tuple[str, str, int]]:
-    """Stop watching transactions; return signature, subject and reserved amount of each that was watched."""
-    rows = connection.execute(_DELETE, {"signatures": list(signatures)})
-    return [(signature, subject, reserved) for signature, subject, reserved in rows]
+def forget(connection: Connection, signatures: Iterable[str]) -> None:
+    """Stop watching transactions, but for those of which an amount is in flight again.
+
+    Another server may have reserved it since the row was read: the next look releases it first.
+    """
+    values = [{"of_signature": signature} for signature in signatures]
+    if values:
+        connection.execute(_DELETE, values)

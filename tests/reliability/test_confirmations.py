@@ -88,6 +88,7 @@ async def test_what_another_server_has_reserved_meanwhile_is_free_once_it_is_irr
 
     world.chain.next("signature_status", reserved_meanwhile)
     await look(world)
+    await look(world)
     assert await watched(world) == []
     assert (await world.transfer("the rest", source, to, "93")).status == 200
 
