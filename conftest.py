@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--chain",
-        choices=["embedded", "surfpool"],
+        choices=["embedded", "embedded-rpc", "surfpool"],
         default="embedded",
         help="on which chain the servers that the tests start work",
     )

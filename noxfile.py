@@ -151,14 +151,15 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session
 def validator(session: nox.Session) -> None:
-    """Run the behaviour suite on Surfpool, and all that tests of the RPC chain keep for it."""
+    """Run the behaviour suite on Surfpool and over JSON-RPC, and what tests of the RPC chain keep for it."""
     install(session, "test")
     if session.posargs:
         session.run("pytest", "--chain", "surfpool", *session.posargs)
         return
     # One worker takes all of a module: its tests share a validator.
     together = ("-n", "auto", "--dist", "loadfile")
-    session.run("pytest", *together, "--chain", "surfpool", "-m", EVERY_RUN, *BEHAVIOUR)
+    for chain in ("surfpool", "embedded-rpc"):
+        session.run("pytest", *together, "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
 
 

@@ -125,6 +125,7 @@ class Runtime:
         operator: the operator that the server was first started with.
         storage: where everything is stored.
         close_chain: lets go of the connections to a cluster.
+        embedded_chain: the chain within the process; None on a cluster.
     """
 
     context: Context
@@ -148,6 +149,7 @@ class Runtime:
     operator: FirstOperator
     storage: Storage
     close_chain: Callable[[], Awaitable[None]]
+    embedded_chain: EmbeddedChain | None
 
     @property
     def principal(self) -> Principal:
@@ -342,6 +344,7 @@ async def _started(
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,
         close_chain=inner.close,
+        embedded_chain=inner if isinstance(inner, EmbeddedChain) else None,
     )
     # What an earlier process left under way goes on at once, whatever the clock.
     await settlement_worker.resume()

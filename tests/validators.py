@@ -1,14 +1,17 @@
 """On which chain the servers of a test run work: the one within them, or a real validator.
 
 `pytest --chain surfpool` runs on one all tests that do not say themselves which chain: their servers work on
-Surfpool, a new one for each module, since it slows down with its age. What needs the chain within the server
-says so with `embedded_only`, and why.
+Surfpool, a new one for each module, since it slows down with its age. `pytest --chain embedded-rpc` does so
+with an embedded chain outside the servers, which they reach by its JSON-RPC. What needs the chain within the
+server says so with `embedded_only`, and why.
 """
 
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 from urllib.parse import quote
 
+import embedded_node
 import pytest
 import rpc_world
 import surfpool
@@ -20,23 +23,36 @@ from agentpay_server.runtime import Runtime, start_runtime
 from agentpay_server.storage import Storage
 
 
+class Validator(Protocol):
+    """Something that answers JSON-RPC.
+
+    Attributes:
+        url: of its endpoint.
+        websocket_url: of its WebSocket.
+    """
+
+    url: str
+    websocket_url: str
+
+
 @mutable
 class Run:
     """What this test run was told, and has at hand.
 
     Attributes:
-        kind: embedded or surfpool.
+        kind: embedded, surfpool or embedded-rpc.
     """
 
     kind: str = "embedded"
-    _running: surfpool.Surfpool | None = None
+    _running: Validator | None = None
     _opened: ExitStack = field(factory=ExitStack)
 
-    def validator(self) -> surfpool.Surfpool:
+    def validator(self) -> Validator:
         """Return the validator of the module, started if none runs."""
         if self._running is None:
-            self._running = self._opened.enter_context(surfpool.running())
-            rpc_world.prepare(self._running)
+            self._running = self._opened.enter_context(
+                _surfpool() if self.kind == "surfpool" else _embedded_node()
+            )
         return self._running
 
     def stop(self) -> None:
@@ -48,7 +64,21 @@ class Run:
 run = Run()
 
 
-def rpc_settings(validator: surfpool.Surfpool, **settings: Any) -> RpcSettings:
+@contextmanager
+def _surfpool() -> Iterator[Validator]:
+    with surfpool.running() as node:
+        rpc_world.prepare(node)
+        yield node
+
+
+@contextmanager
+def _embedded_node() -> Iterator[Validator]:
+    custody = rpc_world.new_custody()
+    with embedded_node.running(custody.address(TREASURY), custody.address(TEST_MINT_AUTHORITY)) as node:
+        yield node
+
+
+def rpc_settings(validator: Validator, **settings: Any) -> RpcSettings:
     """Return how a server works on a validator that `rpc_world.prepare` has prepared."""
     defaults = {
         "url": validator.url,
@@ -66,7 +96,7 @@ async def start_anywhere(
     *, storage: Storage | None = None, rpc: RpcSettings | None = None, **options: Any
 ) -> Runtime:
     """Stand in for `start_runtime`: what would have a chain of its own works where the run was told to."""
-    if rpc is None and run.kind == "surfpool":
+    if rpc is None and run.kind != "embedded":
         rpc = rpc_settings(run.validator())
     return await start_runtime(storage=storage, rpc=rpc, **options)
 
@@ -88,5 +118,6 @@ def is_embedded() -> bool:
 
 def explorer_url(signature: str) -> str:
     """Return where the explorer shows a transaction of the chain that servers work on."""
-    url = "http://localhost:8899" if is_embedded() else run.validator().url
+    # A path is left out, since providers put their keys there.
+    url = "http://localhost:8899" if is_embedded() else run.validator().url.partition("/sandbox/")[0]
     return f"https://explorer.solana.com/tx/{signature}?cluster=custom&customUrl={quote(url, safe='')}"

@@ -109,11 +109,14 @@ class SignatureStatus:
         failure: why it moved nothing; None when it succeeded, or is not final yet.
         is_irreversible: whether it can no longer vanish with the block that it is in (D35). What is
             irreversible is final.
+        is_refused: whether the chain has refused it without executing it, and never will execute it: it has
+            expired, whatever the block height. It is not final then, because it is on no chain.
     """
 
     is_final: bool
     failure: Failure | None = None
     is_irreversible: bool = Factory(lambda self: self.is_final, takes_self=True)
+    is_refused: bool = False
 
 
 @frozen(kw_only=True)

@@ -4,6 +4,9 @@ It runs the real System, Token, Token-2022 and Memo programs, and holds a USDC m
 under an authority of ours. A send executes at once and its outcome is final at once. The chain belongs to the
 thread that made it.
 
+Which blockhashes are valid, `blocks.py` says; the machine's own check of them is off. A message executes at
+most once (`seen_messages.py`), and what is refused before it executes is barred for good.
+
 Without a ledger it keeps nothing beyond the process, and no coroutine here ever suspends. With one, nothing
 is answered that the ledger does not hold: by turns, the machine executes what has been sent meanwhile and the
 page of it is written, and whoever asks waits for the end of the turn. When a page cannot be written the
@@ -13,27 +16,27 @@ machine is ahead of what will be remembered: it is thrown away, and made again f
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from threading import get_ident
-from typing import Final
+from typing import Final, TypeVar
 
 from solders.hash import Hash
-from solders.message import MessageV0
-from solders.signature import Signature
+from solders.litesvm import LiteSVM
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata
-from solders.transaction_status import (
-    TransactionErrorFieldless,
-)
+from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
+from solders.transaction_status import TransactionErrorFieldless
 
 from agentpay_server.chain import machines
 from agentpay_server.chain.base import (
+    BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
     SignatureStatus,
     TokenAccount,
 )
+from agentpay_server.chain.blocks import FIRST_SLOT, Blocks, Standing, slot_at
 from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.executed import Executed, History, execute
 from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.journal import DepositListener, RecentCredits, deposits_of
@@ -42,23 +45,29 @@ from agentpay_server.chain.machine import (
     account_at,
     accounts_of,
     bring_back,
-    changed_accounts,
-    failure_of,
     first_accounts,
+    has_lookups,
+    serialized,
     set_accounts,
     set_clock,
     token_account_at,
-    writable_accounts,
+    usdc_held,
+)
+from agentpay_server.chain.seen_messages import (
+    SeenMessage,
+    SeenMessages,
+    is_signed_by_payer,
+    message_hash_of,
 )
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.faults import ChainPoint, chain_fault_point
 
-_TRANSACTIONS_PER_BLOCKHASH: Final = 1_000  # Well inside the history, beyond which LiteSVM would replay.
-_REMEMBERED_STATUSES: Final = 4_096  # More than one blockhash can land: whatever may still execute is known.
+_REMEMBERED_STATUSES: Final = 4_096  # With a ledger, which has them all.
 _CREDITS_PER_BATCH: Final = 100
-_FIRST_SLOT: Final = 435_888_000  # As LiteSVM has it: some day on the real chain, not its beginning.
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
-_SUCCEEDED: Final = SignatureStatus(is_final=True)
+_REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -66,11 +75,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 class EmbeddedChain:
     """A chain of its own, in the process.
 
-    The block height is the number of blockhashes that expired so far: a transaction can land exactly while
-    the height is the one its blockhash was read at, so "unknown, and the height is above the last valid one"
-    proves that it never will. That holds across restarts: a chain that is made again from its ledger goes on
-    beyond every blockhash that was ever handed out. A blockhash follows from all that landed before it, as on
-    a real chain: of two futures of one state, no later blockhash of one is ever valid in the other.
+    Attributes:
+        history: its newest transactions.
+
+    A transaction can land for 150 blocks after that of its blockhash, so "unknown, and the height is above
+    the last valid one" proves that it never will. That holds across restarts: a chain that is made again from
+    its ledger goes on above every height that was told.
     """
 
     def __init__(
@@ -89,15 +99,15 @@ class EmbeddedChain:
         self._mint_authority = mint_authority
         self._now_us = now_us
         self._svm = machines.take()
-        self._slot = _FIRST_SLOT
-        self._height = 0
-        self._landed_under_blockhash = 0
+        self._slot = FIRST_SLOT
+        self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
+        self._blocks = Blocks(self._genesis, now_us)
+        # Which height the ledger must hold before anybody hears of it.
+        self._told = self._blocks.standing()
         # LiteSVM forgets; what was executed once must stay known, and must never execute again.
         self._statuses: dict[str, SignatureStatus] = {}
-
-        self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
-        self._blockhash = _first_blockhash(self._genesis, 0)
-        self._last_landed = b""
+        self._seen = SeenMessages()
+        self.history: History = History()
         self._ledger = ledger
         # Whether the machine is not the ledger's: before the first look at it, and when a page was lost.
         self._is_astray = ledger is not None
@@ -105,12 +115,13 @@ class EmbeddedChain:
         self._sent: list[VersionedTransaction] = []
         self._written: ChainState | None = None
         self._draft = Draft()
+        self._unwritten: list[Executed] = []
         # Without a ledger: what came in and nobody has passed yet.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
         self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
         if ledger is None:
-            self._set_clock(self._slot)
+            self._set_clock()
             set_accounts(self._svm, self._first_accounts())
 
     async def restore(self) -> None:
@@ -166,14 +177,18 @@ class EmbeddedChain:
         return explorer_url(signature, _LOCAL_RPC_URL)
 
     async def latest_blockhash(self) -> Blockhash:
-        """Return the one blockhash that is valid now."""
+        """Return the blockhash of the newest block."""
         await self._settled()
-        return Blockhash(value=str(self._blockhash), last_valid_block_height=self._height)
+        # Nothing is written of it: a restart computes it again, and no proof rests on it.
+        height, blockhash = self._blocks.latest()
+        return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
-        """Return how many blockhashes have expired."""
+        """Return the height of the newest block."""
+        # Once it is told it may prove an expiry, and then no restart may go back behind it.
+        self._told = told = self._blocks.standing()
         await self._settled()
-        return self._height
+        return told.height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction, however long ago; None when it never landed."""
@@ -198,9 +213,11 @@ class EmbeddedChain:
         """Do nothing: what is remembered is written, and the rest ends with the process."""
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
-        """Execute a transaction, unless it was executed before or its blockhash has expired.
+        """Execute a transaction, unless its message was executed before or its blockhash is not valid.
 
-        What fails has failed for good, whatever `even_if_failing` says: nothing is ever undone here.
+        A transaction that is refused before it executes, for want of a signature or of the fee, is barred:
+        its message never executes. What fails has failed for good, whatever `even_if_failing` says: nothing
+        is ever undone here.
 
         Raises:
             TransactionTooLargeError: `raw` is more than a packet.
@@ -209,7 +226,7 @@ class EmbeddedChain:
         """
         self._check_thread()
         transaction = transaction_of(raw)
-        if isinstance(transaction.message, MessageV0) and transaction.message.address_table_lookups:
+        if has_lookups(transaction):
             raise ValueError("a transaction with address look-up tables was sent; list its accounts instead")
         if self._ledger is None:
             self._execute(transaction)
@@ -246,16 +263,60 @@ class EmbeddedChain:
         await self._settled()
         return self._svm.minimum_balance_for_rent_exemption(size)
 
+    @property
+    def genesis_hash(self) -> str:
+        """What names the chain to clients that ask for the hash of its first block."""
+        return str(Hash.from_bytes(bytes.fromhex(self._genesis)))
+
+    @property
+    def slot(self) -> int:
+        """The slot of the newest block. It proves nothing: a restart may go back behind it."""
+        return slot_at(self._blocks.height())
+
+    async def look(self, look: Callable[[LiteSVM], T]) -> T:
+        """Return what `look` finds on the machine, which it leaves as it is."""
+        await self._settled()
+        return look(self._svm)
+
+    async def is_blockhash_valid(self, blockhash: Hash) -> bool:
+        """Return whether a transaction with a blockhash can land now."""
+        await self._settled()
+        return self._blocks.height_of(blockhash) is not None
+
+    async def simulate(
+        self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
+    ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
+        """Return how a transaction would fare now, and leave everything as it is.
+
+        Args:
+            transaction: the transaction.
+            with_signatures: whether its signatures must be valid.
+            with_blockhash: whether its blockhash must be valid.
+        """
+        await self._settled()
+        if has_lookups(transaction):
+            return TransactionErrorFieldless.AddressLookupTableNotFound
+        if with_blockhash and self._blocks.height_of(transaction.message.recent_blockhash) is None:
+            return TransactionErrorFieldless.BlockhashNotFound
+        if self._seen.get(message_hash_of(transaction)) is not None:
+            return TransactionErrorFieldless.AlreadyProcessed
+        self._set_clock()
+        self._svm.with_sigverify(with_signatures)
+        try:
+            return self._svm.simulate_transaction(transaction)
+        finally:
+            self._svm.with_sigverify(True)  # noqa: FBT003 - positional only
+
     def expire_blockhash(self) -> None:
-        """Let the valid blockhash expire: what was signed with it and has not landed never will."""
+        """Let all blockhashes expire: what was signed before and has not landed never will."""
         self._check_thread()
-        following = hashlib.sha256(bytes(self._blockhash) + self._last_landed).digest()
-        self._blockhash = Hash.from_bytes(following)
-        self._height += 1
-        self._landed_under_blockhash = 0
+        self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
+        self._told = self._blocks.standing()
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings the chain back to where it stands now, to its blockhash and all it remembers.
+        """Begin a block, and return what brings the chain back to where it stands now and all it remembers.
+
+        What was signed before can then land in any future; what is signed from now on, only in its own.
 
         Raises:
             RuntimeError: it has a ledger, which only ever goes on.
@@ -264,71 +325,85 @@ class EmbeddedChain:
         if self._ledger is not None:
             raise RuntimeError("a chain with a ledger cannot be brought back")
         accounts, statuses = accounts_of(self._svm), self._statuses.copy()
-        restore_credits = self._recent_credits.capture()
-        blockhash, last_landed, landed = self._blockhash, self._last_landed, self._landed_under_blockhash
-        slot, height = self._slot, self._height
+        parts = (self._recent_credits, self._seen, self.history, self._blocks)
+        restorers = [part.capture() for part in parts]
+        slot = self._slot
 
         def restore() -> None:
             self._check_thread()
             bring_back(self._svm, accounts)
             self._statuses = statuses.copy()
-            restore_credits()
-            self._blockhash, self._last_landed, self._landed_under_blockhash = blockhash, last_landed, landed
-            self._slot, self._height = slot, height
-            self._set_clock(slot)
+            for bring_part_back in restorers:
+                bring_part_back()
+            self._slot = slot
 
         return restore
 
     def _execute(self, transaction: VersionedTransaction) -> None:
-        signature = transaction.signatures[0]
-        # With a ledger, what is not remembered cannot execute again: its blockhash expired before it was
-        # forgotten.
-        if str(signature) in self._statuses or transaction.message.recent_blockhash != self._blockhash:
+        message_hash = message_hash_of(transaction)
+        seen = self._seen.get(message_hash)
+        if seen is not None:
+            if seen.refused:
+                self._bar(transaction, message_hash, seen)
             return
-        self._set_clock(self._slot + 1)
-        is_own = self._listener is not None and self._listener.is_own(str(signature))
-        held = {} if is_own else self._held(transaction)
-        result = self._svm.send_transaction(transaction)
-        if not isinstance(result, FailedTransactionMetadata):
-            # Before the blockhash may expire: they belong to the slot of their transaction.
-            if not is_own:
-                self._journal(transaction, str(signature), held)
-            self._record(transaction, signature, _SUCCEEDED)
-        elif result.err() == TransactionErrorFieldless.AlreadyProcessed:
-            # It may have landed before, and the ledger knows of it.
+        if self._blocks.height_of(transaction.message.recent_blockhash) is None:
             return
-        elif self._svm.get_transaction(signature) is not None:
-            # Executed, charged and undone: it is in the chain's history, which makes the failure final.
-            status = SignatureStatus(is_final=True, failure=failure_of(transaction, result))
-            self._record(transaction, signature, status)
+        self._set_clock()
+        executed = execute(self._svm, transaction, height=self._blocks.height(), time_us=self._now_us())
+        if executed is None:
+            # Of a real chain the height rises until it expires. The clock of this one may stand still, and
+            # whoever waits for it would wait for ever.
+            self._bar(transaction, message_hash, None)
         else:
-            # Refused before execution for want of a signature or of the fee. A real chain's height would rise
-            # until it expires; here nothing but this makes the wait for it end.
-            self.expire_blockhash()
+            self._record(executed, message_hash)
 
-    def _record(
-        self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus
-    ) -> None:
-        self._statuses[str(signature)] = status
+    def _bar(self, transaction: VersionedTransaction, message_hash: Hash, seen: SeenMessage | None) -> None:
+        """Never execute a message, and say so to whoever waits for a transaction with this signature."""
+        signature = str(transaction.signatures[0])
+        if seen is not None and signature in seen.refused:
+            return
+        if signature in self._statuses or not is_signed_by_payer(transaction):
+            # Under a signature that is another message's, that one would be taken for expired.
+            return
+        self._seen.refused(message_hash, self._blocks.height(), signature)
+        self._note(signature, self._seen.get(message_hash), _REFUSED)
+        # What is signed in its place is another message, even where the clock stands still.
+        self._blocks.begin()
+
+    def _record(self, executed: Executed, message_hash: Hash) -> None:
         self._slot += 1
-        self._last_landed = bytes(signature)
-        self._landed_under_blockhash += 1
+        if self._listener is None or not self._listener.is_own(executed.signature):
+            self._journal(executed)
+        self._seen.landed(message_hash, executed.height)
+        self._note(executed.signature, self._seen.get(message_hash), executed.status)
         if self._observer is not None:
-            self._observer(transaction, status)
-        if self._ledger is not None:
-            self._note(transaction, signature, status)
-        if self._landed_under_blockhash == _TRANSACTIONS_PER_BLOCKHASH:
-            self.expire_blockhash()
+            self._observer(executed.transaction, executed.status)
+        if self._ledger is None:
+            self.history.add(executed)
+        else:
+            self._draft.accounts |= serialized(executed.after)
+            self._unwritten.append(executed)
+        self._blocks.land()
 
-    def _held(self, transaction: VersionedTransaction) -> dict[str, int]:
-        """Return the micro-USDC in each token account that a transaction may change."""
-        found = (self._token_account(str(address)) for address in writable_accounts(transaction))
-        return {account.address: account.amount_micro for account in found if account is not None}
+    def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
+        """Remember what became of a transaction, and put it on the page that is written next."""
+        self._statuses[signature] = status
+        if self._ledger is None:
+            return
+        self._told = self._blocks.standing()
+        self._draft.statuses[signature] = status
+        if seen is not None:
+            self._draft.seen[signature] = seen
+        if len(self._statuses) > _REMEMBERED_STATUSES:
+            del self._statuses[next(iter(self._statuses))]
 
-    def _journal(self, transaction: VersionedTransaction, signature: str, before: Mapping[str, int]) -> None:
+    def _journal(self, executed: Executed) -> None:
         """Keep what a transaction has brought, for whoever asks for deposits."""
-        for deposit in deposits_of(signature, before, self._held(transaction)):
-            credit = Credit(slot=self._slot + 1, deposit=deposit)
+        if executed.error is not None:
+            return
+        before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)
+        for deposit in deposits_of(executed.signature, before, after):
+            credit = Credit(slot=self._slot, deposit=deposit)
             if self._ledger is not None:
                 self._draft.credits.append(credit)
                 continue
@@ -347,13 +422,6 @@ class EmbeddedChain:
         if self._listener is not None:
             self._listener.arrived(deposit)
 
-    def _note(self, transaction: VersionedTransaction, signature: Signature, status: SignatureStatus) -> None:
-        """Put what a transaction has changed on the page that is written next."""
-        self._draft.accounts |= changed_accounts(self._svm, transaction)
-        self._draft.statuses[str(signature)] = status
-        if len(self._statuses) > _REMEMBERED_STATUSES:
-            del self._statuses[next(iter(self._statuses))]
-
     async def _settled(self) -> None:
         """Wait until the ledger holds all that the machine has executed.
 
@@ -361,9 +429,7 @@ class EmbeddedChain:
             ChainUnavailableError: it does not answer.
         """
         self._check_thread()
-        if self._ledger is not None and (
-            self._is_astray or self._turns.locked() or self._written != self._state()
-        ):
+        if self._ledger is not None and (self._is_astray or self._turns.locked() or self._has_unwritten()):
             await self._turn(self._ledger)
 
     async def _turn(self, ledger: Ledger) -> None:
@@ -381,7 +447,7 @@ class EmbeddedChain:
                 self._is_astray = True
                 for transaction in sent:
                     self._execute(transaction)
-                if self._written != self._state():
+                if self._has_unwritten():
                     await self._write_page(ledger)
                 self._is_astray = False
             except ForeignLedgerError:
@@ -396,16 +462,22 @@ class EmbeddedChain:
         await ledger.write(page)
         chain_fault_point(ChainPoint.WRITTEN)
         self._written, self._draft = page.after, Draft()
+        executed, self._unwritten = self._unwritten, []
+        for transaction in executed:
+            self.history.add(transaction)
         for credit in page.credits:
             self._tell(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
-        """Make the machine again from the ledger, with a blockhash that nobody has seen yet."""
+        """Make the machine again from the ledger, in a new block.
+
+        The page of it makes certain that none of before can still be written.
+        """
         found = await ledger.read()
         self._svm = machines.take()
-        self._statuses, self._draft = {}, Draft()
+        self._statuses, self._draft, self._unwritten = {}, Draft(), []
         if found is None:
-            self._written, self._slot, self._height = None, _FIRST_SLOT, 0
+            self._written, self._slot = None, FIRST_SLOT
             self._draft.accounts |= self._first_accounts()
             set_accounts(self._svm, self._draft.accounts)
         else:
@@ -415,19 +487,30 @@ class EmbeddedChain:
                     "the chain in this ledger began with other keys; give the server the keys that it had"
                 )
             self._slot = self._written.slot
-            # Whatever was handed out before, whether it was written or not, has expired.
-            self._height = max(self._written.height, self._height) + 1
+            since_us = self._written.height_since_us or self._now_us()
+            self._blocks.resume(Standing(self._written.height, since_us))
+            oldest = self._written.height - BLOCKHASH_LIFE_BLOCKS
+            self._seen.load(await ledger.seen(from_height=oldest))
             set_accounts(self._svm, accounts)
-        self._blockhash, self._last_landed = _first_blockhash(self._genesis, self._height), b""
-        self._landed_under_blockhash = 0
-        self._set_clock(self._slot)
+        self._told = self._blocks.standing()
+        if not len(self.history):
+            self.history.first_height = self._told.height
+        self._set_clock()
         await self._write_page(ledger)
         self._is_astray = False
         # The page that nobody knows of may have been written after all.
         self._tell(None)
 
     def _state(self) -> ChainState:
-        return ChainState(genesis=self._genesis, slot=self._slot, height=self._height)
+        return ChainState(
+            genesis=self._genesis,
+            slot=self._slot,
+            height=self._told.height,
+            height_since_us=self._told.since_us,
+        )
+
+    def _has_unwritten(self) -> bool:
+        return self._written != self._state() or bool(self._draft.statuses)
 
     def _first_accounts(self) -> dict[str, bytes | None]:
         return first_accounts(
@@ -437,8 +520,8 @@ class EmbeddedChain:
             mint_authority=self._mint_authority,
         )
 
-    def _set_clock(self, slot: int) -> None:
-        set_clock(self._svm, slot, self._now_us())
+    def _set_clock(self) -> None:
+        set_clock(self._svm, slot_at(self._blocks.height()), self._now_us())
 
     def _token_account(self, address: str) -> TokenAccount | None:
         return token_account_at(self._svm, address, self.usdc_mint)
@@ -446,8 +529,3 @@ class EmbeddedChain:
     def _check_thread(self) -> None:
         if get_ident() != self._owner_thread:
             raise RuntimeError("an EmbeddedChain was used outside the thread that made it")
-
-
-def _first_blockhash(genesis: str, height: int) -> Hash:
-    """Return the blockhash that a chain goes on with at a height at which it is made, or made again."""
-    return Hash.from_bytes(hashlib.sha256(f"{genesis} {height}".encode()).digest())

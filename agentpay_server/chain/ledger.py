@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from agentpay_server.chain.base import SignatureStatus
 from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.seen_messages import SeenMessage
 
 
 class LedgerMovedError(Exception):
@@ -29,12 +30,14 @@ class ChainState:
     Attributes:
         genesis: names the chain: it follows from the keys that it began with.
         slot: how many transactions it has processed.
-        height: how many of its blockhashes have expired.
+        height: of its newest block.
+        height_since_us: when that block began, in microseconds since the epoch; 0 where that is unknown.
     """
 
     genesis: str
     slot: int
     height: int
+    height_since_us: int
 
 
 @frozen(kw_only=True)
@@ -60,6 +63,7 @@ class Page:
         accounts: the accounts that have changed, by address, as Solana serialises them; None for one that is
             gone.
         statuses: what became of transactions, by signature.
+        seen: their messages, by signature.
         credits: what came into token accounts, in order.
     """
 
@@ -67,6 +71,7 @@ class Page:
     after: ChainState
     accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
     statuses: Mapping[str, SignatureStatus] = field(factory=dict)
+    seen: Mapping[str, SeenMessage] = field(factory=dict)
     credits: Sequence[Credit] = ()
 
 
@@ -76,6 +81,7 @@ class Draft:
 
     accounts: dict[str, bytes | None] = field(factory=dict)
     statuses: dict[str, SignatureStatus] = field(factory=dict)
+    seen: dict[str, SeenMessage] = field(factory=dict)
     credits: list[Credit] = field(factory=list)
 
     def page(self, *, before: ChainState | None, after: ChainState) -> Page:
@@ -85,6 +91,7 @@ class Draft:
             after=after,
             accounts=self.accounts,
             statuses=self.statuses,
+            seen=self.seen,
             credits=self.credits,
         )
 
@@ -94,6 +101,10 @@ class Ledger(Protocol):
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
         """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
+        ...
+
+    async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        """Return the messages that landed or were refused from a height on, oldest first."""
         ...
 
     async def status(self, signature: str) -> SignatureStatus | None:

@@ -9,6 +9,7 @@ from typing import Final
 from solders.account import Account
 from solders.clock import Clock
 from solders.litesvm import LiteSVM
+from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.token.state import Mint
 from solders.transaction import VersionedTransaction
@@ -134,13 +135,39 @@ def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
     ]
 
 
-def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
-    """Return what is at the accounts that a transaction may have changed, as `set_accounts` takes it."""
-    found = {address: machine.get_account(address) for address in writable_accounts(transaction)}
+def has_lookups(transaction: VersionedTransaction) -> bool:
+    """Return whether a transaction takes accounts from look-up tables, which this chain does not have."""
+    message = transaction.message
+    return isinstance(message, MessageV0) and bool(message.address_table_lookups)
+
+
+def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
+    """Return the accounts that a transaction can only read."""
+    writable = set(writable_accounts(transaction))
+    return [key for key in transaction.message.account_keys if key not in writable]
+
+
+def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
+    """Return accounts as `set_accounts` takes them."""
     return {
         str(address): bytes(account) if account is not None and account.lamports else None
-        for address, account in found.items()
+        for address, account in accounts.items()
     }
+
+
+def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
+    """Return the accounts that a transaction may have changed, as `set_accounts` takes them."""
+    return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
+
+
+def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
+    """Return the micro-USDC in each token account among accounts."""
+    found = (
+        read_token_account(str(address), program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
+        for address, account in accounts.items()
+        if account is not None
+    )
+    return {account.address: account.amount_micro for account in found if account is not None}
 
 
 def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:

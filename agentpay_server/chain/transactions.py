@@ -169,6 +169,23 @@ def mint(
     return sign_transaction(signer, blockhash, [create, instructions.memo(memo)], TEST_MINT_AUTHORITY)
 
 
+def airdrop(
+    signer: Signer, blockhash: Blockhash, *, recipient: str, lamports: int, memo: str
+) -> SignedTransaction:
+    """Return what gives SOL of the treasury away.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one.
+        recipient: address that receives it.
+        lamports: how much.
+        memo: distinct for each: equal transactions under one blockhash are one.
+    """
+    treasury = Pubkey.from_string(signer.address(TREASURY))
+    give = instructions.transfer_lamports(treasury, Pubkey.from_string(recipient), lamports)
+    return sign_transaction(signer, blockhash, [give, instructions.memo(memo)])
+
+
 def write_policy_record(
     signer: Signer,
     blockhash: Blockhash,

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import click
 import uvicorn
-from attrs import field, frozen
-from starlette.types import Receive, Scope, Send
+from attrs import evolve, field, frozen
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
@@ -65,17 +65,21 @@ class Announcement:
         base_url: its address.
         operator_key: the first operator's key, if it was made now.
         is_key_given: whether the caller gave the key, which then is not repeated.
+        rpc_url: address of the JSON-RPC of its chain; None where that is not served.
     """
 
     base_url: str
     operator_key: str | None = field(repr=False)
     is_key_given: bool
+    rpc_url: str | None = None
 
     def line(self) -> str:
         """Return the line of JSON; without `operator_key` where an earlier start made the key."""
         told: dict[str, str | None] = {"base_url": self.base_url}
         if self.operator_key is not None or self.is_key_given:
             told["operator_key"] = self.operator_key
+        if self.rpc_url is not None:
+            told["rpc_url"] = self.rpc_url
         return json.dumps(told)
 
     def to_paste(self) -> str:
@@ -97,14 +101,15 @@ def run(
     database_schema: str,
     rpc: RpcSettings | None,
     is_clock_manual: bool,
+    serves_chain: bool,
     operator_key: str | None,
     log_format: LogFormat,
 ) -> None:
     """Serve until a signal says otherwise.
 
-    Prints one JSON line on standard output once requests are accepted: `base_url`, and `operator_key`, which
-    is the key if it was made now, null if it was given, and left out if it was made at an earlier start.
-    Events are logged to standard error.
+    Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, which is
+    the key if it was made now, null if it was given, and left out if it was made at an earlier start; and
+    `rpc_url` where the chain is served. Events are logged to standard error.
 
     Raises:
         OptionError: `database_url` is no address of a database; or `operator_key` is not an operator key, is
@@ -127,6 +132,7 @@ def run(
                     database_schema=database_schema,
                     rpc=rpc,
                     clock=clock,
+                    serves_chain=serves_chain,
                     operator_key=operator_key,
                 )
             )
@@ -150,6 +156,7 @@ async def _serve(
     database_schema: str,
     rpc: RpcSettings | None,
     clock: Clock,
+    serves_chain: bool,
     operator_key: str | None,
 ) -> None:
     try:
@@ -173,13 +180,21 @@ async def _serve(
         base_url=url_of(sock), operator_key=new_key, is_key_given=operator_key is not None
     )
     try:
-        await _serve_until_told(sock, runtime, announcement)
+        await _serve_until_told(sock, runtime, announcement, serves_chain=serves_chain)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
-async def _serve_until_told(sock: socket.socket, runtime: Runtime, announcement: Announcement) -> None:
-    server = _Server(Application(runtime), runtime, announcement)
+async def _serve_until_told(
+    sock: socket.socket, runtime: Runtime, announcement: Announcement, *, serves_chain: bool
+) -> None:
+    application: ASGIApp = Application(runtime)
+    if serves_chain:
+        from agentpay_server.http import chain_rpc  # noqa: PLC0415 - seldom asked for
+
+        announcement = evolve(announcement, rpc_url=url_of(sock) + chain_rpc.PATH)
+        application = chain_rpc.Mounted(chain_rpc.chain_rpc(runtime), application)
+    server = _Server(application, runtime, announcement, with_websockets=serves_chain)
     lost = runtime.storage.lost
     watch = asyncio.create_task(server.stop_when(lost))
     try:
@@ -201,7 +216,14 @@ class _Server(uvicorn.Server):
     those that wait for a transfer are told how it stands, and whatever is left is cut off.
     """
 
-    def __init__(self, application: Application, runtime: Runtime, announcement: Announcement) -> None:
+    def __init__(
+        self,
+        application: ASGIApp,
+        runtime: Runtime,
+        announcement: Announcement,
+        *,
+        with_websockets: bool = False,
+    ) -> None:
         self._application = application
         self._runtime = runtime
         self._announcement = announcement
@@ -209,7 +231,9 @@ class _Server(uvicorn.Server):
         self._wait_seconds = runtime.context.settings.shutdown_seconds
         self._ends_at: float | None = None
         cut_off_seconds = math.ceil(self._wait_seconds + _CUT_OFF_SECONDS) + 1
-        super().__init__(server_config(self._answer, shutdown_seconds=cut_off_seconds))
+        super().__init__(
+            server_config(self._answer, shutdown_seconds=cut_off_seconds, with_websockets=with_websockets)
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the line that says so."""

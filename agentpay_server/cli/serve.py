@@ -151,6 +151,12 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     show_default=True,
     help="How events are printed on standard error.",
 )
+@click.option(
+    "--chain-rpc",
+    is_flag=True,
+    help="Serve JSON-RPC and WebSocket of the chain within the server at /sandbox/rpc, without a key. "
+    "Needs a loopback --host.",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option("--json", "_", is_flag=True, expose_value=False, help="The line is JSON, with and without it.")
 @takes_cluster
@@ -176,19 +182,29 @@ def serve(
     rate_limit: int | None,
     shutdown_wait: float,
     log_format: str,
+    chain_rpc: bool,
     allow_remote: bool,
     rpc: RpcSettings | None,
 ) -> None:
     """Serve until it is stopped.
 
-    Prints one JSON line on standard output once it accepts requests, with base_url, and with operator_key:
-    the key if it was made now, null if it was given. On a terminal, lines to paste follow on standard error.
-    SIGTERM and SIGINT stop it in good order; a second one ends it at once.
+    Prints one JSON line on standard output once it accepts requests, with base_url; with operator_key, the
+    key if it was made now, null if it was given; and with rpc_url where --chain-rpc is given. On a terminal,
+    lines to paste follow on standard error. SIGTERM and SIGINT stop it in good order; a second one ends it at
+    once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
             f"{host} can be reached by other machines: give --allow-remote, and an --operator-key from "
             "agentpay-server keys generate; or keep the default --host."
+        )
+    if chain_rpc and not _is_loopback(host):
+        raise click.UsageError(
+            f"--chain-rpc needs no key, and {host} can be reached by other machines: keep the default --host."
+        )
+    if chain_rpc and rpc is not None:
+        raise click.UsageError(
+            "--chain-rpc serves the chain within the server: leave it out where --rpc-url names a cluster."
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
         raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
@@ -220,6 +236,7 @@ def serve(
             database_schema=database_schema or DATABASE_SCHEMA,
             rpc=rpc,
             is_clock_manual=clock == "manual",
+            serves_chain=chain_rpc,
             operator_key=operator_key,
             log_format=LogFormat(log_format),
         )

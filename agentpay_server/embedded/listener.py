@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.http.exchange import DROP
 
 SHUTDOWN_SECONDS: Final = 5
@@ -20,8 +21,14 @@ _TURNS_TO_CLOSE: Final = 3
 class Listener:
     """Serves an ASGI application on a socket until it is closed."""
 
-    def __init__(self, app: Any, sock: socket.socket) -> None:  # noqa: ANN401 - any ASGI application
-        self._server = _Server(server_config(app))
+    def __init__(
+        self,
+        app: Any,  # noqa: ANN401 - any ASGI application
+        sock: socket.socket,
+        *,
+        with_websockets: bool = False,
+    ) -> None:
+        self._server = _Server(server_config(app, with_websockets=with_websockets))
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -99,6 +106,7 @@ def server_config(
     app: Any,  # noqa: ANN401 - any ASGI application
     *,
     shutdown_seconds: int = SHUTDOWN_SECONDS,
+    with_websockets: bool = False,
 ) -> uvicorn.Config:
     """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
     return uvicorn.Config(
@@ -107,7 +115,9 @@ def server_config(
         interface="asgi3",
         # The one that bounds what it keeps of a head that is not complete.
         http=_Protocol,
-        ws="none",
+        ws="websockets-sansio" if with_websockets else "none",
+        ws_max_size=BODY_MAX_BYTES,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -341,6 +341,18 @@ class AgentPayServer:
         return self._running.listen(port)
 
     @property
+    def rpc_url(self) -> str:
+        """Where clients of Solana reach the chain within the server, by JSON-RPC over HTTP.
+
+        The same address with `ws` in the place of `http` takes WebSockets. The first use opens a port for it
+        on 127.0.0.1, until the server closes; it needs no key.
+
+        Raises:
+            ValueError: the server works on a cluster, whose nodes answer JSON-RPC.
+        """
+        return self._running.rpc_url()
+
+    @property
     def seed(self) -> int | None:
         """What identifiers, keys and signatures follow from; None where they come from the system."""
         return self._seed

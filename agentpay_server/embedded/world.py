@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -63,6 +64,9 @@ class World:
         runtime.snapshots.include(inboxes)
         runtime.snapshots.include(recorder)
         self._listener: Listener | None = None
+        self._rpc_listener: Listener | None = None
+        self._rpc_path = ""
+        self._opening = threading.Lock()
         assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
         key = runtime.operator.key
         self.key: str = key
@@ -111,14 +115,34 @@ class World:
             log(logger, logging.WARNING, "server.keys_follow_from_seed", base_url=self.base_url)
         return self.base_url
 
+    def rpc_url(self) -> str:
+        """Return where the chain is reached by JSON-RPC; the first call opens a port for it.
+
+        Raises:
+            ValueError: the chain is a cluster.
+            RuntimeError: called on the server's own thread.
+        """
+        with self._opening:
+            if self._rpc_listener is None:
+                # Most servers are never asked for it, and start the sooner.
+                from agentpay_server.http import chain_rpc  # noqa: PLC0415
+
+                self._rpc_path = chain_rpc.PATH
+                app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.runtime))
+                listener = Listener(app, bound_socket("127.0.0.1", 0), with_websockets=True)
+                self._owner.call(listener.start())
+                self._rpc_listener = listener
+            return self._rpc_listener.base_url + self._rpc_path
+
     def close(self) -> None:
-        """Finish what is under way, close the port, stop the thread."""
+        """Finish what is under way, close the ports, stop the thread."""
         self._owner.stop(self._end)
 
     async def _end(self) -> None:
         try:
-            if self._listener is not None:
-                await self._listener.close()
+            for listener in (self._listener, self._rpc_listener):
+                if listener is not None:
+                    await listener.close()
         finally:
             await self.runtime.stop()
             self.recorder.release()

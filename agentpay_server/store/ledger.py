@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from solders.hash import Hash
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from agentpay_server.chain.base import Failure, FailureReason, SignatureStatus
 from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.ledger import ChainState, Credit, LedgerMovedError, Page
+from agentpay_server.chain.seen_messages import SeenMessage
 from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.database import Database
 from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 
-_STATE: Final = select(chain_state.c.genesis, chain_state.c.slot, chain_state.c.height)
+_STATE: Final = select(
+    chain_state.c.genesis, chain_state.c.slot, chain_state.c.height, chain_state.c.height_since_us
+)
 _BEGIN: Final = insert(chain_state)
 _MOVE: Final = (
     update(chain_state)
@@ -22,7 +26,11 @@ _MOVE: Final = (
         chain_state.c.slot == bindparam("from_slot"),
         chain_state.c.height == bindparam("from_height"),
     )
-    .values(slot=bindparam("to_slot"), height=bindparam("to_height"))
+    .values(
+        slot=bindparam("to_slot"),
+        height=bindparam("to_height"),
+        height_since_us=bindparam("to_height_since_us"),
+    )
 )
 _ACCOUNTS: Final = select(chain_accounts.c.address, chain_accounts.c.account)
 _REMOVE_ACCOUNT: Final = delete(chain_accounts).where(chain_accounts.c.address == bindparam("of_address"))
@@ -30,6 +38,16 @@ _INSERT_ACCOUNT: Final = insert(chain_accounts)
 _INSERT_SIGNATURE: Final = insert(chain_signatures)
 _SIGNATURE: Final = select(chain_signatures.c.failure_reason, chain_signatures.c.failure_detail).where(
     chain_signatures.c.signature == bindparam("signature")
+)
+_SEEN: Final = (
+    select(
+        chain_signatures.c.signature,
+        chain_signatures.c.message_hash,
+        chain_signatures.c.height,
+        chain_signatures.c.failure_reason,
+    )
+    .where(chain_signatures.c.height >= bindparam("from_height"))
+    .order_by(chain_signatures.c.height)
 )
 _INSERT_CREDIT: Final = insert(chain_credits)
 _CREDITS: Final = (
@@ -42,6 +60,8 @@ _CREDITS: Final = (
     .limit(bindparam("count"))
 )
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
+_REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
+_REFUSED_REASON: Final = "refused"
 
 
 class DatabaseLedger:
@@ -57,6 +77,10 @@ class DatabaseLedger:
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
         """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
         return await self._database.read(_read)
+
+    async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        """Return the messages that landed or were refused from a height on, oldest first."""
+        return await self._database.read(_seen, from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when no page tells of it."""
@@ -82,9 +106,21 @@ def _read(connection: Connection) -> tuple[ChainState, Mapping[str, bytes]] | No
     row = connection.execute(_STATE).one_or_none()
     if row is None:
         return None
-    genesis, slot, height = row
+    genesis, slot, height, height_since_us = row
     accounts = {address: bytes(account) for address, account in connection.execute(_ACCOUNTS)}
-    return ChainState(genesis=genesis, slot=slot, height=height), accounts
+    state = ChainState(genesis=genesis, slot=slot, height=height, height_since_us=height_since_us or 0)
+    return state, accounts
+
+
+def _seen(connection: Connection, from_height: int) -> list[SeenMessage]:
+    return [
+        SeenMessage(
+            Hash.from_bytes(bytes(message_hash)),
+            height,
+            frozenset({signature}) if reason == _REFUSED_REASON else frozenset(),
+        )
+        for signature, message_hash, height, reason in connection.execute(_SEEN, {"from_height": from_height})
+    ]
 
 
 def _status(connection: Connection, signature: str) -> SignatureStatus | None:
@@ -94,6 +130,8 @@ def _status(connection: Connection, signature: str) -> SignatureStatus | None:
     reason, detail = row
     if reason is None:
         return _SUCCEEDED
+    if reason == _REFUSED_REASON:
+        return _REFUSED
     return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
 
 
@@ -113,7 +151,13 @@ def _credits(connection: Connection, token_account: str, after_slot: int, count:
 def _write(connection: Connection, page: Page) -> None:
     before, after = page.before, page.after
     if before is None:
-        connection.execute(_BEGIN, {"genesis": after.genesis, "slot": after.slot, "height": after.height})
+        values = {
+            "genesis": after.genesis,
+            "slot": after.slot,
+            "height": after.height,
+            "height_since_us": after.height_since_us,
+        }
+        connection.execute(_BEGIN, values)
     else:
         values = {
             "of_genesis": before.genesis,
@@ -121,6 +165,7 @@ def _write(connection: Connection, page: Page) -> None:
             "from_height": before.height,
             "to_slot": after.slot,
             "to_height": after.height,
+            "to_height_since_us": after.height_since_us,
         }
         if connection.execute(_MOVE, values).rowcount != 1:
             raise LedgerMovedError(f"the ledger is not at slot {before.slot}, height {before.height}")
@@ -137,11 +182,7 @@ def _write(connection: Connection, page: Page) -> None:
         connection.execute(
             _INSERT_SIGNATURE,
             [
-                {
-                    "signature": signature,
-                    "failure_reason": None if status.failure is None else status.failure.reason.value,
-                    "failure_detail": None if status.failure is None else status.failure.detail,
-                }
+                _signature_row(signature, status, page.seen.get(signature))
                 for signature, status in page.statuses.items()
             ],
         )
@@ -159,3 +200,18 @@ def _write(connection: Connection, page: Page) -> None:
                 for credit in page.credits
             ],
         )
+
+
+def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage | None) -> dict[str, object]:
+    reason, detail = None, None
+    if status.is_refused:
+        reason = _REFUSED_REASON
+    elif status.failure is not None:
+        reason, detail = status.failure.reason.value, status.failure.detail
+    return {
+        "signature": signature,
+        "failure_reason": reason,
+        "failure_detail": detail,
+        "message_hash": None if seen is None else bytes(seen.message_hash),
+        "height": None if seen is None else seen.height,
+    }

@@ -21,6 +21,7 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.storage"],
     ["agentpay_server.workers"],
     ["agentpay_server.services"],
+    ["agentpay_server.payments"],
     ["agentpay_server.store", "agentpay_server.chain"],
     [
         "agentpay_server.domain",

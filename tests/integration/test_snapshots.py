@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import money
 import pytest
@@ -17,6 +18,8 @@ from server_world import START, raw_client, refused, state_of
 from agentpay import AuthenticationError, ConflictError, NotFoundError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.machine import accounts_of
 from agentpay_server.services import snapshots as snapshot_service
 from agentpay_server.services.policy_records import PolicyRecords
@@ -75,7 +78,7 @@ def kept(server: AgentPayServer) -> tuple[Any, ...]:
     async def chain(context: Any) -> Any:
         inner = context.chain.inner
         accounts = {str(address): bytes(account) for address, account in accounts_of(inner._svm).items()}
-        return accounts, inner._slot, inner._height, inner._blockhash, dict(inner._statuses)
+        return accounts, inner._slot, inner._blocks.height(), dict(inner._statuses)
 
     return rows, money.on_owner(server, chain), server.sandbox.clock.now()
 
@@ -94,30 +97,77 @@ def test_everything_is_as_it_was(server: AgentPayServer):
     assert snapshot.created_at == START
 
 
-def test_the_same_operations_after_each_restore_give_the_same_identifiers_and_signatures(
+def unsigned(answer: Any) -> Any:
+    """Return an answer without the signatures in it, which differ after each restore."""
+    if isinstance(answer, list | tuple):
+        return [unsigned(item) for item in answer]
+    if not attrs.has(type(answer)):
+        return answer
+    return {
+        name: unsigned(value)
+        for name, value in attrs.asdict(answer, recurse=False).items()
+        if name not in ("tx_signature", "chain_explorer_url")
+    }
+
+
+def test_the_same_operations_after_each_restore_give_the_same_identifiers_and_new_signatures(
     seeded: AgentPayServer,
 ):
     payer, payee = prepared(seeded)
     pay(seeded, payer, payee.account_id, "before")
     snapshot = seeded.sandbox.snapshot()
 
-    first = run(seeded, payer, payee)
+    answers = [run(seeded, payer, payee)]
     for _ in range(3):
         seeded.sandbox.restore(snapshot)
-        assert run(seeded, payer, payee) == first
+        answers.append(run(seeded, payer, payee))
+    assert [unsigned(answer) for answer in answers] == [unsigned(answers[0])] * 4
+    assert len({answer[1].tx_signature for answer in answers}) == 4  # type: ignore[attr-defined]
 
 
-def test_money_moves_after_a_restore_though_its_transaction_was_executed_before(seeded: AgentPayServer):
+def test_the_same_operations_and_restores_give_the_same_signatures():
+    def history() -> list[object]:
+        with AgentPayServer(clock=START, seed=7) as server:
+            payer, payee = prepared(server)
+            snapshot = server.sandbox.snapshot()
+            answers = run(server, payer, payee)
+            server.sandbox.restore(snapshot)
+            return [*answers, *run(server, payer, payee)]
+
+    assert history() == history()
+
+
+def test_a_transaction_that_was_signed_before_the_snapshot_lands_in_every_future(seeded: AgentPayServer):
     """The machine would refuse the very same transaction, had it not forgotten it."""
     payer, payee = prepared(seeded)
+    raw = signed_by(seeded, payer, payee)
     snapshot = seeded.sandbox.snapshot()
-    first = pay(seeded, payer, payee.account_id, "key")
-    seeded.sandbox.restore(snapshot)
+    for _ in range(3):
+        assert money.held(seeded, payee.usdc_token_account) == 0
+        for _ in range(2):
+            send(seeded, raw)
+            assert money.held(seeded, payee.usdc_token_account) == 1_000_000
+        seeded.sandbox.restore(snapshot)
 
-    again = pay(seeded, payer, payee.account_id, "key")
 
-    assert again == first
-    assert money.held(seeded, payee.usdc_token_account) == 5_000_000
+def signed_by(server: AgentPayServer, payer: Account, payee: Account) -> bytes:
+    """Return a payment of one USDC that is signed, and not sent."""
+
+    async def work(context: Any) -> bytes:
+        signed = transactions.transfer(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            usdc_mint=context.chain.usdc_mint,
+            account_index=1,
+            source=payer.usdc_token_account,
+            recipient=payee.usdc_token_account,
+            amount_micro=1_000_000,
+            memo="held back",
+        )
+        assert context.signer.address(spending_key(1)) == payer.chain_address
+        return signed.raw
+
+    return money.on_owner(server, work)
 
 
 def sent_by(server: AgentPayServer, work: Callable[[], object]) -> list[bytes]:
@@ -160,16 +210,23 @@ def test_what_was_executed_before_the_snapshot_executes_never_again(server: Agen
         assert money.held(server, payee.usdc_token_account) == 5_000_000
 
 
-def test_a_transaction_of_an_undone_future_is_one_with_that_of_the_new_one(seeded: AgentPayServer):
-    payer, payee = prepared(seeded)
-    snapshot = seeded.sandbox.snapshot()
-    (raw,) = sent_by(seeded, lambda: pay(seeded, payer, payee.account_id, "key"))
-    seeded.sandbox.restore(snapshot)
-
-    assert sent_by(seeded, lambda: pay(seeded, payer, payee.account_id, "key")) == [raw]
-    send(seeded, raw)
-
-    assert money.held(seeded, payee.usdc_token_account) == 5_000_000
+def test_bytes_that_were_handed_out_in_an_undone_future_never_land(server: AgentPayServer):
+    payer, payee = prepared(server)
+    snapshot = server.sandbox.snapshot()
+    handed_out = []
+    for _ in range(3):
+        handed_out.append(signed_by(server, payer, payee))
+        server.sandbox.clock.advance(60)
+        handed_out.append(signed_by(server, payer, payee))
+        server.sandbox.restore(snapshot)
+    # Whatever the height is by then.
+    for seconds in (0, 0.4, 60, 0.4, 60):
+        server.sandbox.clock.advance(seconds)
+        for raw in handed_out:
+            send(server, raw)
+    assert money.held(server, payee.usdc_token_account) == 0
+    pay(server, payer, payee.account_id, "key")
+    assert money.held(server, payee.usdc_token_account) == 5_000_000
 
 
 def expire(server: AgentPayServer) -> None:

@@ -182,7 +182,7 @@ class FaultyChain:
     def lag(self, looks: int) -> None:
         """Show the chain as it is now for this many reads of a signature."""
         self._lag_looks = looks
-        self._lag_height = self.inner._height
+        self._lag_height = self.inner._blocks.height()
         self._lag_known = set(self.inner._statuses)
 
     def not_final(self, looks: int) -> None:
@@ -191,7 +191,11 @@ class FaultyChain:
 
     def landed(self) -> list[str]:
         """Return the signatures of all transactions that succeeded."""
-        now = [signature for signature, status in self.inner._statuses.items() if status.failure is None]
+        now = [
+            signature
+            for signature, status in self.inner._statuses.items()
+            if status.is_final and status.failure is None
+        ]
         return [*self.landed_before, *now]
 
     @property

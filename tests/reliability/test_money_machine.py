@@ -249,12 +249,12 @@ class Money(RuleBasedStateMachine):
     @rule(key=keys, source=sources, recipient=targets, amount=amounts, trouble=st.sampled_from(sorted(ACTS)))
     def transfer(self, key: str, source: int, recipient: int, amount: int, trouble: str) -> None:
         terms = self.terms(source, recipient, amount)
-        height = self.world.chain.inner._height
+        height = self.world.chain.inner._blocks.height()
         self.world.chain.next_payment(ACTS[trouble])
         answer = self.send(key, terms)
         self.world.chain.script_ends()
         self.expect(key, terms, answer)
-        if self.world.chain.inner._height > height:
+        if self.world.chain.inner._blocks.height() > height:
             self.expire_in_flight()
 
     @precondition(lambda self: self.keys)
@@ -354,7 +354,7 @@ class Money(RuleBasedStateMachine):
         """Operators decide about one transfer, all at once."""
         transfer = data.draw(st.sampled_from(self.waiting()))
         transfer_id = transfer.answer.transfer_id or ""
-        height = self.world.chain.inner._height
+        height = self.world.chain.inner._blocks.height()
         self.world.chain.next_payment(ACTS[trouble])
 
         async def all_at_once() -> list[Answer]:
@@ -363,7 +363,7 @@ class Money(RuleBasedStateMachine):
         answers = [self.do(self.resolved(answer)) for answer in self.do(all_at_once())]
         self.world.chain.script_ends()
         self.expect_decision(transfer, dict(zip(enumerate(verbs), answers, strict=True)))
-        if self.world.chain.inner._height > height:
+        if self.world.chain.inner._blocks.height() > height:
             self.expire_in_flight()
 
     def expect_decision(self, transfer: Transfer, answers: dict[tuple[int, str], Answer]) -> None:
@@ -417,6 +417,9 @@ class Money(RuleBasedStateMachine):
     def advance(self, jump_us: int) -> None:
         self.do(self.world.advance(jump_us / 10**6))
         self.now_us += jump_us
+        if jump_us >= HOUR_US:
+            # All shorter jumps of a run together are shorter than a blockhash's life.
+            self.expire_in_flight()
         for account in self.accounts:
             account.unseen = 0
         self.expire_what_waits()
@@ -536,8 +539,7 @@ class RestartedMoney(Money):
         self.world = self.do(self.started(after=self.world))
         self.do(self.world.look_back())
         self.meet_strangers()
-        # No blockhash outlives a chain that is made again.
-        self.expire_in_flight()
+        self.do(self.world.rest())
 
     @rule(key=keys, source=sources, recipient=targets, amount=amounts, units=st.integers(0, 8))
     def restart_in_the_middle_of_a_transfer(

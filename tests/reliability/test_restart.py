@@ -106,12 +106,19 @@ class Lives:
         await self.end()
         return await self.start(**options)
 
-    async def ended_in(self, transfer: Awaitable[object]) -> None:
+    async def ended_in(
+        self,
+        transfer: Awaitable[object],
+        *,
+        just_before: Callable[[World], Awaitable[None]] | None = None,
+    ) -> None:
         """Begin a transfer, let it come as far as it can, and end the server."""
         caller = asyncio.ensure_future(transfer)
         await asyncio.sleep(1)
         assert not caller.done()
         caller.cancel()
+        if just_before is not None:
+            await just_before(self.worlds[-1])
         await self.end()
 
 
@@ -179,12 +186,21 @@ async def test_a_restart_keeps_money_keys_accounts_time_and_transfers(lives: Liv
 # --- What was under way
 
 
-async def test_what_was_signed_and_never_sent_is_signed_again_and_happens_once(lives: Lives) -> None:
+async def a_minute_passes(world: World) -> None:
+    """Let the blockhash expire of what was signed, and the ledger know of it."""
+    world.chain.inner.expire_blockhash()
+    await world.chain.inner.block_height()
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+async def test_what_was_signed_and_never_sent_happens_once(lives: Lives, has_expired: bool) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
     world.chain.next("send", hangs_before)
-    await lives.ended_in(world.transfer("key", source, to, "7"))
+    await lives.ended_in(
+        world.transfer("key", source, to, "7"), just_before=a_minute_passes if has_expired else None
+    )
     first = await one_transfer(world)
     assert first["status"] == "submitted"
     assert await landed(world) == before
@@ -192,7 +208,8 @@ async def test_what_was_signed_and_never_sent_is_signed_again_and_happens_once(l
     world = await lives.start()
     await world.rest()
     await assert_settled_once(world, source, to, before)
-    assert (await one_transfer(world))["tx_signature"] != first["tx_signature"]
+    # Its blockhash outlives the process: the same bytes are sent, and others once these can no longer land.
+    assert ((await one_transfer(world))["tx_signature"] != first["tx_signature"]) == has_expired
     assert world.attempts(first["transfer_id"]) == ["landed"]
     again = await world.transfer("key", source, to, "7")
     assert (again.status, again.transfer_id) == (200, first["transfer_id"])
@@ -222,6 +239,7 @@ async def test_a_pause_meanwhile_stops_what_was_not_sent(lives: Lives) -> None:
     await asyncio.sleep(1)
     await world.policy(source, paused=True)
     caller.cancel()
+    await a_minute_passes(world)
 
     world = await lives.restart()
     await world.rest()

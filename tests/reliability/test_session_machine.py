@@ -476,14 +476,14 @@ class MoneyWithSessions(Money):
         return self.agents[account_id]
 
     def in_trouble(self, trouble: str, work: Callable[[], Answer]) -> Answer:
-        self.height = self.world.chain.inner._height
+        self.height = self.world.chain.inner._blocks.height()
         self.world.chain.next_payment(ACTS[trouble])
         answer = work()
         self.world.chain.script_ends()
         return answer
 
     def expire_if_asked(self) -> None:
-        if self.world.chain.inner._height > self.height:
+        if self.world.chain.inner._blocks.height() > self.height:
             self.expire_in_flight()
 
 

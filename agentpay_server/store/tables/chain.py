@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, LargeBinary, Table, Text
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
 from agentpay_server.store.tables.base import metadata
 
@@ -12,6 +12,8 @@ chain_state: Final = Table(
     Column("genesis", Text, primary_key=True),
     Column("slot", BigInteger, nullable=False),
     Column("height", BigInteger, nullable=False),
+    # When the block of that height began; NULL in a row of a version whose heights did not follow the clock.
+    Column("height_since_us", BigInteger),
 )
 
 chain_accounts: Final = Table(
@@ -27,9 +29,15 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    # Why it moved nothing; NULL when it succeeded.
+    # Why it moved nothing; NULL when it succeeded; `refused` when it was never executed and never will be.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
+    # What the signature signs, and the height of the block: no message is executed twice. NULL in rows of
+    # versions that did not keep them, whose blockhashes have expired.
+    Column("message_hash", LargeBinary),
+    Column("height", BigInteger),
+    # For the messages whose blockhashes are valid.
+    Index("ix_chain_signatures_height", "height"),
     sqlite_with_rowid=False,
 )
 

@@ -42,10 +42,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class World:
-    def __init__(self, seed: bytes = SEED, ledger: Ledger | None = None) -> None:
+    def __init__(self, seed: bytes = SEED, ledger: Ledger | None = None, *, now_us: int = START_US) -> None:
         self.seed = seed
         self.ledger = ledger
-        self.now_us = START_US
+        self.now_us = now_us
         self.custody = Custody(seed)
         self.chain = EmbeddedChain(
             treasury=self.custody.address(TREASURY),
@@ -58,9 +58,10 @@ class World:
         self.minted = 0
         self.filled = 0
 
-    def restarted(self, seed: bytes | None = None) -> "World":
+    def restarted(self, seed: bytes | None = None, *, now_us: int | None = None) -> "World":
         """Return the world after a process has ended, anyhow, and another has taken up its ledger."""
-        return World(self.seed if seed is None else seed, self.ledger)
+        now_us = self.now_us if now_us is None else now_us
+        return World(self.seed if seed is None else seed, self.ledger, now_us=now_us)
 
     @property
     def svm(self) -> LiteSVM:

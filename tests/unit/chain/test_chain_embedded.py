@@ -1,7 +1,9 @@
 """The embedded chain: executed at most once, never forgotten, and honest about what can no longer land."""
 
 import asyncio
+import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,14 +13,21 @@ from chain_world import START_US, World, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.account import Account
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
 from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions, machine, machines, transactions
-from agentpay_server.chain.base import FailureReason, SignatureStatus, SignedTransaction
+from agentpay_server.chain.base import Blockhash, FailureReason, SignatureStatus, SignedTransaction
+from agentpay_server.chain.blocks import BLOCK_US
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
 
 LANDED = SignatureStatus(is_final=True)
+REFUSED = SignatureStatus(is_final=False, is_refused=True)
 
 
 def failure_of(status: SignatureStatus | None) -> FailureReason:
@@ -31,7 +40,8 @@ def failure_of(status: SignatureStatus | None) -> FailureReason:
 
 def provably_expired(world: World, transaction: SignedTransaction) -> bool:
     height = world.height()
-    return world.status(transaction) is None and height > transaction.last_valid_block_height
+    status = world.status(transaction)
+    return status == REFUSED or (status is None and height > transaction.last_valid_block_height)
 
 
 def test_nothing_is_forgotten_and_nothing_is_noticed_later(world: World) -> None:
@@ -171,7 +181,149 @@ def test_equal_transfers_with_distinct_ids_are_distinct(world: World) -> None:
     assert world.balance(recipient) == 200
 
 
+def second_signature(key: bytes, payload: bytes) -> Signature:
+    """Return a signature of a key over `payload` that is valid, but not the key's own (RFC 8032)."""
+    digest = hashlib.sha512(key).digest()
+    scalar = int.from_bytes(digest[:32], "little") & ((1 << 254) - 8) | (1 << 254)
+    point = Keypair.from_seed(key).pubkey()
+    # Any nonce will do; that of the standard is but the one that repeats.
+    nonce = Keypair.from_seed(hashlib.sha256(key + payload).digest())
+    nonce_digest = hashlib.sha512(nonce.secret()).digest()
+    nonce_scalar = int.from_bytes(nonce_digest[:32], "little") & ((1 << 254) - 8) | (1 << 254)
+    order = 2**252 + 27742317777372353535851937790883648493
+    challenge = hashlib.sha512(bytes(nonce.pubkey()) + bytes(point) + payload).digest()
+    answer = (nonce_scalar + int.from_bytes(challenge, "little") * scalar) % order
+    return Signature.from_bytes(bytes(nonce.pubkey()) + answer.to_bytes(32, "little"))
+
+
+def test_one_message_with_two_valid_signatures_of_its_fee_payer_moves_money_once(world: World) -> None:
+    """A fee payer can sign a message as often as they like; what we signed is an order for one payment."""
+    source, recipient = world.account(1, 2_000), world.account(2)
+    payer, owner = Keypair.from_seed(bytes([3]) * 32), world.pubkey(spending_key(1))
+    world.svm.set_account(payer.pubkey(), Account(10**9, b"", instructions.SYSTEM_PROGRAM))
+    pay = instructions.transfer_checked(
+        source=Pubkey.from_string(source),
+        destination=Pubkey.from_string(recipient),
+        owner=owner,
+        mint=Pubkey.from_string(world.usdc),
+        amount_micro=1_000,
+    )
+    blockhash = Hash.from_string(world.blockhash().value)
+    message = Message.new_with_blockhash([pay], payer.pubkey(), blockhash)
+    ours = world.custody.sign(spending_key(1), bytes(message))
+    first = payer.sign_message(bytes(message))
+    second = second_signature(bytes([3]) * 32, bytes(message))
+    assert first != second
+    assert second.verify(payer.pubkey(), bytes(message))
+
+    for theirs in (first, second, first):
+        run(world.chain.send(bytes(VersionedTransaction.populate(message, [theirs, Signature(ours)]))))
+
+    assert (world.balance(source), world.balance(recipient)) == (1_000, 1_000)
+    assert run(world.chain.signature_status(str(first))) == LANDED
+    assert run(world.chain.signature_status(str(second))) is None
+
+
+def test_bytes_that_the_fee_payer_has_not_signed_yet_change_nothing(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    honest = world.transfer(1, recipient, 3)
+    transaction = VersionedTransaction.from_bytes(honest.raw)
+    for first in (Signature.default(), transaction.signatures[1]):
+        unsigned = VersionedTransaction.populate(transaction.message, [first, transaction.signatures[1]])
+        run(world.chain.send(bytes(unsigned)))
+        assert run(world.chain.signature_status(str(first))) is None
+    assert world.balance(recipient) == 0
+    assert world.send(honest) == LANDED
+    assert world.balance(recipient) == 3
+
+
+def test_a_forgery_under_a_transactions_name_does_not_make_it_expire(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    honest, other = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="other")
+    transaction = VersionedTransaction.from_bytes(other.raw)
+    forged = VersionedTransaction.populate(
+        transaction.message,
+        [Signature.from_string(honest.signature), transaction.signatures[1]],
+    )
+    run(world.chain.send(bytes(forged)))
+    assert world.status(honest) is None
+    assert not provably_expired(world, honest)
+    assert world.send(honest) == LANDED
+    run(world.chain.send(bytes(forged)))
+    assert world.status(honest) == LANDED
+    assert world.send(other) == LANDED
+
+
 # --- Expiry
+
+
+def test_a_quiet_chain_lets_a_transaction_expire_with_the_clock(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    first, second = (world.transfer(1, recipient, 3, memo=memo) for memo in ("first", "second"))
+    world.now_us += 150 * BLOCK_US + BLOCK_US - 1
+    assert world.height() == first.last_valid_block_height
+    assert world.send(first) == LANDED
+    assert not provably_expired(world, second)
+    world.now_us += 1
+    assert world.send(second) is None
+    assert provably_expired(world, second)
+    assert world.send(first) == LANDED
+    assert world.balance(recipient) == 3
+
+
+def test_all_blockhashes_of_the_last_150_blocks_are_valid_at_a_time(world: World) -> None:
+    world.account(1, 1_000)
+    recipient = world.account(2)
+    signed = []
+    for n in range(152):
+        signed.append(world.transfer(1, recipient, 1, memo=f"txn_{n}"))
+        world.now_us += BLOCK_US
+    assert len({VersionedTransaction.from_bytes(each.raw).message.recent_blockhash for each in signed}) == 152
+    assert [world.send(each) for each in signed] == [None, None, *[LANDED] * 150]
+    assert world.balance(recipient) == 150
+
+
+def test_blockhashes_that_were_never_handed_out_are_refused(world: World) -> None:
+    world.account(1, 10)
+    recipient, blockhash = world.account(2), world.blockhash()
+    for n, value in enumerate(("9" * 43, str(Hash.default()), str(Hash.hash(b"a block")))):
+        made_up = transactions.transfer(
+            world.custody,
+            Blockhash(value=value, last_valid_block_height=blockhash.last_valid_block_height),
+            usdc_mint=world.usdc,
+            account_index=1,
+            source=world.token_address(1),
+            recipient=recipient,
+            amount_micro=1,
+            memo=f"txn_{n}",
+        )
+        assert world.send(made_up) is None
+    assert world.balance(recipient) == 0
+
+
+def test_a_clock_that_jumps_by_years_is_no_work(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    unsent = world.transfer(1, recipient, 3)
+    world.now_us += 10**9 * BLOCK_US
+    began = time.process_time()
+    assert provably_expired(world, unsent)
+    assert world.send(unsent) is None
+    assert world.send(world.transfer(1, recipient, 4)) == LANDED
+    assert time.process_time() - began < 1
+    assert world.height() == 10**9
+
+
+def test_a_clock_that_is_set_back_stops_no_blocks_and_takes_none_back(world: World) -> None:
+    world.now_us += 5 * BLOCK_US
+    assert world.height() == 5
+    world.now_us -= 10**12
+    assert world.height() == 5
+    world.now_us += 3 * BLOCK_US
+    assert world.height() == 8
 
 
 def test_a_transaction_with_an_expired_blockhash_never_lands_and_can_be_proved_so(world: World) -> None:
@@ -186,17 +338,17 @@ def test_a_transaction_with_an_expired_blockhash_never_lands_and_can_be_proved_s
     assert world.balance(recipient) == 0
 
 
-def test_a_blockhash_lives_for_at_most_a_thousand_transactions(world: World) -> None:
+def test_a_block_holds_at_most_a_thousand_transactions(world: World) -> None:
     world.account(1, 10)
-    first = world.blockhash()
+    first, landed = world.blockhash(), world.chain._slot - 435_888_000
     unsent = world.transfer(1, world.token_address(1), 1)
-    world.fill(1_000 - world.chain._landed_under_blockhash - 1)
+    world.fill(1_000 - landed - 1)
     assert world.blockhash() == first
     world.fill(1)
     second = world.blockhash()
     assert second.value != first.value
     assert second.last_valid_block_height == first.last_valid_block_height + 1
-    assert provably_expired(world, unsent)
+    assert world.send(unsent) == LANDED
 
 
 def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: World) -> None:
@@ -210,9 +362,11 @@ def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: Worl
         raw=bytes(raw),
         last_valid_block_height=honest.last_valid_block_height,
     )
-    assert world.send(forged) is None
-    assert provably_expired(world, forged)
+    assert world.send(forged) == REFUSED
+    assert world.send(honest) == REFUSED
     assert world.balance(recipient) == 0
+    # It alone: what others signed under the same blockhash lands.
+    assert world.send(world.transfer(1, recipient, 3, memo="another")) == LANDED
 
 
 def test_an_empty_treasury_lands_nothing_and_a_new_transaction_may_follow(world: World) -> None:
@@ -220,11 +374,10 @@ def test_an_empty_treasury_lands_nothing_and_a_new_transaction_may_follow(world:
     recipient = world.account(2)
     world.svm.set_account(world.pubkey(TREASURY), Account(1, b"", instructions.SYSTEM_PROGRAM))
     unpaid = world.transfer(1, recipient, 3)
-    assert world.send(unpaid) is None
-    assert provably_expired(world, unpaid)
+    assert world.send(unpaid) == REFUSED
     world.svm.set_account(world.pubkey(TREASURY), Account(10**12, b"", instructions.SYSTEM_PROGRAM))
     world.land(world.transfer(1, recipient, 3))
-    assert world.send(unpaid) is None
+    assert world.send(unpaid) == REFUSED
     assert world.balance(recipient) == 3
 
 
@@ -328,7 +481,7 @@ def test_it_is_a_test_chain_with_usdc_at_its_mainnet_address(world: World) -> No
 # --- Time, repetition, threads
 
 
-def test_the_chains_clock_follows_ours_and_each_transaction_is_one_slot(world: World) -> None:
+def test_the_chains_clock_and_its_slots_follow_ours(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     slot = world.svm.get_clock().slot
@@ -336,7 +489,7 @@ def test_the_chains_clock_follows_ours_and_each_transaction_is_one_slot(world: W
     world.now_us += 86_400 * 1_000_000 + 999_999
     world.land(world.transfer(1, recipient, 1))
     assert world.svm.get_clock().unix_timestamp == START_US // 1_000_000 + 86_400
-    assert world.svm.get_clock().slot == slot + 1
+    assert world.svm.get_clock().slot == slot + 86_400_999_999 // 400_000
 
 
 def test_the_same_seed_and_the_same_calls_give_the_same_signatures_and_balances() -> None:
@@ -431,5 +584,6 @@ def test_any_mix_of_sends_replays_and_expiries_agrees_with_a_dictionary(steps: l
                 send(*made[-1])
         assert {index: world.balance(world.token_address(index)) for index in model} == model
     world.chain.expire_blockhash()
+    assert world.height() > 150
     for transaction, *_ in made:
         assert (transaction.signature in outcomes) != provably_expired(world, transaction)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from attrs import evolve
 from chain_world import SEED, START_US, World, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.message import MessageAddressTableLookup, MessageHeader, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain import embedded, instructions
+from agentpay_server.chain import blocks, embedded, instructions
 from agentpay_server.chain.base import (
     Blockhash,
     ChainUnavailableError,
@@ -26,11 +27,13 @@ from agentpay_server.chain.base import (
     SignatureStatus,
     SignedTransaction,
 )
+from agentpay_server.chain.blocks import BLOCK_US
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, LedgerMovedError, Page
 from agentpay_server.chain.machine import new_machine
 from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.seen_messages import SeenMessage
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.store.file import FileDatabase
 from agentpay_server.store.ledger import DatabaseLedger
@@ -38,6 +41,7 @@ from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.tables import metadata
 
 LANDED = SignatureStatus(is_final=True)
+REFUSED = SignatureStatus(is_final=False, is_refused=True)
 
 
 class Ledger:
@@ -55,6 +59,9 @@ class Ledger:
         if self.is_down:
             raise OSError("scripted: no disk")
         return await self.inner.read()
+
+    async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        return await self.inner.seen(from_height=from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
         if self.is_down:
@@ -133,7 +140,8 @@ def test_balances_statuses_and_time_outlive_the_process(world: World) -> None:
     assert (after.status(landed), after.status(failed)) == (LANDED, failure)
     assert failure.failure.reason is FailureReason.INSUFFICIENT_FUNDS
     assert after.chain._slot == slot
-    assert after.svm.get_clock().slot == slot
+    # A restart begins a block.
+    assert after.svm.get_clock().slot == blocks.slot_at(1)
     assert after.svm.get_clock().unix_timestamp == START_US // 1_000_000
     for address in (TREASURY, TEST_MINT_AUTHORITY):
         assert after.svm.get_account(after.pubkey(address)) == world.svm.get_account(world.pubkey(address))
@@ -173,7 +181,7 @@ def test_a_treasury_that_was_emptied_is_not_filled_by_a_restart(world: World) ->
     treasury = world.pubkey(TREASURY)
     page = Page(
         before=world.chain._written,
-        after=ChainState(genesis=world.chain._genesis, slot=9, height=9),
+        after=ChainState(genesis=world.chain._genesis, slot=9, height=9, height_since_us=START_US),
         accounts={str(treasury): None},
     )
     assert world.ledger is not None
@@ -221,16 +229,59 @@ def test_the_same_bytes_never_execute_again_after_a_restart(world: World) -> Non
     assert after.balance(recipient) == 3
 
 
-def test_what_was_signed_and_never_sent_is_proved_expired_after_a_restart(world: World) -> None:
+def test_what_was_signed_and_never_sent_lands_after_a_restart_or_expires(world: World) -> None:
+    world.account(1, 10)
+    recipient = world.account(2)
+    sent, unsent = (world.transfer(1, recipient, 3, memo=memo) for memo in ("sent", "unsent"))
+    after = world.restarted()
+    assert after.send(sent) == LANDED
+    after.now_us += 151 * BLOCK_US
+    last = after.restarted(now_us=after.now_us)
+    assert last.send(unsent) is None
+    assert is_provably_expired(last, unsent)
+    assert last.send(sent) == LANDED
+    assert last.balance(recipient) == 3
+
+
+def test_a_clock_that_was_set_back_between_two_processes_makes_no_expired_transaction_valid(
+    world: World,
+) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     unsent = world.transfer(1, recipient, 3)
-    after = world.restarted()
-    assert is_provably_expired(after, unsent)
+    world.now_us += 151 * BLOCK_US
+    assert is_provably_expired(world, unsent)
+    # Nothing has landed since: that it was told is why the ledger knows.
+    after = world.restarted(now_us=START_US)
     assert after.send(unsent) is None
+    assert after.height() > unsent.last_valid_block_height
     assert after.balance(recipient) == 0
-    after.land(after.transfer(1, recipient, 3))
-    assert after.balance(recipient) == 3
+
+
+def test_a_ledger_of_before_blocks_followed_the_clock_is_resumed(world: World, ledger: Ledger) -> None:
+    world.account(1, 10)
+    recipient, height = world.account(2), world.height()
+    ledger.database._driver.execute("UPDATE chain_state SET height_since_us = NULL")
+    ledger.database._driver.execute("UPDATE chain_signatures SET message_hash = NULL, height = NULL")
+    after = world.restarted(now_us=world.now_us + BLOCK_US)
+    assert after.height() == height + 1
+    assert after.send(after.transfer(1, recipient, 3)) == LANDED
+
+
+def test_a_refusal_outlives_the_process(world: World) -> None:
+    """It was told to have expired, and may have been signed again: its bytes must never land."""
+    world.account(1, 10)
+    recipient = world.account(2)
+    treasury = world.pubkey(TREASURY)
+    purse = world.svm.get_account(treasury)
+    assert purse is not None
+    unpaid = world.transfer(1, recipient, 3)
+    world.svm.set_account(treasury, Account(1, b"", instructions.SYSTEM_PROGRAM))
+    assert world.send(unpaid) == REFUSED
+    after = world.restarted()
+    assert after.status(unpaid) == REFUSED
+    assert after.send(unpaid) == REFUSED
+    assert after.balance(recipient) == 0
 
 
 def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World) -> None:
@@ -273,7 +324,7 @@ def test_a_chain_with_a_ledger_goes_on_and_never_back(world: World) -> None:
 def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(
     world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_TRANSACTIONS_PER_BLOCKHASH", 8)
+    monkeypatch.setattr(blocks, "TRANSACTIONS_PER_BLOCK", 8)
     monkeypatch.setattr(embedded, "_REMEMBERED_STATUSES", 10)
     world.account(1, 10)
     recipient = world.account(2)
@@ -324,8 +375,10 @@ def test_a_process_that_dies_before_the_page_has_not_executed(world: World, ledg
     with suppress(KeyboardInterrupt):
         run(world.chain.send(transaction.raw))
     after = world.restarted()
-    assert is_provably_expired(after, transaction)
+    assert after.status(transaction) is None
     assert (after.balance(source), after.balance(recipient)) == (10, 0)
+    assert after.send(transaction) == LANDED
+    assert (after.balance(source), after.balance(recipient)) == (7, 3)
 
 
 def test_a_process_that_dies_after_the_page_has_executed(world: World, ledger: Ledger) -> None:
@@ -348,9 +401,8 @@ def test_a_page_that_fails_throws_the_machine_away(world: World, ledger: Ledger,
     with pytest.raises(ChainUnavailableError):
         run(world.chain.send(transaction.raw))
     if act is lost:
-        assert is_provably_expired(world, transaction)
+        assert world.status(transaction) is None
         assert (world.balance(source), world.balance(recipient)) == (10, 0)
-        transaction = world.transfer(1, recipient, 3)
         world.land(transaction)
     assert world.status(transaction) == LANDED
     assert (world.balance(source), world.balance(recipient)) == (7, 3)
@@ -377,9 +429,9 @@ def test_a_ledger_that_is_gone_makes_the_chain_unavailable_until_it_is_back(
         with pytest.raises(ChainUnavailableError):
             run(read())
     ledger.is_down = False
-    assert is_provably_expired(world, transaction)
-    assert world.balance(recipient) == 0
-    world.land(world.transfer(1, recipient, 3))
+    # What was sent meanwhile may have been executed since: nobody was told that it was lost.
+    world.land(transaction)
+    assert world.balance(recipient) == 3
 
 
 def test_a_signature_that_cannot_be_looked_up_is_not_taken_for_unknown(world: World, ledger: Ledger) -> None:
@@ -397,8 +449,10 @@ def test_whoever_is_left_behind_by_another_process_writes_nothing(world: World, 
         run(world.chain.send(stale.raw))
     assert isinstance(caught.value.__cause__, LedgerMovedError)
     # It takes the ledger up again, as it is now.
-    assert is_provably_expired(world, stale)
+    assert world.status(stale) is None
     assert (world.balance(source), world.balance(recipient)) == (6, 4)
+    assert world.send(stale) == LANDED
+    assert (world.balance(source), world.balance(recipient)) == (3, 7)
 
 
 def test_a_ledger_of_other_keys_is_refused(world: World) -> None:

@@ -148,7 +148,7 @@ def test_naming_the_policy_authority_without_its_signature_writes_nothing(world:
     honest = sign_transaction(world.custody, world.blockhash(), [step], POLICY_AUTHORITY)
     forged = honest.raw[:65] + world.custody.sign(spending_key(1), honest.raw[129:]) + honest.raw[129:]
     run(world.chain.send(forged))
-    assert world.status(honest) is None
+    assert world.status(honest) == SignatureStatus(is_final=False, is_refused=True)
     assert world.record(1) == policy_record()
 
 

@@ -1,0 +1,31 @@
+"""Base58 of any bytes, in Bitcoin's alphabet. Its cost grows with the square of the length: bound that."""
+
+from typing import Final
+
+_ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_VALUES: Final = {character: value for value, character in enumerate(_ALPHABET)}
+
+
+def encode(raw: bytes) -> str:
+    """Return `raw` in base58."""
+    number, characters = int.from_bytes(raw), []
+    while number:
+        number, value = divmod(number, 58)
+        characters.append(_ALPHABET[value])
+    zeros = len(raw) - len(raw.lstrip(b"\0"))
+    return _ALPHABET[0] * zeros + "".join(reversed(characters))
+
+
+def decode(text: str) -> bytes:
+    """Return the bytes that `text` stands for.
+
+    Raises:
+        ValueError: it has a character that base58 does not have.
+    """
+    number = 0
+    for character in text:
+        if character not in _VALUES:
+            raise ValueError("not base58")
+        number = number * 58 + _VALUES[character]
+    zeros = len(text) - len(text.lstrip(_ALPHABET[0]))
+    return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8)

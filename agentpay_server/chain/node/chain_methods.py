@@ -1,0 +1,152 @@
+"""Methods of the RPC node about the chain: blockhashes, heights, slots, fees."""
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from solders.hash import Hash
+from solders.message import Message, MessageV0, from_bytes_versioned
+
+from agentpay_server.chain.blocks import FIRST_SLOT, slot_at
+from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
+from agentpay_server.chain.node.errors import BLOCK_NOT_AVAILABLE, RpcError, invalid_params
+from agentpay_server.chain.node.group import VERSION, Json, Method, MethodGroup
+from agentpay_server.chain.node.params import Params
+
+_SLOTS_PER_EPOCH: Final = 432_000
+_LAMPORTS_PER_SIGNATURE: Final = 5_000
+_DEFAULT_UNITS: Final = 200_000
+_MOST_UNITS: Final = 1_400_000
+_MOST_BLOCKS: Final = 10_000
+_MOST_ADDRESSES: Final = 128
+_MOST_ACCOUNT_BYTES: Final = 10 * 1024 * 1024
+
+
+class ChainMethods(MethodGroup):
+    """The identity and the position of the chain."""
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """The methods by their names."""
+        return {
+            "getBlock": self._block,
+            "getBlockHeight": self._block_height,
+            "getBlocksWithLimit": self._blocks_with_limit,
+            "getEpochInfo": self._epoch_info,
+            "getFeeForMessage": self._fee_for_message,
+            "getFirstAvailableBlock": self._first_available_block,
+            "getGenesisHash": self._genesis_hash,
+            "getHealth": self._health,
+            "getLatestBlockhash": self._latest_blockhash,
+            "getMinimumBalanceForRentExemption": self._rent_exemption,
+            "getRecentPrioritizationFees": self._prioritization_fees,
+            "getSlot": self._slot,
+            "getVersion": self._version,
+            "isBlockhashValid": self._is_blockhash_valid,
+            "minimumLedgerSlot": self._first_available_block,
+        }
+
+    async def _latest_blockhash(self, params: Params) -> Json:
+        self.check(params.options(0))
+        blockhash = await self.chain.latest_blockhash()
+        return self.in_context(
+            {"blockhash": blockhash.value, "lastValidBlockHeight": blockhash.last_valid_block_height}
+        )
+
+    async def _is_blockhash_valid(self, params: Params) -> Json:
+        text = params.text(0)
+        self.check(params.options(1))
+        try:
+            blockhash = Hash.from_string(text)
+        except Exception:  # noqa: BLE001 - solders has a kind of its own for it
+            raise invalid_params(f"{text[:64]!r} is not a blockhash") from None
+        return self.in_context(await self.chain.is_blockhash_valid(blockhash))
+
+    async def _block_height(self, params: Params) -> Json:
+        self.check(params.options(0))
+        return await self.chain.block_height()
+
+    async def _slot(self, params: Params) -> Json:
+        self.check(params.options(0))
+        return slot_at(await self.chain.block_height())
+
+    async def _epoch_info(self, params: Params) -> Json:
+        self.check(params.options(0))
+        height = await self.chain.block_height()
+        slot = slot_at(height)
+        return {
+            "absoluteSlot": slot,
+            "blockHeight": height,
+            "epoch": slot // _SLOTS_PER_EPOCH,
+            "slotIndex": slot % _SLOTS_PER_EPOCH,
+            "slotsInEpoch": _SLOTS_PER_EPOCH,
+            "transactionCount": len(self.chain.history),
+        }
+
+    async def _first_available_block(self, _params: Params) -> Json:
+        return slot_at(self.chain.history.first_height)
+
+    async def _blocks_with_limit(self, params: Params) -> Json:
+        first, limit = params.count(0), params.count(1, most=_MOST_BLOCKS)
+        self.check(params.options(2))
+        first = max(first, slot_at(self.chain.history.first_height))
+        return list(range(first, min(first + limit, slot_at(await self.chain.block_height()) + 1)))
+
+    async def _block(self, params: Params) -> Json:
+        slot, options = params.count(0), params.options_or_encoding(1)
+        if options.text("transactionDetails") != "none":
+            raise invalid_params(
+                'this node tells of blocks without transactions alone: transactionDetails "none"'
+            )
+        height = slot - FIRST_SLOT
+        if not self.chain.history.first_height <= height <= await self.chain.block_height():
+            raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
+        # Neither hashes nor times of blocks are kept: a blockhash is the latest one while it is handed out.
+        return {"blockHeight": height, "parentSlot": max(slot - 1, FIRST_SLOT), "blockTime": None}
+
+    async def _genesis_hash(self, _params: Params) -> Json:
+        return self.chain.genesis_hash
+
+    async def _version(self, _params: Params) -> Json:
+        return {"solana-core": VERSION, "feature-set": 0}
+
+    async def _health(self, _params: Params) -> Json:
+        await self.chain.block_height()
+        return "ok"
+
+    async def _rent_exemption(self, params: Params) -> Json:
+        size = params.count(0, most=_MOST_ACCOUNT_BYTES)
+        return await self.chain.rent_exemption(size)
+
+    async def _prioritization_fees(self, params: Params) -> Json:
+        if params.get(0) is not None:
+            params.addresses(0, most=_MOST_ADDRESSES)
+        return [{"slot": self.chain.slot, "prioritizationFee": 0}]
+
+    async def _fee_for_message(self, params: Params) -> Json:
+        text = params.text(0)
+        self.check(params.options(1))
+        try:
+            message = from_bytes_versioned(base64.b64decode(text, validate=True))
+        except Exception:  # noqa: BLE001 - solders has several kinds of it
+            raise invalid_params("failed to deserialize the message") from None
+        is_valid = await self.chain.is_blockhash_valid(message.recent_blockhash)
+        return self.in_context(
+            _fee(message) if is_valid and isinstance(message, Message | MessageV0) else None
+        )
+
+
+def _fee(message: Message | MessageV0) -> int:
+    """Return what a transaction with a message costs its fee payer."""
+    limit, price, count = None, 0, 0
+    for step in message.instructions:
+        data = bytes(step.data)
+        if message.account_keys[step.program_id_index] != COMPUTE_BUDGET_PROGRAM:
+            count += 1
+        elif data[:1] == b"\x02" and len(data) == 5:
+            (limit,) = struct.unpack_from("<I", data, 1)
+        elif data[:1] == b"\x03" and len(data) == 9:
+            (price,) = struct.unpack_from("<Q", data, 1)
+    units = min(count * _DEFAULT_UNITS if limit is None else limit, _MOST_UNITS)
+    return message.header.num_required_signatures * _LAMPORTS_PER_SIGNATURE + -(-units * price // 1_000_000)

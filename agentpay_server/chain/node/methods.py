@@ -1,0 +1,59 @@
+"""The RPC node: dispatches calls to the methods by name.
+
+It keeps to what clients of Solana rely on: names, defaults, error codes, and `null` for missing accounts and
+transactions.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.node.account_methods import AccountMethods
+from agentpay_server.chain.node.chain_methods import ChainMethods
+from agentpay_server.chain.node.errors import METHOD_NOT_FOUND, NODE_UNHEALTHY, RpcError
+from agentpay_server.chain.node.group import Json, Method
+from agentpay_server.chain.node.history_methods import HistoryMethods
+from agentpay_server.chain.node.params import Params
+from agentpay_server.chain.node.requests import RpcCall
+from agentpay_server.chain.node.transaction_methods import Airdrop, TransactionMethods
+
+
+class Node:
+    """Answers calls. It belongs to the thread that owns the chain.
+
+    Args:
+        chain: the chain.
+        airdrop: gives lamports away; None to refuse airdrops.
+
+    Attributes:
+        chain: the chain.
+    """
+
+    def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None = None) -> None:
+        self.chain: Final = chain
+        groups = (
+            AccountMethods(chain),
+            ChainMethods(chain),
+            HistoryMethods(chain),
+            TransactionMethods(chain, airdrop),
+        )
+        self.methods: Mapping[str, Method] = {
+            name: method for group in groups for name, method in group.methods.items()
+        }
+
+    async def result(self, call: RpcCall) -> Json:
+        """Return the result of a call.
+
+        Raises:
+            RpcError: it is refused.
+        """
+        if call.error is not None:
+            raise call.error
+        method = self.methods.get(call.method)
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, "Method not found")
+        try:
+            return await method(Params(call.params))
+        except ChainUnavailableError:
+            raise RpcError(NODE_UNHEALTHY, "Node is unhealthy: its ledger does not answer") from None

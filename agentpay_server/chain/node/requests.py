@@ -1,0 +1,93 @@
+"""JSON-RPC 2.0: from the bytes of a request to calls, and from their outcomes to bytes. Pure functions."""
+
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay.contract import json_text
+from agentpay.contract.json_text import InvalidJsonError
+from agentpay_server.chain.node.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RpcError
+
+MOST_CALLS: Final = 100
+"""How many calls one request may hold."""
+
+_MAX_ID_CHARACTERS: Final = 256
+
+
+@frozen
+class RpcCall:
+    """A call.
+
+    Attributes:
+        id: what the caller names it; whatever JSON has for that.
+        method: which method.
+        params: its parameters, in order.
+        is_notification: whether the caller wants no answer.
+        error: what is wrong with it; None where it can be made.
+    """
+
+    id: object
+    method: str = ""
+    params: tuple[Any, ...] = ()
+    is_notification: bool = False
+    error: RpcError | None = None
+
+
+@frozen
+class RpcRequest:
+    """The calls of one request.
+
+    Attributes:
+        calls: the calls.
+        is_batch: whether their answers go into a list.
+    """
+
+    calls: tuple[RpcCall, ...]
+    is_batch: bool
+
+
+def read_request(body: bytes) -> RpcRequest:
+    """Return the calls that a body stands for; whatever it holds, it stands for some."""
+    try:
+        content = json_text.parse_request_json(body)
+    except InvalidJsonError as error:
+        return _refused(RpcError(PARSE_ERROR, f"Parse error: the body {error}"))
+    if not isinstance(content, list):
+        return RpcRequest((_call(content),), is_batch=False)
+    if not 1 <= len(content) <= MOST_CALLS:
+        return _refused(RpcError(INVALID_REQUEST, f"Invalid request: a batch has 1 to {MOST_CALLS} calls"))
+    return RpcRequest(tuple(map(_call, content)), is_batch=True)
+
+
+def answer(call: RpcCall, result: object) -> dict[str, object]:
+    """Return the answer to a call that has a result."""
+    return {"jsonrpc": "2.0", "result": result, "id": call.id}
+
+
+def refusal(call: RpcCall, error: RpcError) -> dict[str, object]:
+    """Return the answer to a call that is refused."""
+    told: dict[str, object] = {"code": error.code, "message": error.message}
+    if error.data is not None:
+        told["data"] = error.data
+    return {"jsonrpc": "2.0", "error": told, "id": call.id}
+
+
+def _refused(error: RpcError) -> RpcRequest:
+    return RpcRequest((RpcCall(None, error=error),), is_batch=False)
+
+
+def _call(content: object) -> RpcCall:
+    if not isinstance(content, dict):
+        return RpcCall(None, error=RpcError(INVALID_REQUEST, "Invalid request: a call is an object"))
+    name, method, params = content.get("id"), content.get("method"), content.get("params")
+    if isinstance(name, bool | dict | list) or (isinstance(name, str) and len(name) > _MAX_ID_CHARACTERS):
+        return RpcCall(None, error=RpcError(INVALID_REQUEST, "Invalid request: id is no name for a call"))
+    if content.get("jsonrpc") != "2.0":
+        return RpcCall(name, error=RpcError(INVALID_REQUEST, 'Invalid request: jsonrpc must be "2.0"'))
+    if not isinstance(method, str):
+        return RpcCall(name, error=RpcError(INVALID_REQUEST, "Invalid request: method must be a string"))
+    if params is not None and not isinstance(params, list):
+        return RpcCall(
+            name, method, error=RpcError(INVALID_PARAMS, "Invalid params: params must be an array")
+        )
+    return RpcCall(name, method, tuple(params or ()), is_notification="id" not in content)

@@ -1,0 +1,268 @@
+"""JSON-RPC of the embedded chain over HTTP and WebSocket, for clients of Solana. It needs no key.
+
+It is only for test chains and for loopback: a caller can spend nothing of anybody else's, and can be given
+test SOL. A page in a browser cannot use it: a request must say that it is JSON, which a browser asks leave
+for first and does not get; and a WebSocket that a page opens names an origin, which must be of this machine.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentpay.contract import json_text
+from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.chain import transactions
+from agentpay_server.chain.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.chain.node.methods import Node
+from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
+from agentpay_server.chain.node.subscriptions import Subscriptions
+from agentpay_server.domain.problems import Problem
+from agentpay_server.http.bodies import DisconnectedError, read_body, require_json
+from agentpay_server.http.exchange import JSON_TYPE
+from agentpay_server.logs import log
+from agentpay_server.runtime import Runtime
+
+PATH: Final = "/sandbox/rpc"
+"""Where it is served."""
+
+_MOST_WAITING: Final = 10_000
+_LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
+_POLICY_VIOLATION: Final = 1008
+_MOST_CONNECTIONS: Final = 64
+_TRY_AGAIN_LATER: Final = 1013
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class ChainRpc:
+    """The node as ASGI, at one path.
+
+    Args:
+        node: answers the calls.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._connections = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or stay with a WebSocket until it ends."""
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    # --- HTTP
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _respond(send, 405, _text("JSON-RPC takes POST."), [(b"allow", b"POST")])
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = await read_body(headers, receive)
+            _require_json(headers)
+        except DisconnectedError:
+            return
+        except Problem as problem:
+            await _respond(send, problem.http_status, _text(problem.message))
+            return
+        request = read_request(body)
+        answers = [told for call in request.calls if (told := await self._answer(call)) is not None]
+        await _respond(send, 200, _printed(request, answers))
+
+    async def _answer(self, call: RpcCall) -> dict[str, object] | None:
+        try:
+            result = await self._node.result(call)
+        except RpcError as error:
+            told = refusal(call, error)
+        except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+            log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
+            told = refusal(call, _INTERNAL_ERROR)
+        else:
+            told = answer(call, result)
+        return None if call.is_notification else told
+
+    # --- WebSocket
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if not _is_local(scope["headers"]):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        if self._connections >= _MOST_CONNECTIONS:
+            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+            return
+        self._connections += 1
+        try:
+            await send({"type": "websocket.accept"})
+            await self._talk(receive, send)
+        finally:
+            self._connections -= 1
+
+    async def _talk(self, receive: Receive, send: Send) -> None:
+        outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
+        loop = asyncio.get_running_loop()
+        writer = loop.create_task(_write(outgoing, send))
+
+        def tell(message: dict[str, Any]) -> None:
+            try:
+                outgoing.put_nowait(message)
+            except asyncio.QueueFull:
+                # The other side does not read what it has asked for.
+                writer.cancel()
+
+        subscriptions = Subscriptions(self._node, tell)
+        reader = loop.create_task(self._read(receive, subscriptions, outgoing))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            subscriptions.close()
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait({reader, writer})
+        if not reader.cancelled() and reader.exception() is None and not reader.result():
+            return
+        # Where the other side has gone already, there is nobody to tell.
+        with contextlib.suppress(OSError, RuntimeError):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+
+    async def _read(
+        self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
+    ) -> bool:
+        """Take messages until the other side goes away; return whether it must be sent away."""
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
+            if len(body) > BODY_MAX_BYTES:
+                return True
+            await self._take(read_request(body), subscriptions, outgoing)
+        return False
+
+    async def _take(
+        self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
+    ) -> None:
+        """Answer the calls of a message, each by a message of its own."""
+        for call in request.calls:
+            follow_up = None
+            try:
+                result, follow_up = await subscriptions.result(call)
+            except RpcError as error:
+                told = refusal(call, error)
+            except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+                log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
+                told = refusal(call, _INTERNAL_ERROR)
+            else:
+                told = answer(call, result)
+            if not call.is_notification:
+                await outgoing.put(told)
+            if follow_up is not None:
+                # After the answer, which names the subscription.
+                follow_up()
+
+
+_INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
+
+
+async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
+    # One that has gone away ends the connection by what it no longer says.
+    with contextlib.suppress(OSError, RuntimeError):
+        while True:
+            message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
+            await send(message)
+
+
+class Mounted:
+    """An application with the node at its path.
+
+    Args:
+        rpc: the node.
+        app: answers everywhere else; None for nothing there.
+    """
+
+    def __init__(self, rpc: ChainRpc, app: ASGIApp | None = None) -> None:
+        self._rpc = rpc
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or stay with a WebSocket."""
+        if scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
+            await self._rpc(scope, receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _respond(send, 404, _text(f"Here is JSON-RPC alone, at {PATH}."))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+
+
+def chain_rpc(runtime: Runtime) -> ChainRpc:
+    """Return the node of a server whose chain is within it.
+
+    Raises:
+        ValueError: its chain is a cluster, which has nodes of its own.
+    """
+    chain, context = runtime.embedded_chain, runtime.context
+    if chain is None:
+        raise ValueError("the server works on a cluster, whose nodes answer JSON-RPC: ask one of them")
+    numbers = itertools.count(1)
+
+    async def airdrop(address: str, lamports: int) -> str:
+        signed = transactions.airdrop(
+            context.signer,
+            await chain.latest_blockhash(),
+            recipient=address,
+            lamports=lamports,
+            # Two equal ones under one blockhash would be one.
+            memo=f"airdrop {next(numbers)}",
+        )
+        await chain.send(signed.raw)
+        return signed.signature
+
+    return ChainRpc(Node(chain, airdrop))
+
+
+def _require_json(headers: Mapping[str, str]) -> None:
+    # One that says nothing is what a page in a browser can send without asking.
+    require_json({**headers, "content-type": headers.get("content-type", "")})
+
+
+def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether a WebSocket is opened by a program, or by a page of this machine."""
+    origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+    try:
+        return all(urlsplit(origin).hostname in _LOCAL_HOSTS for origin in origins)
+    except ValueError:
+        return False
+
+
+def _printed(request: RpcRequest, answers: list[dict[str, object]]) -> bytes:
+    if not answers:
+        return b""
+    return _json(answers if request.is_batch else answers[0])
+
+
+def _json(value: object) -> bytes:
+    return json_text.print_json(value)
+
+
+def _text(message: str) -> bytes:
+    return json_text.print_json({"error": message})
+
+
+async def _respond(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    lines = [
+        *(headers or []),
+        (b"content-type", JSON_TYPE),
+        (b"content-length", str(len(body)).encode("ascii")),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})

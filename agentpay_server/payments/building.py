@@ -1,0 +1,166 @@
+"""The transaction of a payment: exactly what its terms ask for, signed in our slots alone. Pure functions.
+
+A version 0 message of: compute-unit limit, unit price, one `transferChecked` for each leg with its memo after
+it, and for x402 a memo in any case. No account is created, no program called besides. Where the seller pays
+the fee, its signature comes first and its slot stays zero: the bytes are worth nothing until the seller has
+signed them too.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from attrs import frozen
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.message import MessageV0, to_bytes_versioned
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from agentpay_server.chain.base import Blockhash
+from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
+from agentpay_server.chain.instructions import (
+    associated_token_address,
+    memo,
+    set_compute_unit_limit,
+    set_compute_unit_price,
+    transfer_checked,
+)
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.payments.terms import Protocol, Terms
+
+MOST_UNITS: Final = 190_000
+"""The highest compute-unit limit: sellers of MPP take up to 200,000, and some facilitators about half."""
+
+_BASE_UNITS: Final = 20_000
+_UNITS_PER_LEG: Final = 7_500
+_UNITS_PER_MEMO_BYTE: Final = 400
+_UNIT_PRICE: Final = 1
+_SIGNATURE_BYTES: Final = 64
+
+
+class FeePayerRefusedError(ValueError):
+    """The challenge names an address as its fee payer that must not be: signing would be signing for it."""
+
+
+@frozen(kw_only=True)
+class PreparedPayment:
+    """A payment as it is handed out.
+
+    Attributes:
+        raw: the transaction; the slot of a fee payer that is not ours is zero.
+        signature: ours, in base58, by which it is recognised on chain.
+        message_hash: names the signed message, whatever other signatures the transaction carries.
+        last_valid_block_height: above this block height it can no longer land.
+    """
+
+    raw: bytes
+    signature: str
+    message_hash: str
+    last_valid_block_height: int
+
+
+def base_units(terms: Terms, nonce_memo: str | None) -> int:
+    """Return the compute units that the transaction of a payment may need."""
+    memos = [leg.memo for leg in terms.legs] + [nonce_memo]
+    memo_bytes = sum(len(text.encode("utf-8")) for text in memos if text)
+    return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + _UNITS_PER_MEMO_BYTE * memo_bytes
+
+
+def build_payment(
+    signer: Signer,
+    blockhash: Blockhash,
+    terms: Terms,
+    *,
+    payer_key: KeyPath,
+    usdc_mint: str,
+    own_addresses: Collection[str],
+    nonce: int,
+    nonce_memo: str,
+) -> PreparedPayment:
+    """Return the transaction of a payment, signed in our slots.
+
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one of our own, whatever the challenge says.
+        terms: what is paid.
+        payer_key: whose money it is.
+        usdc_mint: address of the USDC mint.
+        own_addresses: addresses of ours that no challenge may name as its fee payer, the payer's among them.
+        nonce: a number that no other payment of the account has under this blockhash; it is added to the
+            compute-unit limit, and makes two equal payments two transactions.
+        nonce_memo: what the memo says that x402 wants, where the seller names none.
+
+    Raises:
+        FeePayerRefusedError: the fee payer is an address of ours, or takes part in the payment.
+        TransactionTooLargeError: it would not fit a packet, or ask for more than `MOST_UNITS` compute units;
+            nothing was signed.
+        ValueError: `nonce` is negative.
+    """
+    mint, owner = Pubkey.from_string(usdc_mint), Pubkey.from_string(signer.address(payer_key))
+    has_memo = any(leg.memo for leg in terms.legs)
+    own_memo = nonce_memo if terms.protocol is not Protocol.MPP and not has_memo else None
+    if nonce < 0:
+        raise ValueError("nonce must be at least 0")
+    units = base_units(terms, own_memo) + nonce
+    if units > MOST_UNITS:
+        raise TransactionTooLargeError(
+            f"the payment would ask for {units} compute units, the limit is {MOST_UNITS}: shorten its memos"
+        )
+    source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
+    steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]
+    for leg in terms.legs:
+        destination = Pubkey.from_string(associated_token_address(leg.recipient, usdc_mint))
+        steps.append(
+            transfer_checked(
+                source=source, destination=destination, owner=owner, mint=mint, amount_micro=leg.amount_micro
+            )
+        )
+        if leg.memo:
+            steps.append(memo(leg.memo))
+    if own_memo is not None:
+        steps.append(memo(own_memo))
+    payer = _fee_payer(terms, signer, steps, own_addresses)
+    message = MessageV0.try_compile(payer, steps, [], Hash.from_string(blockhash.value))
+    keys = {signer.address(payer_key): payer_key}
+    if terms.fee_payer is None:
+        keys[signer.address(TREASURY)] = TREASURY
+    return _signed(signer, message, keys, owner, blockhash)
+
+
+def _fee_payer(
+    terms: Terms, signer: Signer, steps: Collection[Instruction], own_addresses: Collection[str]
+) -> Pubkey:
+    if terms.fee_payer is None:
+        return Pubkey.from_string(signer.address(TREASURY))
+    taking_part = {str(account.pubkey) for step in steps for account in step.accounts}
+    taking_part |= {str(step.program_id) for step in steps}
+    if terms.fee_payer in taking_part or terms.fee_payer in own_addresses:
+        raise FeePayerRefusedError("the fee payer of the challenge must be an address of the seller alone")
+    return Pubkey.from_string(terms.fee_payer)
+
+
+def _signed(
+    signer: Signer,
+    message: MessageV0,
+    keys: Mapping[str, KeyPath],
+    owner: Pubkey,
+    blockhash: Blockhash,
+) -> PreparedPayment:
+    payload = to_bytes_versioned(message)
+    count = message.header.num_required_signatures
+    size = 1 + count * _SIGNATURE_BYTES + len(payload)
+    if size > MAX_TRANSACTION_BYTES:
+        raise TransactionTooLargeError(
+            f"the transaction takes {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: it has too many legs"
+        )
+    signers = [str(address) for address in message.account_keys[:count]]
+    signatures = [
+        signer.sign(keys[address], payload) if address in keys else bytes(_SIGNATURE_BYTES)
+        for address in signers
+    ]
+    return PreparedPayment(
+        raw=b"".join((bytes((count,)), *signatures, payload)),
+        signature=str(Signature.from_bytes(signatures[signers.index(str(owner))])),
+        message_hash=str(MessageV0.hash_raw_message(payload)),
+        last_valid_block_height=blockhash.last_valid_block_height,
+    )

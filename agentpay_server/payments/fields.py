@@ -1,0 +1,127 @@
+"""Reading fields that a stranger has written: each is what it must be, or the challenge is unreadable.
+
+Everything is bounded before it is decoded. An error names the field and never repeats the value, which is a
+stranger's text.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from solders.pubkey import Pubkey
+
+from agentpay.contract import json_text
+from agentpay.contract.json_text import InvalidJsonError
+from agentpay_server.payments.terms import MOST_MICRO, UnreadableChallengeError
+
+T = TypeVar("T")
+
+MAX_ENCODED_CHARACTERS: Final = 16 * 1024
+"""How long a challenge may be as it is encoded in a header."""
+
+MAX_TEXT_CHARACTERS: Final = 2_048
+MAX_MEMO_BYTES: Final = 256
+
+_AMOUNT: Final = re.compile(r"[0-9]{1,20}")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
+_BASE64_URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+
+
+def json_object(body: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object in a body."""
+    try:
+        content = json_text.parse_request_json(body)
+    except InvalidJsonError as error:
+        raise UnreadableChallengeError(f"{name} {error}") from None
+    return exactly(content, dict, name)
+
+
+def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, Any]:
+    """Return the JSON object that a text in base64 is, in the alphabet for URLs or in the standard one."""
+    if len(text) > MAX_ENCODED_CHARACTERS:
+        raise UnreadableChallengeError(f"{name} is longer than {MAX_ENCODED_CHARACTERS} characters")
+    alphabet = _BASE64_URL if is_url else _BASE64
+    if alphabet.fullmatch(text) is None:
+        raise UnreadableChallengeError(f"{name} is not base64")
+    bare = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        body = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+    except ValueError:
+        raise UnreadableChallengeError(f"{name} is not base64") from None
+    return json_object(body, name)
+
+
+def exactly(value: object, kind: type[T], name: str) -> T:
+    """Return a value, if it is of a type: `True` is no `int`."""
+    if type(value) is not kind:
+        raise UnreadableChallengeError(f"{name} must be {_NAMES.get(kind, kind.__name__)}")
+    return value
+
+
+def member(holder: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """Return a member that must be there."""
+    if key not in holder:
+        raise UnreadableChallengeError(f"{key} is missing")
+    return exactly(holder[key], kind, key)
+
+
+def optional(holder: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
+    """Return a member, None where it is not there or null."""
+    return None if holder.get(key) is None else member(holder, key, kind)
+
+
+def text(holder: Mapping[str, Any], key: str) -> str | None:
+    """Return a text of bounded length, None where it is not there."""
+    found = optional(holder, key, str)
+    if found is None:
+        return None
+    if len(found) > MAX_TEXT_CHARACTERS:
+        raise UnreadableChallengeError(f"{key} is longer than {MAX_TEXT_CHARACTERS} characters")
+    if "\0" in found or not _is_unicode(found):
+        raise UnreadableChallengeError(f"{key} has characters that are none")
+    return found
+
+
+def memo(holder: Mapping[str, Any], key: str) -> str | None:
+    """Return a memo, None where it is not there or empty."""
+    found = text(holder, key)
+    if found and len(found.encode("utf-8")) > MAX_MEMO_BYTES:
+        raise UnreadableChallengeError(f"{key} is longer than {MAX_MEMO_BYTES} bytes")
+    return found or None
+
+
+def address(holder: Mapping[str, Any], key: str) -> str:
+    """Return an address of Solana."""
+    found = member(holder, key, str)
+    try:
+        # As it is always written: equal addresses are equal texts.
+        return str(Pubkey.from_string(found))
+    except ValueError:
+        raise UnreadableChallengeError(f"{key} is not an address of Solana") from None
+
+
+def amount_micro(holder: Mapping[str, Any], key: str) -> int:
+    """Return an amount in the smallest units, written as a text."""
+    found = member(holder, key, str)
+    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MOST_MICRO:
+        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MOST_MICRO}, as a text")
+    return int(found)
+
+
+def _is_unicode(value: str) -> bool:
+    """Return whether a text has no half of a character, which JSON can write and nothing can store."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_NAMES: Final[dict[type, str]] = {
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    dict: "a JSON object",
+    list: "a list",
+}

@@ -1,0 +1,241 @@
+"""MPP, the HTTP scheme `Payment`, method `solana`, intent `charge`: reading and answering. Pure functions.
+
+Several challenges may share a header with each other and with other schemes. Those of other methods and
+intents are passed over; one of ours that cannot be read makes the header unreadable.
+"""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from agentpay.contract import json_text
+from agentpay_server.clock import to_us
+from agentpay_server.payments import fields
+from agentpay_server.payments.terms import (
+    MOST_LEGS,
+    Leg,
+    Network,
+    Offer,
+    Protocol,
+    Terms,
+    UnreadableChallengeError,
+)
+
+CHALLENGE_HEADER: Final = "www-authenticate"
+
+_MAX_HEADER_CHARACTERS: Final = 64 * 1024
+_MOST_CHALLENGES: Final = 64
+_MAX_CATEGORY_CHARACTERS: Final = 64
+USDC: Final = "USDC"
+"""Symbol that a challenge may use instead of the mint's address."""
+
+_USDC_DECIMALS: Final = 6
+_TOKEN_PROGRAM: Final = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"  # noqa: S105 - a program's address
+_ANSWER_HEADERS: Final = {
+    "authorization": "Authorization",
+    "payment-authorization": "Payment-Authorization",
+}
+_NETWORKS: Final = {
+    "mainnet-beta": Network.MAINNET,
+    "mainnet": Network.MAINNET,
+    "devnet": Network.DEVNET,
+    "testnet": Network.TESTNET,
+    "localnet": Network.LOCALNET,
+}
+_REQUIRED: Final = ("id", "realm", "method", "intent", "request")
+
+_NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SPACES: Final = re.compile(r"[ \t,]*")
+_PARAMETER: Final = re.compile(rf'({_NAME})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s,"=][^\s,"]*))')
+_SCHEME: Final = re.compile(rf"({_NAME})(?=[ \t,]|$)")
+_TOKEN68: Final = re.compile(r"[ \t]+[A-Za-z0-9\-._~+/]+=*[ \t]*(?=,|$)")
+_UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
+
+
+def read_header(value: str) -> list[Offer]:
+    """Return what a `WWW-Authenticate` header offers on Solana, in its order.
+
+    Raises:
+        UnreadableChallengeError: it cannot be read, or one of its offers cannot.
+    """
+    if len(value) > _MAX_HEADER_CHARACTERS:
+        raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
+    found = []
+    for count, parameters in enumerate(_challenges(value)):
+        if count == _MOST_CHALLENGES:
+            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MOST_CHALLENGES} challenges")
+        if (parameters.get("method"), parameters.get("intent")) == ("solana", "charge"):
+            found.append(_offer(parameters))
+    return found
+
+
+def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment.
+
+    Args:
+        offer: what is paid.
+        transaction: signed, except for the slot of a fee payer that is not ours.
+    """
+    payload = {"type": "transaction", "transaction": base64.b64encode(transaction).decode("ascii")}
+    content = json_text.print_json({"challenge": offer.echo, "payload": payload})
+    encoded = base64.urlsafe_b64encode(content).rstrip(b"=").decode("ascii")
+    return _answer_header(offer.echo), f"Payment {encoded}"
+
+
+def _challenges(value: str) -> Iterator[dict[str, str]]:
+    """Yield the parameters of each challenge of the scheme `Payment`, by lower-case name."""
+    position = _skipped(value, 0)
+    current: dict[str, str] | None = None
+    is_first, is_payment = True, False
+    while position < len(value):
+        found = _PARAMETER.match(value, position)
+        if found is not None and not is_first:
+            if current is not None:
+                _add(current, found)
+            position = _skipped(value, found.end())
+            continue
+        scheme = _SCHEME.match(value, position)
+        if scheme is None:
+            raise UnreadableChallengeError("WWW-Authenticate is not a list of challenges")
+        if current is not None:
+            yield current
+        is_first, is_payment = False, scheme[1].lower() == "payment"
+        current = {} if is_payment else None
+        position = scheme.end()
+        # Some schemes have a token instead of parameters, as in `Negotiate YII=`.
+        if not is_payment and _PARAMETER.match(value, _skipped(value, position)) is None:
+            token68 = _TOKEN68.match(value, position)
+            position = position if token68 is None else token68.end()
+        position = _skipped(value, position)
+    if current is not None:
+        yield current
+
+
+def _skipped(value: str, position: int) -> int:
+    found = _SPACES.match(value, position)
+    return position if found is None else found.end()
+
+
+def _add(parameters: dict[str, str], found: "re.Match[str]") -> None:
+    name = found[1].lower()
+    if name in parameters:
+        raise UnreadableChallengeError("a parameter of a challenge is given twice")
+    parameters[name] = found[3] if found[2] is None else _unescaped(found[2])
+
+
+def _unescaped(text: str) -> str:
+    r"""Return the text of a quoted string: pairs like `\"`, and the `\u00e9` that some sellers write."""
+    if "\\" not in text:
+        return text
+    parts, position = [], 0
+    while position < len(text):
+        character = text[position]
+        position += 1
+        if character == "\\" and position < len(text):
+            unit = _UNIT.match(text, position)
+            character = text[position] if unit is None else chr(int(unit[1], 16))
+            position = position + 1 if unit is None else unit.end()
+        parts.append(character)
+    # Characters beyond the first plane are two units; half of one is no character.
+    return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _offer(parameters: dict[str, str]) -> Offer:
+    for name in _REQUIRED:
+        if not parameters.get(name):
+            raise UnreadableChallengeError(f"a challenge has no {name}")
+    for name in ("id", "realm", "expires", "digest", "description"):
+        fields.text(parameters, name)
+    _answer_header(parameters)
+    request = fields.base64_object(parameters["request"], "request", is_url=True)
+    details = fields.optional(request, "methodDetails", dict) or {}
+    _check_token(details)
+    return Offer(
+        terms=Terms(
+            protocol=Protocol.MPP,
+            network=_network(details),
+            mint=_mint(request),
+            legs=_legs(request, details),
+            fee_payer=_fee_payer(details),
+        ),
+        expires_us=_moment(parameters.get("expires")),
+        category=_category(parameters.get("opaque")),
+        echo=dict(parameters),
+    )
+
+
+def _answer_header(parameters: Mapping[str, Any]) -> str:
+    name = _ANSWER_HEADERS.get(str(parameters.get("header") or "authorization").lower())
+    if name is None:
+        # A seller that may name any header writes any header of the caller's.
+        raise UnreadableChallengeError("header must be Authorization or Payment-Authorization")
+    return name
+
+
+def _network(details: Mapping[str, Any]) -> Network:
+    network = _NETWORKS.get(fields.text(details, "network") or "mainnet-beta")
+    if network is None:
+        raise UnreadableChallengeError("network is none of Solana's")
+    return network
+
+
+def _mint(request: Mapping[str, Any]) -> str:
+    return USDC if request.get("currency") == USDC else fields.address(request, "currency")
+
+
+def _check_token(details: Mapping[str, Any]) -> None:
+    """Refuse terms that USDC does not have."""
+    decimals = fields.optional(details, "decimals", int)
+    if decimals not in (None, _USDC_DECIMALS):
+        raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as those of USDC are")
+    program = fields.text(details, "tokenProgram")
+    if program not in (None, _TOKEN_PROGRAM):
+        raise UnreadableChallengeError("tokenProgram must be that of USDC")
+
+
+def _fee_payer(details: Mapping[str, Any]) -> str | None:
+    if not fields.optional(details, "feePayer", bool):
+        return None
+    return fields.address(details, "feePayerKey")
+
+
+def _legs(request: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[Leg, ...]:
+    splits = fields.optional(details, "splits", list) or []
+    if len(splits) > MOST_LEGS - 1:
+        raise UnreadableChallengeError(f"splits holds more than {MOST_LEGS - 1}")
+    others = [_leg(fields.exactly(split, dict, "a split"), "memo") for split in splits]
+    whole = _leg(request, "externalId")
+    rest = whole.amount_micro - sum(leg.amount_micro for leg in others)
+    if rest < 1:
+        raise UnreadableChallengeError("splits leave nothing for the recipient")
+    return (Leg(recipient=whole.recipient, amount_micro=rest, memo=whole.memo), *others)
+
+
+def _leg(holder: Mapping[str, Any], memo_key: str) -> Leg:
+    return Leg(
+        recipient=fields.address(holder, "recipient"),
+        amount_micro=fields.amount_micro(holder, "amount"),
+        memo=fields.memo(holder, memo_key),
+    )
+
+
+def _moment(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return to_us(moment)
+    except (ValueError, TypeError, OverflowError):
+        # TypeError: one without a UTC offset, which is no moment.
+        raise UnreadableChallengeError("expires is not a time with a UTC offset") from None
+
+
+def _category(opaque: str | None) -> str | None:
+    if not opaque:
+        return None
+    category = fields.text(fields.base64_object(opaque, "opaque", is_url=True), "category")
+    if category is not None and len(category) > _MAX_CATEGORY_CHARACTERS:
+        raise UnreadableChallengeError(f"category is longer than {_MAX_CATEGORY_CHARACTERS} characters")
+    return category or None

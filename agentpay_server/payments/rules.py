@@ -1,0 +1,83 @@
+"""Which of the offers of a 402 is paid: reading all of them, and choosing one. Pure functions."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from agentpay_server.payments import mpp, x402
+from agentpay_server.payments.terms import Network, Offer, Protocol
+
+MOST_HEADERS: Final = 256
+
+_PREFERRED: Final = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
+
+
+def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer]:
+    """Return what a 402 offers on Solana, the preferred protocol first, in the seller's order within each.
+
+    Args:
+        headers: of the response, names in any case; further ones than `MOST_HEADERS` are not looked at.
+        body: of the response; what goes beyond 64 KiB may be cut off.
+
+    Raises:
+        UnreadableChallengeError: a challenge, or an offer on Solana in it, cannot be read.
+    """
+    found: list[Offer] = []
+    is_v2 = False
+    for _, (name, value) in zip(range(MOST_HEADERS), headers, strict=False):
+        if name.lower() == mpp.CHALLENGE_HEADER:
+            found += mpp.read_header(value)
+        elif name.lower() == x402.CHALLENGE_HEADER:
+            is_v2 = True
+            found += x402.read_header(value)
+    if not is_v2:
+        # One that speaks version 2 may repeat itself in the body, for clients of before.
+        found += x402.read_body(body)
+    return sorted(found, key=lambda offer: _PREFERRED.index(offer.terms.protocol))
+
+
+def networks_of(cluster: str | None) -> Collection[Network]:
+    """Return the networks whose money a chain has: never that of mainnet on another one, nor the reverse.
+
+    Args:
+        cluster: `mainnet-beta`, `devnet` or `testnet`; None for a chain of our own, which sellers know as
+            devnet, or as localnet where their protocol has a name for it.
+    """
+    return {Network.DEVNET, Network.LOCALNET} if cluster is None else {Network(cluster)}
+
+
+def payable(
+    offers: Sequence[Offer],
+    *,
+    cluster: str | None,
+    usdc_mint: str,
+    now_us: int,
+    max_amount_micro: int | None = None,
+) -> Offer | None:
+    """Return the first offer that can be paid; None where there is none.
+
+    Args:
+        offers: as `read_challenge` returns them.
+        cluster: on which chain the service works; None for one of its own.
+        usdc_mint: the mint of USDC there.
+        now_us: the time, in microseconds since 1970.
+        max_amount_micro: the most that the caller pays, in micro-USDC; None for any price.
+    """
+    networks = networks_of(cluster)
+    return next(
+        (
+            offer
+            for offer in offers
+            if offer.terms.network in networks
+            and offer.terms.mint in (usdc_mint, mpp.USDC)
+            and (max_amount_micro is None or offer.terms.amount_micro <= max_amount_micro)
+            and (offer.expires_us is None or offer.expires_us > now_us)
+        ),
+        None,
+    )
+
+
+def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment, as its protocol has it."""
+    if offer.terms.protocol is Protocol.MPP:
+        return mpp.wrap(offer, transaction)
+    return x402.wrap(offer, transaction, payment_id=payment_id)

@@ -1,0 +1,148 @@
+"""x402, versions 2 and 1, scheme `exact` on Solana: reading a challenge, wrapping the answer. Pure functions.
+
+Version 2 writes its challenge into the header `PAYMENT-REQUIRED`, version 1 into the body of the 402. What is
+offered in other schemes and on other networks is passed over; an offer of ours that cannot be read makes the
+whole challenge unreadable.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agentpay.contract import json_text
+from agentpay_server.payments import fields
+from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms, UnreadableChallengeError
+
+MAX_BODY_BYTES: Final = 64 * 1024
+CHALLENGE_HEADER: Final = "payment-required"
+
+_MOST_OFFERS: Final = 64
+_NETWORKS: Final = {
+    Protocol.X402_V2: {
+        "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp": Network.MAINNET,
+        "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1": Network.DEVNET,
+        "solana:4uhcVJyU9pJkvQyS88uRDiswHXSCkY3z": Network.TESTNET,
+    },
+    Protocol.X402_V1: {"solana": Network.MAINNET, "solana-devnet": Network.DEVNET},
+}
+_AMOUNT_KEYS: Final = {Protocol.X402_V2: "amount", Protocol.X402_V1: "maxAmountRequired"}
+_IDENTIFIER: Final = "payment-identifier"
+
+
+def read_header(value: str) -> list[Offer]:
+    """Return what a `PAYMENT-REQUIRED` header offers on Solana, in its order.
+
+    Raises:
+        UnreadableChallengeError: it is no challenge of version 2, or one of its offers cannot be read.
+    """
+    challenge = fields.base64_object(value.strip(), "PAYMENT-REQUIRED")
+    if fields.member(challenge, "x402Version", int) != 2:
+        raise UnreadableChallengeError("x402Version must be 2 in PAYMENT-REQUIRED")
+    resource = fields.optional(challenge, "resource", dict)
+    extensions = fields.optional(challenge, "extensions", dict)
+    echo = {
+        name: value
+        for name, value in (("resource", resource), ("extensions", extensions))
+        if value is not None
+    }
+    url = None if resource is None else fields.text(resource, "url")
+    return _offers(challenge, Protocol.X402_V2, echo, url)
+
+
+def read_body(body: bytes) -> list[Offer]:
+    """Return what the body of a 402 offers on Solana, in its order; nothing where it is no challenge.
+
+    Raises:
+        UnreadableChallengeError: it is a challenge of version 1, and one of its offers cannot be read.
+    """
+    # Most bodies of a 402 are something else, such as a page for people.
+    if body.lstrip()[:1] != b"{" or b"x402Version" not in body:
+        return []
+    if len(body) > MAX_BODY_BYTES:
+        raise UnreadableChallengeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    challenge = fields.json_object(body, "the body")
+    if challenge.get("x402Version") != 1 or isinstance(challenge["x402Version"], bool):
+        return []
+    return _offers(challenge, Protocol.X402_V1, {}, None)
+
+
+def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment.
+
+    Args:
+        offer: what is paid.
+        transaction: signed, except for the slot of a fee payer that is not ours.
+        payment_id: names the payment, for sellers that declare the extension for it.
+    """
+    content: dict[str, Any] = {
+        "x402Version": 1 if offer.terms.protocol is Protocol.X402_V1 else 2,
+    }
+    payload = {"transaction": base64.b64encode(transaction).decode("ascii")}
+    if offer.terms.protocol is Protocol.X402_V1:
+        content |= {"scheme": "exact", "network": offer.echo["network"], "payload": payload}
+        return "X-PAYMENT", _encoded(content)
+    content |= {"payload": payload, "accepted": offer.echo["accepted"]}
+    if "resource" in offer.echo:
+        content["resource"] = offer.echo["resource"]
+    if "extensions" in offer.echo:
+        content["extensions"] = _with_identifier(offer.echo["extensions"], payment_id)
+    return "PAYMENT-SIGNATURE", _encoded(content)
+
+
+def _offers(
+    challenge: Mapping[str, Any], protocol: Protocol, echo: Mapping[str, Any], url: str | None
+) -> list[Offer]:
+    accepts = fields.member(challenge, "accepts", list)
+    if len(accepts) > _MOST_OFFERS:
+        raise UnreadableChallengeError(f"accepts holds more than {_MOST_OFFERS} offers")
+    found = []
+    for entry in accepts:
+        accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
+        name = accepted.get("network")
+        network = _NETWORKS[protocol].get(name) if isinstance(name, str) else None
+        if accepted.get("scheme") == "exact" and network is not None:
+            found.append(_offer(accepted, protocol, network, echo, url))
+    return found
+
+
+def _offer(
+    accepted: dict[str, Any],
+    protocol: Protocol,
+    network: Network,
+    echo: Mapping[str, Any],
+    url: str | None,
+) -> Offer:
+    extra = fields.optional(accepted, "extra", dict) or {}
+    amount = fields.amount_micro(accepted, _AMOUNT_KEYS[protocol])
+    # Some sellers write both. A challenge that asks for two prices is no offer.
+    for key in _AMOUNT_KEYS.values():
+        if accepted.get(key) is not None and fields.amount_micro(accepted, key) != amount:
+            raise UnreadableChallengeError("amount and maxAmountRequired differ")
+    leg = Leg(
+        recipient=fields.address(accepted, "payTo"), amount_micro=amount, memo=fields.memo(extra, "memo")
+    )
+    return Offer(
+        terms=Terms(
+            protocol=protocol,
+            network=network,
+            mint=fields.address(accepted, "asset"),
+            legs=(leg,),
+            fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
+        ),
+        resource_url=url if protocol is Protocol.X402_V2 else fields.text(accepted, "resource"),
+        echo={**echo, "accepted": accepted, "network": accepted["network"]},
+    )
+
+
+def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str, Any]:
+    """Return extensions with our identifier in the one that asks for it. It is told, never relied on."""
+    declared = extensions.get(_IDENTIFIER)
+    if not isinstance(declared, dict):
+        return dict(extensions)
+    info = declared.get("info")
+    told = {**(info if isinstance(info, dict) else {}), "id": payment_id}
+    return {**extensions, _IDENTIFIER: {**declared, "info": told}}
+
+
+def _encoded(content: Mapping[str, Any]) -> str:
+    return base64.b64encode(json_text.print_json(content)).decode("ascii")

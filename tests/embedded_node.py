@@ -1,0 +1,91 @@
+"""A chain of its own with the RPC node over it: a validator for tests, in this process and without Node."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+from solders.account import Account
+from solders.litesvm import LiteSVM
+from solders.pubkey import Pubkey
+
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.node.methods import Node
+from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.embedded.listener import Listener, bound_socket
+from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
+
+T = TypeVar("T")
+
+
+class EmbeddedNode:
+    """A running node.
+
+    Attributes:
+        url: of its JSON-RPC endpoint.
+        websocket_url: of its WebSocket.
+        chain: its chain, which belongs to a thread of its own.
+    """
+
+    def __init__(self, treasury: str, mint_authority: str, clock: Clock) -> None:
+        self._owner = OwnerThread("embedded-node")
+        self._http = httpx.Client(timeout=10, trust_env=False)
+        self._owner.call(self._start(treasury, mint_authority, clock))
+        self.url: str = self._listener.base_url + PATH
+        self.websocket_url: str = self.url.replace("http", "ws", 1)
+
+    async def _start(self, treasury: str, mint_authority: str, clock: Clock) -> None:
+        self.chain = EmbeddedChain(treasury=treasury, mint_authority=mint_authority, now_us=clock.now_us)
+        self._listener = Listener(
+            Mounted(ChainRpc(Node(self.chain))), bound_socket("127.0.0.1", 0), with_websockets=True
+        )
+        await self._listener.start()
+
+    def call(self, method: str, *params: Any) -> Any:
+        """Return the result of a JSON-RPC call; fail on an error."""
+        answer = self.ask(method, *params)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def ask(self, method: str, *params: Any) -> Any:
+        """Return the answer to a JSON-RPC call, whatever it is."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+        return self._http.post(self.url, json=body).json()
+
+    def on_chain(self, work: Callable[[EmbeddedChain], T]) -> T:
+        """Return what `work` returns on the thread of the chain."""
+
+        async def there() -> T:
+            return work(self.chain)
+
+        return self._owner.call(there())
+
+    def put(self, address: str, account: Account) -> None:
+        """Put an account on the chain, as nobody can on a real one."""
+
+        def put(chain: EmbeddedChain) -> None:
+            svm: LiteSVM = chain._svm
+            svm.set_account(Pubkey.from_string(address), account)
+
+        self.on_chain(put)
+
+    def close(self) -> None:
+        """End it."""
+        self._http.close()
+
+        async def end() -> None:
+            await self._listener.close()
+            self.chain.release()
+
+        self._owner.stop(end)
+
+
+@contextmanager
+def running(treasury: str, mint_authority: str, clock: Clock | None = None) -> Iterator[EmbeddedNode]:
+    """Start a node of one's own, and end it in the end."""
+    node = EmbeddedNode(treasury, mint_authority, clock or SystemClock())
+    try:
+        yield node
+    finally:
+        node.close()

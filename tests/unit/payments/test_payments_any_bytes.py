@@ -1,0 +1,128 @@
+"""P18: whatever a seller sends gives offers, or one declared error."""
+
+import base64
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from challenge_world import b64, b64url, mpp, mpp_request, v1_body, v2_challenge, v2_entry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentpay_server.payments.rules import payable, read_challenge, wrap
+from agentpay_server.payments.terms import MOST_MICRO, Offer, UnreadableChallengeError
+
+lots = settings(max_examples=20_000, database=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=2_000, database=None)
+
+ODD: list[Any] = [
+    *[None, True, False, 0, -1, 1.5, 10**30, [], {}, [[]], {"a": {}}, [None] * 9],
+    *["", "0", "-1", "1" * 40, "\0", "\ud800", "é" * 300, "a" * 3_000],
+    *["solana", "USDC", "2026-13-01", "1" * 32],
+]
+MARKS = ['"', "\\", ",", "=", " ", "Payment ", "Basic x, ", "\\u00e9", "\\ud83d", "\t", "a=b, ", "==", "é"]
+
+
+def read(headers: list[tuple[str, str]], body: bytes) -> list[Offer] | UnreadableChallengeError:
+    try:
+        return read_challenge(headers, body)
+    except UnreadableChallengeError as error:
+        return error
+
+
+def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
+    found = read(headers, body)
+    if isinstance(found, UnreadableChallengeError):
+        assert len(str(found)) < 300
+        return
+    for offer in found:
+        terms = offer.terms
+        assert all(1 <= leg.amount_micro <= MOST_MICRO for leg in terms.legs)
+        assert 1 <= terms.amount_micro <= MOST_MICRO
+        assert len(terms.digest(origin="https://a.example", memo=None)) == 64
+        name, value = wrap(offer, b"x", payment_id="txn_1")
+        assert f"{name}: {value}".isascii()
+        assert "\n" not in value
+    payable(found, cluster=None, usdc_mint="x", now_us=0)
+
+
+def changed(random: Random, content: Any, chance: float = 0.1) -> Any:
+    """Return JSON with some of it put out of shape."""
+    if random.random() < chance / 4:
+        return random.choice(ODD)
+    if isinstance(content, dict):
+        found = {key: changed(random, value, chance) for key, value in content.items()}
+        if found and random.random() < chance:
+            del found[random.choice(list(found))]
+        if random.random() < chance / 2:
+            found[random.choice(["extra", "memo", "splits", "amount", "x"])] = random.choice(ODD)
+        return found
+    if isinstance(content, list):
+        return [changed(random, value, chance) for value in content]
+    return random.choice(ODD) if random.random() < chance else content
+
+
+def scratched(random: Random, text: str) -> str:
+    """Return a text with some of it put out of shape."""
+    for _ in range(random.choice([0, 0, 0, 1, 2, 5])):
+        at = random.randrange(len(text) + 1)
+        text = (
+            text[:at] + random.choice([random.choice(MARKS), ""]) + text[at + random.choice([0, 0, 1, 9]) :]
+        )
+    return text
+
+
+def one_seed(seed: int) -> None:
+    random = Random(seed)
+    splits = [{"recipient": v2_entry()["payTo"], "amount": "10", "memo": "x"}]
+    request = changed(random, mpp_request(externalId="x", details={"splits": splits}))
+    opaque = b64url(changed(random, {"category": "x"}))
+    challenges = [
+        scratched(random, mpp(request, expires="2026-01-01T00:00:00Z", opaque=opaque)[1])
+        for _ in range(random.randrange(3))
+    ]
+    headers = [("www-authenticate", ", ".join(challenges))] if challenges else []
+    if random.random() < 0.5:
+        content = changed(
+            random, v2_challenge(v2_entry(), v2_entry(extra={"memo": "x"}), extensions={"a": {}})
+        )
+        headers.append(("payment-required", scratched(random, b64(content))))
+    body = json.dumps(changed(random, json.loads(v1_body()))).encode()
+    if random.random() < 0.3:
+        body = scratched(random, body.decode()).encode("utf-8", "replace")
+    offers_or_one_error(headers, body)
+
+
+@pytest.mark.timeout(600)
+@lots
+@given(st.integers(0, 2**64 - 1))
+def test_hostile_challenges_are_offers_or_one_error(seed: int) -> None:
+    one_seed(seed)
+
+
+@some
+@given(st.text(max_size=80), st.binary(max_size=80), st.binary(max_size=80))
+def test_any_text_and_any_bytes_are_offers_or_one_error(text: str, content: bytes, body: bytes) -> None:
+    encoded = base64.b64encode(content).decode()
+    for value in (text, f"Payment {text}", encoded):
+        offers_or_one_error([("WWW-Authenticate", value), ("PAYMENT-REQUIRED", value)], body)
+        offers_or_one_error([("payment-required", value)], b'{"x402Version":1,' + body)
+    offers_or_one_error([mpp(request=encoded)], b"")
+
+
+def test_the_hostile_challenges_reach_what_they_are_for() -> None:
+    """Most of a fuzzer's inputs must get past the first check, or it proves nothing."""
+    read_whole = 0
+    for seed in range(300):
+        random = Random(seed)
+        found = read([("payment-required", b64(changed(random, v2_challenge())))], b"")
+        read_whole += isinstance(found, list) and bool(found)
+    assert 60 < read_whole < 290
+
+
+def test_a_hostile_header_takes_no_time() -> None:
+    """What one character more makes twice as long would let a seller stop a server."""
+    for text in ("a " * 30_000, '"' * 60_000, "\\" * 60_000, 'a="' * 20_000, "a=b " * 16_000, "," * 60_000):
+        for value in (text, f"Payment {text}"):
+            read([("WWW-Authenticate", value)], b"")

@@ -1,0 +1,362 @@
+"""Challenges of x402 and MPP: what is read of them, what is refused, and how they are answered."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from challenge_world import (
+    DEVNET,
+    FACILITATOR,
+    NOW_US,
+    SELLER,
+    SPLIT,
+    USDC,
+    b64,
+    b64url,
+    mpp,
+    mpp_request,
+    v1_body,
+    v2,
+    v2_challenge,
+    v2_entry,
+)
+
+from agentpay_server.payments.rules import payable, read_challenge, wrap
+from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms, UnreadableChallengeError
+
+FEE_PAYER = str(FACILITATOR.pubkey())
+
+
+def read(*headers: tuple[str, str], body: bytes = b"{}") -> list[Offer]:
+    return read_challenge(headers, body)
+
+
+def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
+    (offer,) = read(*headers, body=body)
+    return offer
+
+
+def chosen(*offers: Offer, **options: Any) -> Offer | None:
+    return payable(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
+
+
+PLAIN = Terms(
+    protocol=Protocol.X402_V2,
+    network=Network.DEVNET,
+    mint=USDC,
+    legs=(Leg(recipient=SELLER, amount_micro=1_000),),
+    fee_payer=FEE_PAYER,
+)
+
+
+# --- What is read
+
+
+def test_x402_version_2() -> None:
+    offer = one(v2())
+    assert offer.terms == PLAIN
+    assert (offer.terms.amount_micro, offer.terms.recipient) == (1_000, SELLER)
+    assert offer.resource_url == "https://api.example.com/forecast"
+    assert one(v2(v2_entry(extra={"memo": "order 7"}))).terms.legs[0].memo == "order 7"
+    assert one(v2(v2_entry(extra=None))).terms.fee_payer is None
+
+
+def test_x402_version_1() -> None:
+    offer = one(body=v1_body())
+    assert offer.terms.protocol is Protocol.X402_V1
+    assert offer.terms.network is Network.DEVNET
+    assert (offer.terms.legs, offer.terms.fee_payer) == (PLAIN.legs, FEE_PAYER)
+    assert offer.resource_url == "https://api.example.com/forecast"
+
+
+def test_mpp() -> None:
+    offer = one(mpp(expires="2026-01-01T00:00:30Z", opaque=b64url({"category": "weather"})))
+    assert offer.terms.protocol is Protocol.MPP
+    assert (offer.terms.network, offer.terms.mint) == (Network.LOCALNET, USDC)
+    assert (offer.terms.legs, offer.terms.fee_payer) == (PLAIN.legs, FEE_PAYER)
+    assert (offer.category, offer.expires_us) == ("weather", NOW_US + 30_000_000)
+    without = one(mpp(mpp_request(currency="USDC", details={"feePayer": False, "network": None})))
+    assert (without.terms.network, without.terms.mint) == (Network.MAINNET, "USDC")
+    assert without.terms.fee_payer is None
+
+
+def test_the_splits_of_mpp_are_legs_of_what_is_left() -> None:
+    splits = [{"recipient": SPLIT, "amount": "100", "memo": "fee"}, {"recipient": SELLER, "amount": "1"}]
+    offer = one(mpp(mpp_request(externalId="order 7", details={"splits": splits})))
+    assert offer.terms.legs == (
+        Leg(recipient=SELLER, amount_micro=899, memo="order 7"),
+        Leg(recipient=SPLIT, amount_micro=100, memo="fee"),
+        Leg(recipient=SELLER, amount_micro=1),
+    )
+    assert offer.terms.amount_micro == 1_000
+
+
+def test_several_challenges_share_a_header_with_other_schemes() -> None:
+    _, first = mpp(id="first", realm='a "quoted", one\\\\'.replace('"', '\\"'))
+    _, second = mpp(id="second", method="tempo")
+    value = f'Basic realm="x, y", Negotiate YII+/=, {first}, {second}, Digest qop=auth , Bearer'
+    (offer,) = read(("www-authenticate", value))
+    assert (offer.echo["id"], offer.echo["realm"]) == ("first", 'a "quoted", one\\')
+    assert read(("WWW-Authenticate", 'Basic realm="x"')) == []
+    assert len(read(mpp(id="a"), mpp(id="b"))) == 2
+
+
+def test_parameters_need_no_quotes_and_names_no_case() -> None:
+    request = b64url(mpp_request())
+    value = f"pAYMENT ID=a,Realm=b , METHOD=solana,intent=charge,request={request}"
+    assert one(("WWW-Authenticate", value)).echo == {
+        "id": "a",
+        "realm": "b",
+        "method": "solana",
+        "intent": "charge",
+        "request": request,
+    }
+
+
+def test_mpp_is_preferred_to_x402_and_version_2_to_version_1() -> None:
+    offers = read(v2(), mpp())
+    assert [offer.terms.protocol for offer in offers] == [Protocol.MPP, Protocol.X402_V2]
+    # Who speaks version 2 may repeat itself for clients of before.
+    assert [offer.terms.protocol for offer in read(v2(), body=v1_body())] == [Protocol.X402_V2]
+    assert [offer.terms.protocol for offer in read(mpp(), body=v1_body())] == [
+        Protocol.MPP,
+        Protocol.X402_V1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ([], b""),
+        ([], b"<html>pay</html>"),
+        ([], b'{"error": "policy_violation"}'),
+        ([], b'{"x402Version": 3, "accepts": []}'),
+        ([], b'{"x402Version": true, "accepts": []}'),
+        ([v2(v2_entry(scheme="upto"), v2_entry(network="eip155:8453"), v2_entry(network=7))], b""),
+        ([mpp(method="tempo", request="%%%")], b""),
+        ([mpp(intent="session")], b""),
+    ],
+)
+def test_what_is_not_ours_is_passed_over(headers: list[tuple[str, str]], body: bytes) -> None:
+    assert read(*headers, body=body) == []
+
+
+# --- What is refused
+
+
+def changed(**fields: Any) -> tuple[str, str]:
+    return v2(v2_entry(**fields))
+
+
+def request_with(**fields: Any) -> tuple[str, str]:
+    return mpp(mpp_request(**fields))
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (("PAYMENT-REQUIRED", "{}"), "base64"),
+        (("PAYMENT-REQUIRED", b64([])), "object"),
+        (("PAYMENT-REQUIRED", "e" * 20_000), "longer"),
+        (("PAYMENT-REQUIRED", b64(v2_challenge())[:-9]), "PAYMENT-REQUIRED"),
+        (v2(x402Version=1), "x402Version"),
+        (v2(x402Version=True), "x402Version"),
+        (v2(accepts="all"), "accepts"),
+        (v2(accepts=[{}] * 65), "accepts"),
+        (v2(accepts=["x"]), "offer"),
+        (v2(resource="x"), "resource"),
+        (v2(extensions=[]), "extensions"),
+        (changed(amount=1000), "amount"),
+        (changed(amount="0"), "amount"),
+        (changed(amount="-1"), "amount"),
+        (changed(amount="1.5"), "amount"),
+        (changed(amount="1e3"), "amount"),
+        (changed(amount=" 1000"), "amount"),
+        (changed(amount="\u0661"), "amount"),
+        (changed(amount="9" * 4_000), "amount"),
+        (changed(amount=str(10**15)), "amount"),
+        (changed(maxAmountRequired="999"), "differ"),
+        (changed(payTo="0x0"), "payTo"),
+        (changed(payTo=None), "payTo"),
+        (changed(payTo=USDC + "1"), "payTo"),
+        (changed(asset="USDC"), "asset"),
+        (changed(extra=[]), "extra"),
+        (changed(extra={"feePayer": 7}), "feePayer"),
+        (changed(extra={"memo": "x" * 257}), "memo"),
+        (changed(extra={"memo": "\ud800"}), "memo"),
+        (changed(extra={"memo": "a\0b"}), "memo"),
+        (changed(extra={"memo": 7}), "memo"),
+        (mpp(request="%%%"), "request"),
+        (mpp(request=b64url([])), "request"),
+        (mpp(request=""), "no request"),
+        (mpp(realm=""), "no realm"),
+        (mpp(header="X-Api-Key"), "header"),
+        (mpp(header="Cookie"), "header"),
+        (mpp(expires="tomorrow"), "expires"),
+        (mpp(expires="2026-01-01T00:00:00"), "expires"),
+        (mpp(opaque="%"), "opaque"),
+        (mpp(opaque=b64url({"category": 7})), "category"),
+        (mpp(opaque=b64url({"category": "x" * 65})), "category"),
+        (request_with(amount="100", details={"splits": [{"recipient": SPLIT, "amount": "100"}]}), "leave"),
+        (request_with(details={"splits": [{"recipient": SPLIT, "amount": "1"}] * 9}), "splits"),
+        (request_with(details={"splits": ["x"]}), "split"),
+        (request_with(details={"decimals": 9}), "decimals"),
+        (request_with(details={"decimals": "6"}), "decimals"),
+        (
+            request_with(details={"tokenProgram": "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb"}),
+            "tokenProgram",
+        ),
+        (request_with(details={"network": "moon"}), "network"),
+        (request_with(details={"feePayer": "yes"}), "feePayer"),
+        (request_with(details={"feePayerKey": None}), "feePayerKey"),
+        (request_with(currency="EURC"), "currency"),
+        (("WWW-Authenticate", mpp()[1] + ', id="other"'), "twice"),
+        (("WWW-Authenticate", 'Payment id="never closed'), "WWW-Authenticate"),
+        (("WWW-Authenticate", "=x"), "WWW-Authenticate"),
+        (("WWW-Authenticate", "Payment " + "a" * 70_000), "longer"),
+        (("WWW-Authenticate", "Payment, " * 65), "more than"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_sentence_of_ours(header: tuple[str, str], says: str) -> None:
+    with pytest.raises(UnreadableChallengeError, match=says) as caught:
+        read(header)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_body_of_version_1_that_cannot_be_read_is_refused() -> None:
+    for body in (
+        v1_body(maxAmountRequired=7),
+        v1_body(amount="7"),
+        v1_body(payTo="x"),
+        v1_body() + b"x",
+        b'{"x402Version": 1}',
+        b'{"x402Version": 1, "x402Version": 1, "accepts": []}',
+        v1_body(description="x" * 70_000),
+        b'{"x402Version": ' + b"[" * 2_000,
+    ):
+        with pytest.raises(UnreadableChallengeError):
+            read(body=body)
+
+
+# --- What is paid
+
+
+def test_money_of_another_network_is_never_signed_for() -> None:
+    mainnet = v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp")
+    testnet = v2_entry(network="solana:4uhcVJyU9pJkvQyS88uRDiswHXSCkY3z")
+    for cluster, network in ((None, "devnet"), ("devnet", "devnet"), ("mainnet-beta", "mainnet-beta")):
+        offer = chosen(*read(v2(mainnet, testnet, v2_entry())), cluster=cluster)
+        assert offer is not None
+        assert offer.terms.network == network
+    assert chosen(one(mpp()), cluster=None) is not None
+    assert chosen(one(mpp()), cluster="devnet") is None
+    with pytest.raises(ValueError, match="moon"):
+        chosen(one(mpp()), cluster="moon")
+
+
+def test_the_first_offer_within_mint_price_and_time_is_paid() -> None:
+    dear, cheap = v2_entry(amount="5000"), v2_entry(amount="10")
+    offers = read(v2(v2_entry(asset=SELLER), dear, cheap))
+    found = chosen(*offers)
+    assert found is not None
+    assert found.terms.amount_micro == 5_000
+    found = chosen(*offers, max_amount_micro=4_999)
+    assert found is not None
+    assert found.terms.amount_micro == 10
+    assert chosen(*offers, max_amount_micro=9) is None
+    late = one(mpp(expires="2026-01-01T00:00:00Z"))
+    assert chosen(late) is None
+    assert chosen(late, now_us=NOW_US - 1) == late
+    assert chosen(one(mpp(mpp_request(currency="USDC"))), usdc_mint=SELLER) is not None
+
+
+def test_equal_terms_have_one_digest_and_every_difference_another() -> None:
+    def digest(header: tuple[str, str], memo: str | None = None, origin: str = "https://a.example") -> str:
+        return one(header).terms.digest(origin=origin, memo=memo)
+
+    same = {
+        digest(v2()),
+        digest(v2(error="again", resource={"url": "/x"})),
+        digest(changed(maxTimeoutSeconds=5)),
+    }
+    assert len(same) == 1
+    others = [
+        digest(changed(amount="1001")),
+        digest(changed(payTo=SPLIT)),
+        digest(changed(asset=SPLIT)),
+        digest(changed(extra={})),
+        digest(changed(extra={"feePayer": SPLIT})),
+        digest(changed(extra={"feePayer": FEE_PAYER, "memo": "x"})),
+        digest(v2(), memo="x"),
+        digest(v2(), origin="https://b.example"),
+        digest(mpp()),
+    ]
+    assert len({*same, *others}) == len(others) + 1
+    assert digest(mpp(id="other")) == digest(mpp())
+    # A seller of MPP may change the key that pays its fees, not who pays them.
+    assert digest(request_with(details={"feePayerKey": SPLIT})) == digest(mpp())
+    assert digest(request_with(details={"feePayer": False})) != digest(mpp())
+
+
+# --- Answers
+
+
+def test_x402_version_2_repeats_what_it_accepts() -> None:
+    entry = v2_entry(extra={"feePayer": FEE_PAYER, "price": 0.1, "ümläut": ["\u2028", None]})
+    extensions = {"payment-identifier": {"info": {"required": False}, "schema": {}}, "other": {"a": 1}}
+    offer = one(v2(v2_entry(network="eip155:1"), entry, extensions=extensions))
+    name, value = wrap(offer, b"transaction", payment_id="txn_1")
+    assert name == "PAYMENT-SIGNATURE"
+    assert json.loads(base64.b64decode(value)) == {
+        "x402Version": 2,
+        "payload": {"transaction": base64.b64encode(b"transaction").decode()},
+        "accepted": entry,
+        "resource": v2_challenge()["resource"],
+        "extensions": {
+            "payment-identifier": {"info": {"required": False, "id": "txn_1"}, "schema": {}},
+            "other": {"a": 1},
+        },
+    }
+
+
+def test_x402_version_1_names_scheme_and_network() -> None:
+    name, value = wrap(one(body=v1_body()), b"transaction", payment_id="txn_1")
+    assert name == "X-PAYMENT"
+    assert json.loads(base64.b64decode(value)) == {
+        "x402Version": 1,
+        "scheme": "exact",
+        "network": "solana-devnet",
+        "payload": {"transaction": base64.b64encode(b"transaction").decode()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("named", "answered"),
+    [
+        ({}, "Authorization"),
+        ({"header": "authorization"}, "Authorization"),
+        ({"header": "Payment-Authorization"}, "Payment-Authorization"),
+    ],
+)
+def test_mpp_repeats_its_parameters_in_the_header_that_it_names(named: dict[str, str], answered: str) -> None:
+    offer = one(mpp(opaque=b64url({"x": 1}), **named))
+    name, value = wrap(offer, b"transaction", payment_id="txn_1")
+    assert name == answered
+    scheme, _, encoded = value.partition(" ")
+    assert scheme == "Payment"
+    assert json.loads(base64.urlsafe_b64decode(encoded + "==")) == {
+        "challenge": offer.echo,
+        "payload": {"type": "transaction", "transaction": base64.b64encode(b"transaction").decode()},
+    }
+
+
+def test_devnet_is_what_sellers_call_it() -> None:
+    assert one(v2(v2_entry(network=DEVNET))).terms.network is Network.DEVNET
+    assert read(v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))) == []
+
+
+def test_a_bare_text_in_base64_is_read_with_and_without_its_padding() -> None:
+    encoded = b64(v2_challenge(error="Payment required!"))
+    for value in (encoded, encoded.rstrip("="), f" {encoded} "):
+        assert one(("payment-required", value)).terms == PLAIN
