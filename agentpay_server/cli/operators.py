@@ -1,6 +1,6 @@
 """`agentpay-server operators`: operators of a store, created without a server.
 
-Whoever can write to the store may create operators: no key is asked for. On a test chain, a running server
+Write access to the store is enough to create operators: no key is needed. On a test chain, a running server
 creates them too, in its sandbox.
 """
 

@@ -1,9 +1,9 @@
 """Recording who changed what: into the audit trail, in the commit that makes the change.
 
-An entry's action is the name of the endpoint that makes such a change, whichever way it was made. What the
-server does by itself, with the clock or the chain, has no key. Four changes have no endpoint: an approval
-that expires, a transfer or a session that provably moved nothing, and an operator that is created without the
-sandbox.
+An entry's action is the name of the endpoint that makes such a change, in process or over HTTP. Changes that
+the server makes on its own, driven by the clock or the chain, have no key. Four changes have no endpoint: an
+approval that expires, a transfer or a session that provably moved nothing, and an operator that is created
+without the sandbox.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ UNPROMPTED: Final = frozenset({APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED
 
 
 class Actor(Protocol):
-    """Who makes a change: a principal, or the server by itself."""
+    """The author of a change: a principal, or the server on its own."""
 
     @property
     def operator_id(self) -> str:
@@ -46,7 +46,7 @@ class Actor(Protocol):
 
 @frozen
 class Server:
-    """The server by itself, on behalf of an operator."""
+    """The server acting on its own, on behalf of an operator."""
 
     operator_id: str
     key_id: None = None
@@ -71,7 +71,7 @@ def record(
         action: the name of the endpoint, or one of `UNPROMPTED`.
         subject: identifier of what is changed.
         now_us: when.
-        before: JSON values; None where there is nothing to tell. Never a secret.
+        before: JSON values, never a secret; None for an entry without them.
         after: as `before`.
     """
     store.insert_entry(

@@ -1,4 +1,4 @@
-"""Ciphertexts of earlier versions, which are bound to their row alone, are sealed anew for their place.
+"""Reseal ciphertexts of earlier versions, which are bound only to their row, for their full place.
 
 An earlier version authenticated the identifier of the row with a ciphertext, and neither table nor column:
 the two secrets of a webhook could be swapped. The custody seed says which version has sealed a database. All

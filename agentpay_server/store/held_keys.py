@@ -5,7 +5,7 @@ operator key finds what any of the operator's accounts holds, and must not use a
 newest row that an operator key has made under a key carries the operator's claim (`claimed_by_operator`).
 Two constraints decide every race:
 
-    UNIQUE (account_id, held_key)                              requests for one account, whoever sends them
+    UNIQUE (account_id, held_key)                              requests for one account, by any key
     UNIQUE (operator_id, held_key) WHERE claimed_by_operator   operator keys, for different accounts
 """
 
@@ -45,7 +45,7 @@ _YIELD_CLAIM: Final = "yield_claim"
 
 @frozen(kw_only=True)
 class Held(Generic[Row]):
-    """What an idempotency key stands for, as far as the caller may know.
+    """The rows behind an idempotency key, as far as the caller may know.
 
     Attributes:
         holder: the row that holds it under the source account; None if there is none.
@@ -69,7 +69,7 @@ class Held(Generic[Row]):
 
 @frozen(kw_only=True)
 class Asked:
-    """Who asks under which key.
+    """A request's idempotency key and its scope.
 
     Attributes:
         account_id: the source account, which exists.
@@ -99,7 +99,7 @@ class HeldKeys(Generic[Row]):
         self._identifier = identifier
 
     def find(self, connection: Connection, asked: Asked, now_us: int) -> Held[Row]:
-        """Return what a key stands for.
+        """Return the rows behind a key.
 
         Args:
             connection: the connection.
@@ -120,23 +120,23 @@ class HeldKeys(Generic[Row]):
         """Free a key for a new row of an account that is locked.
 
         The key is read again, rather than left to the constraints: an insertion would wait for whoever
-        settles the row that has it, and that one for an account, which may be the one that is locked here.
+        settles the row, and that one for an account, which may be the one that is locked here.
 
         Args:
             connection: the connection.
             asked: who asks under which key.
-            seen: what the key stood for when the request was judged.
+            seen: the rows behind the key when the request was judged.
             now_us: when.
 
         Returns:
-            False if the key stands for something else by now; the request must be judged again.
+            False if the rows have changed since; the request must be judged again.
         """
         found = self.find(connection, asked, now_us)
         if (found.holder_id, found.claim_id) != (seen.holder_id, seen.claim_id):
             return False
         if found.is_held_elsewhere != seen.is_held_elsewhere:
             return False
-        # The new row will carry the claim. The one that has it now keeps the key under its own account.
+        # The new row will carry the claim. The old one keeps the key under its own account.
         claim_id = None if found.claim_id == found.holder_id else found.claim_id
         if claim_id is not None and not self._change(connection, _YIELD_CLAIM, claim_id):
             return False
@@ -178,7 +178,7 @@ def _of_operator(table: Table, identifier: str) -> Select[Any]:
     of_agents = and_(
         other.c.operator_id == accounts.c.operator_id,
         other.c.held_key == key,
-        # As the partial index has it.
+        # In the words of the partial index.
         not_(other.c.claimed_by_operator),
         other.c.account_id != accounts.c.account_id,
     )

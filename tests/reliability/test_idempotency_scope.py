@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -164,11 +164,8 @@ async def play(
             model.now = round(model.now + seconds, 3)
         asks = [new_ask(chance) for _ in range(chance.randint(1, most_at_once))]
         answers = await asyncio.gather(*(scene.transfer(n, ask, key) for n, ask in enumerate(asks)))
-        for order in itertools.permutations(range(len(asks))):
-            trial, expected = deepcopy(model), dict[int, tuple[str, int | None]]()
-            for place in order:
-                expected[place] = trial.ask(asks[place])
-            found = agrees([expected[place] for place in range(len(asks))], answers, known)
+        for trial, expected in outcomes(model, asks):
+            found = agrees(expected, answers, known)
             if found is not None:
                 model, known = trial, found
                 break
@@ -176,6 +173,22 @@ async def play(
             raise AssertionError(f"{asks} at once are in no order {[told(answer) for answer in answers]}")
     scene.paid.update(model.paid)
     scene.check_balances()
+
+
+def outcomes(model: Model, asks: list[Ask]) -> Iterator[tuple[Model, list[tuple[str, int | None]]]]:
+    """Play requests at once in every order; an equal one may also get the outcome of its twin (D29)."""
+    twins = [place for place, ask in enumerate(asks) if asks.count(ask) > 1]
+    for order in itertools.permutations(range(len(asks))):
+        for count in range(len(twins) + 1):
+            for joining in itertools.combinations(twins, count):
+                trial, told_to = deepcopy(model), dict[int, tuple[str, int | None]]()
+                newest: dict[Ask, tuple[str, int | None]] = {}
+                for place in order:
+                    ask = asks[place]
+                    if place not in joining or ask not in newest:
+                        newest[ask] = trial.ask(ask)
+                    told_to[place] = newest[ask]
+                yield trial, [told_to[place] for place in range(len(asks))]
 
 
 def new_ask(chance: random.Random) -> Ask:
