@@ -54,8 +54,8 @@ class AgentPay:
             api_key: operator key or agent-scoped key; by default that of `AGENTPAY_API_KEY`.
             base_url: address of the service, without `/v1`; by default that of `AGENTPAY_BASE_URL`.
             timeout: seconds that each step of an exchange (connecting, sending, waiting for the answer) may
-                take, less the wait for a free connection; None is without limit. Keep it above 20, for which a
-                transfer may be held until final.
+                take, less the wait for a free connection; None is without limit. Keep it above 20, for which
+                a transfer may be held until final.
             max_retries: how often a request is sent again after a failure that may pass, from 0.
             http_client: the `Client` of httpx or httpx2 to send with. Its transports, proxies, event
                 hooks and default headers are used; its base URL, auth, timeout and cookies are not. It is not
