@@ -53,12 +53,15 @@ class AsyncAgentPay:
             api_key: operator key or agent-scoped key; by default that of `AGENTPAY_API_KEY`.
             base_url: address of the service, without `/v1`; by default that of `AGENTPAY_BASE_URL`.
             timeout: seconds that each step of an exchange (connecting, sending, waiting for the answer) may
-                take; None is without limit. Keep it above 20, for which a transfer may be held until final.
+                take, less the wait for a free connection; None is without limit. Keep it above 20, for which
+                a transfer may be held until final.
             max_retries: how often a request is sent again after a failure that may pass, from 0.
-            http_client: an httpx client to send with. Its transports, proxies, event hooks and default
-                headers are used; its base URL, auth, timeout and cookies are not. It is not closed with this
+            http_client: the `AsyncClient` of httpx or httpx2 to send with. Its transports, proxies, event
+                hooks and default headers are used; its base URL, auth, timeout and cookies are not. It is not
+                closed with this client, and is refused after a fork once it was used. An async one belongs to
+                one event loop.
+            transport: a transport of httpx or httpx2 to send with, instead of `http_client`. Closed with this
                 client.
-            transport: an httpx transport to send with, instead of `http_client`. Closed with this client.
 
         Raises:
             ConfigurationError: a setting is missing or cannot be meant; the message names it.

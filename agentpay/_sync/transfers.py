@@ -113,7 +113,7 @@ class Transfers(Resource):
         """Read a transfer until it is settled, rejected or failed.
 
         Whichever it is, it is returned: reading a refused transfer is no error, as it is in `get`. Failures
-        that may pass (no answer, and 429, 502, 503, 504) do not end the wait before its time is up.
+        that may pass (no answer, 408, 429, and every 5xx but 501) do not end the wait before its time is up.
 
         Args:
             transfer_id: the transfer, `txn_…`.

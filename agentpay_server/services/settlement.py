@@ -6,8 +6,8 @@ The rules, each for a reason (the chain may lose requests, lose replies, lag or 
 2. A status that is missing counts as proof that a transaction can never land only if it was read after the
    block height had passed the transaction's last valid one, from a chain that knows all blocks that could
    hold it: nodes forget after some days, and miss what happens while they are down. And no sooner than 150
-   blocks can have passed since it was signed, by this server's own clock: heights are claims of nodes. A chain
-   that says it has refused the transaction for good is proof too.
+   blocks can have passed since it was signed, by this server's own clock: heights are claims of nodes. A
+   chain that says it has refused the transaction for good is proof too.
 3. An error of the chain decides nothing. The loop asks again.
 
 Whoever needs the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.

@@ -6,18 +6,22 @@ where providers put their keys. While an endpoint limits our rate, calls fail he
 
 import asyncio
 import logging
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import httpx2
-from solana.rpc.async_api import AsyncClient
-from solana.rpc.jsonrpc import JsonRpcRequest, SolanaJsonRpcError
+from solana.rpc.jsonrpc import JsonRpcRequest, JsonRpcResponseEnvelope, SolanaJsonRpcError
 
+from agentpay.contract.bodies import Body, BodyError
 from agentpay_server.chain.base import ChainUnavailableError
 
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0
 _BUSY_STATUSES: Final = frozenset({429, 503})
 _MAX_DETAIL: Final = 300
+_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+
+BODY_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The largest reply that is read, in bytes as it arrives and as it unfolds to; usual ones are far smaller."""
 
 
 class RpcRefusalError(ChainUnavailableError):
@@ -60,13 +64,11 @@ class RpcClient:
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._quiet_until = 0.0
-        self._http = AsyncClient(
-            url,
+        self._url = url
+        # It repeats nothing by itself: a send that is posted again must be decided on, not happen.
+        self._http = httpx2.AsyncClient(
             timeout=timeout_seconds,
-            http2=False,
-            max_connections=max_connections,
-            max_keepalive_connections=max_connections,
-            max_transport_retries=0,  # A send that is posted again must be decided on, not happen.
+            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
         )
         self._hidden = _HideUrl(httpx2.URL(url))
         logging.getLogger("httpx2").addFilter(self._hidden)
@@ -83,11 +85,14 @@ class RpcClient:
         request = JsonRpcRequest(method=method, params=list(params))
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._http.send_rpc_request(request, Any)
+                reply = JsonRpcResponseEnvelope.model_validate_json(await self._post(request.to_json()))
+                return reply.unwrap_result(method=method)
         except SolanaJsonRpcError as error:
             failure: ChainUnavailableError = RpcRefusalError(method, error.code, error.message, error.data)
         except TimeoutError:
             failure = ChainUnavailableError(f"{method}: no answer within {self._timeout_seconds} s")
+        except BodyError as error:
+            failure = ChainUnavailableError(f"{method}: the answer {error}")
         except Exception as error:  # noqa: BLE001 - whatever the libraries below raise is one thing here
             failure = self._unavailable(method, error)
         # Outside the handlers: what was caught says the URL, and would be its context in tracebacks.
@@ -96,15 +101,22 @@ class RpcClient:
     async def close(self) -> None:
         """Let go of the connections."""
         logging.getLogger("httpx2").removeFilter(self._hidden)
-        await self._http.close()
+        await self._http.aclose()
+
+    async def _post(self, content: str) -> bytes:
+        async with self._http.stream("POST", self._url, content=content, headers=_HEADERS) as response:
+            response.raise_for_status()
+            body = Body(response.headers.get("content-encoding", ""), limit=BODY_MAX_BYTES)
+            async for chunk in response.aiter_raw():
+                body.feed(chunk)
+            return body.finish()
 
     def _unavailable(self, method: str, error: Exception) -> ChainUnavailableError:
-        cause = error.__cause__ or error
-        if not isinstance(cause, httpx2.HTTPStatusError):
-            return ChainUnavailableError(f"{method}: {type(cause).__name__}")
-        status = cause.response.status_code
+        if not isinstance(error, httpx2.HTTPStatusError):
+            return ChainUnavailableError(f"{method}: {type(error).__name__}")
+        status = error.response.status_code
         if status in _BUSY_STATUSES:
-            quiet_seconds = _retry_after_seconds(cause.response.headers.get("retry-after", ""))
+            quiet_seconds = _retry_after_seconds(error.response.headers.get("retry-after", ""))
             self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
         return ChainUnavailableError(f"{method}: the node answered with HTTP status {status}")
 

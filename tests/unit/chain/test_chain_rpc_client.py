@@ -1,8 +1,10 @@
 """One JSON-RPC call over a real port: every way to fail is one error, in time, and says no key."""
 
 import asyncio
+import gzip
 import logging
 import re
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -88,6 +90,41 @@ async def test_every_other_answer_is_an_unavailable_chain_that_says_no_key(
     assert caught.value.__context__ is None
     assert "SECRET" not in str(caught.value) + caplog.text
     assert len(script.requests) == 1  # Nothing is sent twice.
+
+
+@pytest.mark.parametrize(
+    ("coding", "times", "problem", "most_mebibytes"),
+    [("gzip, gzip", 2, "is compressed 2 times over", 4), ("gzip", 1, "is larger than", 40)],
+)
+async def test_a_small_reply_does_not_unfold_to_a_large_one(
+    coding: str, times: int, problem: str, most_mebibytes: int
+) -> None:
+    content = bytes(128 * 2**20)
+    for _ in range(times):
+        content = gzip.compress(content, 9)
+    async with client_of(Script((200, {"content-encoding": coding}, content))) as client:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ChainUnavailableError, match=problem):
+                await client.call("getThing")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < most_mebibytes * 2**20
+
+
+async def test_a_reply_that_is_larger_than_any_is_not_read_to_its_end() -> None:
+    script = Script(json_rpc_server.ok(b" " * (client_module.BODY_MAX_BYTES + 1)))
+    async with client_of(script) as client:
+        with pytest.raises(ChainUnavailableError, match="larger than 16777216 bytes"):
+            await client.call("getThing")
+
+
+async def test_a_compressed_reply_is_read() -> None:
+    plain = json_rpc_server.result([1, 2])
+    assert plain is not None
+    async with client_of(Script((200, {"content-encoding": "gzip"}, gzip.compress(plain[2])))) as client:
+        assert await client.call("getThing") == [1, 2]
 
 
 async def test_no_line_is_logged_with_the_url(caplog: pytest.LogCaptureFixture) -> None:
