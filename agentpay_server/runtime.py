@@ -17,6 +17,7 @@ from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import EndpointRefusesError
 from agentpay_server.chain.rpc.connecting import connect
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SECOND_US, Clock, ManualClock, SystemClock
@@ -66,6 +67,10 @@ from agentpay_server.workers.settlement import SettlementWorker
 
 class ClusterError(StartRefusedError):
     """The server must not run on this cluster as it was told to, or the cluster does not answer."""
+
+
+class ClusterAwayError(ClusterError):
+    """The cluster does not answer now, and may do so later: a start waits for it."""
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
@@ -212,6 +217,8 @@ async def _started(
 ) -> Runtime:
     database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
+    # What a start that fails has begun ends with it.
+    opened.push_async_callback(partial(tasks.stop, within_seconds=0))
     source = randomness(seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES))
     custody = await _custody(database, vault, source, rpc)
@@ -252,9 +259,8 @@ async def _started(
     session_resumption = SessionResumption(context, settlement, closing)
     if storage.is_alone:
         # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
-        await deliveries.free_all()
-        await resumption.free_all()
-        await session_resumption.free_all()
+        for free_all in (deliveries.free_all, resumption.free_all, session_resumption.free_all):
+            await free_all()
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
     deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
@@ -277,6 +283,11 @@ async def _started(
     parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
     names = Identifiers(clock, randomness(seed, stream="snapshots"))
     snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
+    # What an earlier process left under way goes on at once, whatever the clock.
+    await settlement_worker.resume()
+    if clock.is_manual:
+        # Nothing else looks for what came while no server ran, before the clock is moved.
+        await deposit_worker.run_due()
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -295,16 +306,12 @@ async def _started(
         faults=faults,
         http_faults=http_faults,
         snapshots=snapshots,
+        # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,
         close_chain=inner.close,
     )
-    # What an earlier process left under way goes on at once, whatever the clock.
-    await settlement_worker.resume()
-    if clock.is_manual:
-        # Nothing else looks for what came while no server ran, before the clock is moved.
-        await deposit_worker.run_due()
-    else:
+    if not clock.is_manual:
         context.tasks.start_loop(schedule.run())
     snapshots.mark_start()
     return runtime
@@ -366,8 +373,11 @@ async def _cluster(
         )
     except ClusterRefusedError as error:
         raise ClusterError(str(error)) from error
+    except EndpointRefusesError as error:
+        raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
     except ChainUnavailableError as error:
-        raise ClusterError(f"the RPC endpoint gave no answer: {error}; start again once it does") from error
+        message = f"the RPC endpoint gave no answer: {error}; start again once it does"
+        raise ClusterAwayError(message) from error
     try:
         _check_use(chain, storage, clock, source)
         # Before anything is signed for it.

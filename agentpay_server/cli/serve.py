@@ -108,6 +108,14 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help="How long requests and transfers under way may go on after SIGTERM or SIGINT.",
 )
 @click.option(
+    "--start-wait",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a start waits for a database or an RPC endpoint that does not answer; 0 fails at once.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -134,6 +142,7 @@ def serve(
     session_lifetime: float | None,
     rate_limit: int | None,
     shutdown_wait: float,
+    start_wait: float,
     log_format: str,
     allow_remote: bool,
     rpc: RpcSettings | None,
@@ -174,6 +183,7 @@ def serve(
             is_clock_manual=clock == "manual",
             operator_key=operator_key,
             log_format=LogFormat(log_format),
+            start_wait_seconds=start_wait,
         )
     except process.OptionError as error:
         raise click.BadParameter(str(error), param_hint=error.option) from None

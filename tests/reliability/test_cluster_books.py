@@ -1,4 +1,4 @@
-"""The books of a server on a cluster: what is resent, reserved and told of while nodes are behind or wrong."""
+"""The books of a server on a cluster: what is resent, reserved and told while nodes are wrong or behind."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -17,7 +17,12 @@ from agentpay_server.chain.base import ChainUnavailableError
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0
 _BUSY_STATUSES: Final = frozenset({429, 503})
+_REFUSING_STATUSES: Final = frozenset({401, 403, 404, 405})
 _MAX_DETAIL: Final = 300
+
+
+class EndpointRefusesError(ChainUnavailableError):
+    """The endpoint refuses every request: its key or its path is wrong, and waiting does not help."""
 
 
 class RpcRefusalError(ChainUnavailableError):
@@ -94,7 +99,8 @@ class RpcClient:
         if status in _BUSY_STATUSES:
             quiet_seconds = _retry_after_seconds(cause.response.headers.get("retry-after", ""))
             self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
-        return ChainUnavailableError(f"{method}: the node answered with HTTP status {status}")
+        kind = EndpointRefusesError if status in _REFUSING_STATUSES else ChainUnavailableError
+        return kind(f"{method}: the node answered with HTTP status {status}")
 
 
 class _HideUrl(logging.Filter):
