@@ -5,6 +5,7 @@ command line does. An event names its request by identifier. Fields hold identif
 never what a caller sent, so that no secret can be among them.
 """
 
+import asyncio
 import json
 import logging
 import time
@@ -13,12 +14,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import Final, TextIO
+from weakref import WeakKeyDictionary
 
 REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("agentpay_request_id", default=None)
 """The request that the current task works for."""
 
 ROOT: Final = "agentpay_server"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
+_QUIET_SECONDS: Final = 1.0
 
 Field = str | int | float | None
 
@@ -56,13 +60,47 @@ def log(
         logger: the module's.
         level: of `logging`.
         event: what happened: `thing.happened`.
-        exception: an exception to print with it.
+        exception: an exception to print with it. One of an outage, which names it as `outage`, takes the
+            place of the event: as `<outage>.unavailable`, without a traceback, and once a second at most.
         fields: what there is to say about it; None is left out.
     """
-    if logger.isEnabledFor(level):
+    outage = getattr(exception, "outage", None)
+    if outage is not None:
+        _log_outage(logger, level, f"{outage}.unavailable", str(exception))
+    elif logger.isEnabledFor(level):
         logger.log(
             level, Event(event, {"request_id": REQUEST_ID.get(), **fields}), exc_info=exception, stacklevel=2
         )
+
+
+class _Outages:
+    """When each outage was last told of, and how often it was not since, on one event loop."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def left_out(self, event: str, now: float) -> int | None:
+        """Return how many lines were left out before this one; None where this one is, too."""
+        if now < self._told_at.get(event, -_QUIET_SECONDS) + _QUIET_SECONDS:
+            self._left_out[event] = self._left_out.get(event, 0) + 1
+            return None
+        self._told_at[event] = now
+        return self._left_out.pop(event, 0)
+
+
+# A server has a loop of its own: what one suffers keeps none from telling.
+_OUTAGES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Outages]] = WeakKeyDictionary()
+
+
+def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> None:
+    if not logger.isEnabledFor(level):
+        return
+    loop = asyncio.get_running_loop()
+    left_out = _OUTAGES.setdefault(loop, _Outages()).left_out(event, loop.time())
+    if left_out is not None:
+        fields = {"request_id": REQUEST_ID.get(), "detail": detail, "left_out": left_out or None}
+        logger.log(level, Event(event, fields), stacklevel=3)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.chain.ledger import ForeignLedgerError
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcCaller
+from agentpay_server.chain.rpc.client import EndpointRefusesError, RpcCaller
 from agentpay_server.chain.rpc.connecting import connect, http_client
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SECOND_US, Clock, ManualClock, SystemClock
@@ -75,6 +75,10 @@ from agentpay_server.workers.treasury import TreasuryWorker
 
 class ClusterError(StartRefusedError):
     """The server must not run on this cluster as it was told to, or the cluster does not answer."""
+
+
+class ClusterAwayError(ClusterError):
+    """The cluster does not answer now, and may do so later: a start waits for it."""
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
@@ -250,6 +254,8 @@ async def _started(
 ) -> Runtime:
     database, settings = storage.database, storage.settings
     tasks, wakeup = Tasks(), Wakeup()
+    # What a start that fails has begun ends with it.
+    opened.push_async_callback(partial(tasks.stop, within_seconds=0))
     source = edge.randomness(seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
     # Stored before it is known which cluster the keys are for: on none may they follow from a seed.
@@ -291,9 +297,8 @@ async def _started(
     session_resumption = SessionResumption(context, settlement, closing)
     if storage.is_alone:
         # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
-        await deliveries.free_all()
-        await resumption.free_all()
-        await session_resumption.free_all()
+        for free_all in (deliveries.free_all, resumption.free_all, session_resumption.free_all):
+            await free_all()
     settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
     look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
     deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
@@ -317,11 +322,13 @@ async def _started(
     # A clock that runs by itself and the system's source of chance cannot go back.
     parts: list[Part] = [part for part in (clock, source) if isinstance(part, ManualClock | SeededRandomness)]
     parts += [faults, settlement, deposits, records, settlement_worker, deposit_worker]
-    snapshots = Snapshots(
-        context,
-        Identifiers(clock, edge.randomness(seed, stream="snapshots")),
-        _with_world(parts, storage, inner),
-    )
+    names = Identifiers(clock, edge.randomness(seed, stream="snapshots"))
+    snapshots = Snapshots(context, names, _with_world(parts, storage, inner))
+    # What an earlier process left under way goes on at once, whatever the clock.
+    await settlement_worker.resume()
+    if clock.is_manual:
+        # Nothing else looks for what came while no server ran, before the clock is moved.
+        await deposit_worker.run_due()
     runtime = Runtime(
         context=context,
         keys=keys,
@@ -341,17 +348,13 @@ async def _started(
         http_faults=http_faults,
         treasury=treasury,
         snapshots=snapshots,
+        # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
         operator=await keys.first_operator(key=operator_key, lend_key=lend_key, is_alone=storage.is_alone),
         storage=storage,
         close_chain=inner.close,
         embedded_chain=inner if isinstance(inner, EmbeddedChain) else None,
     )
-    # What an earlier process left under way goes on at once, whatever the clock.
-    await settlement_worker.resume()
-    if clock.is_manual:
-        # Nothing else looks for what came while no server ran, before the clock is moved.
-        await deposit_worker.run_due()
-    else:
+    if not clock.is_manual:
         context.tasks.start_loop(schedule.run())
     snapshots.mark_start()
     return runtime
@@ -420,8 +423,11 @@ async def _cluster(
         )
     except ClusterRefusedError as error:
         raise ClusterError(str(error)) from error
+    except EndpointRefusesError as error:
+        raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
     except ChainUnavailableError as error:
-        raise ClusterError(f"the RPC endpoint gave no answer: {error}; start again once it does") from error
+        message = f"the RPC endpoint gave no answer: {error}; start again once it does"
+        raise ClusterAwayError(message) from error
     try:
         _check_use(chain, storage, clock, source)
         # Before anything is signed for it.

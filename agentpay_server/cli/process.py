@@ -13,7 +13,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -29,16 +29,19 @@ from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.embedded.listener import bound_socket, server_config, url_of
 from agentpay_server.http.app import Application
 from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.runtime import Runtime, manual_clock, start_runtime
+from agentpay_server.runtime import ClusterAwayError, Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
-from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
+from agentpay_server.store.database import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CUT_OFF_SECONDS: Final = 0.5
 """How long an answer may take to leave once nobody is let wait any more."""
+
+
+_START_PAUSE_SECONDS: Final = 1.0
 
 
 class OptionError(Exception):
@@ -104,6 +107,7 @@ def run(
     serves_chain: bool,
     operator_key: str | None,
     log_format: LogFormat,
+    start_wait_seconds: float,
 ) -> None:
     """Serve until a signal says otherwise.
 
@@ -134,6 +138,7 @@ def run(
                     clock=clock,
                     serves_chain=serves_chain,
                     operator_key=operator_key,
+                    start_wait_seconds=start_wait_seconds,
                 )
             )
         except (StartRefusedError, DatabaseUnavailableError) as error:
@@ -158,23 +163,27 @@ async def _serve(
     clock: Clock,
     serves_chain: bool,
     operator_key: str | None,
+    start_wait_seconds: float,
 ) -> None:
-    try:
-        storage = await open_storage(
-            settings,
-            data_dir=data_dir,
-            database_url=database_url,
-            database_schema=database_schema,
-            keeps_chain=rpc is None,
-        )
-    except ValueError as error:
-        raise OptionError("--database-url", str(error)) from None
-    try:
-        runtime = await start_runtime(
-            storage=storage, rpc=rpc, clock=clock, operator_key=operator_key, may_crash=True
-        )
-    except ValueError as error:
-        raise OptionError("--operator-key", str(error)) from None
+    async def start() -> Runtime:
+        try:
+            storage = await open_storage(
+                settings,
+                data_dir=data_dir,
+                database_url=database_url,
+                database_schema=database_schema,
+                keeps_chain=rpc is None,
+            )
+        except ValueError as error:
+            raise OptionError("--database-url", str(error)) from None
+        try:
+            return await start_runtime(
+                storage=storage, rpc=rpc, clock=clock, operator_key=operator_key, may_crash=True
+            )
+        except ValueError as error:
+            raise OptionError("--operator-key", str(error)) from None
+
+    runtime = await _started(start, start_wait_seconds)
     new_key = runtime.operator.key if operator_key is None else None
     announcement = Announcement(
         base_url=url_of(sock), operator_key=new_key, is_key_given=operator_key is not None
@@ -183,6 +192,21 @@ async def _serve(
         await _serve_until_told(sock, runtime, announcement, serves_chain=serves_chain)
     finally:
         log(logger, logging.INFO, "server.stopped")
+
+
+async def _started(start: Callable[[], Awaitable[Runtime]], wait_seconds: float) -> Runtime:
+    """Start, and again for as long as database or cluster do not answer and there is time left."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_seconds
+    while True:
+        try:
+            return await start()
+        except (DatabaseAwayError, ClusterAwayError) as error:
+            remaining_seconds = deadline - loop.time()
+            if remaining_seconds <= 0:
+                raise
+            log(logger, logging.WARNING, "server.waiting", detail=str(error))
+            await asyncio.sleep(min(_START_PAUSE_SECONDS, remaining_seconds))
 
 
 async def _serve_until_told(

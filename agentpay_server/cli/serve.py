@@ -145,6 +145,14 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help="How long requests and transfers under way may go on after SIGTERM or SIGINT.",
 )
 @click.option(
+    "--start-wait",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a start waits for a database or an RPC endpoint that does not answer; 0 fails at once.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -181,6 +189,7 @@ def serve(
     treasury_low: Decimal,
     rate_limit: int | None,
     shutdown_wait: float,
+    start_wait: float,
     log_format: str,
     chain_rpc: bool,
     allow_remote: bool,
@@ -239,6 +248,7 @@ def serve(
             serves_chain=chain_rpc,
             operator_key=operator_key,
             log_format=LogFormat(log_format),
+            start_wait_seconds=start_wait,
         )
     except process.OptionError as error:
         raise click.BadParameter(str(error), param_hint=error.option) from None

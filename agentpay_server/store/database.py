@@ -24,7 +24,16 @@ class DatabaseUnavailableError(Exception):
     """The database cannot be reached or cannot write.
 
     Whether the transaction was committed is not known: whoever repeats it asks the database first.
+
+    Attributes:
+        outage: what logs call it: however many suffer from it, it is told once a second.
     """
+
+    outage: ClassVar[str] = "database"
+
+
+class DatabaseAwayError(DatabaseUnavailableError):
+    """The database does not answer now, and may do so later: a start waits for it."""
 
 
 class StartRefusedError(Exception):

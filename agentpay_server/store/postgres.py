@@ -12,6 +12,7 @@ a database without meeting. A server that must be alone in its schema takes `hol
 import asyncio
 import contextlib
 import inspect
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
@@ -24,8 +25,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.store import postgres_schema
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.store.postgres_connections import MoreThanOneStatement, Pool, Session, session_settings
+from agentpay_server.store.database import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.store.postgres_connections import (
+    CONNECTING_SECONDS,
+    MoreThanOneStatement,
+    Pool,
+    Session,
+    UnansweredError,
+    session_settings,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,11 +42,17 @@ POOL_SIZE: Final = 16
 """Connections that one server holds at most; units beyond that wait for one."""
 
 _TRIES: Final = 5
+_TRYING_SECONDS: Final = 15.0
+"""How long a unit may have taken to be tried again: each try on a dead network takes its full time."""
+
 _GIVEN_UP: Final = {"40001", "40P01"}
 """SQLSTATEs of a transaction that was undone for another's sake: serialization failure, deadlock."""
 
 _SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
 """SQLSTATEs of a server that shuts down, has crashed, or is not up yet."""
+
+_MAY_PASS: Final = {"08", "53"}
+"""Classes of SQLSTATEs that pass: a connection that failed, a server that has no room."""
 
 _OUR_FAULTS: Final = {"22", "25", "42"}
 """Classes of SQLSTATEs that no other try would get around: a wrong value, transaction or statement."""
@@ -136,7 +150,7 @@ class PostgresDatabase:
                 raise refusal from error
 
         async def laid_out() -> T:
-            options = {"server_settings": session_settings(self._schema)}
+            options = {"timeout": CONNECTING_SECONDS, "server_settings": session_settings(self._schema)}
             engine = create_async_engine(
                 self._url, poolclass=NullPool, hide_parameters=True, connect_args=options
             )
@@ -231,6 +245,8 @@ class PostgresDatabase:
         self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
     ) -> T:
         """Run `once` on a connection, and again on another when it certainly changed nothing."""
+        loop = asyncio.get_running_loop()
+        last_try_at = loop.time() + _TRYING_SECONDS
         for tries_left in reversed(range(_TRIES)):
             # What tells of the loss comes a moment after it.
             if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
@@ -241,7 +257,7 @@ class PostgresDatabase:
                 return await self._once(once)
             except Exception as error:
                 is_undone = _sqlstate(error) in _GIVEN_UP or (_is_lost(error) and not is_committing())
-                if is_undone and tries_left:
+                if is_undone and tries_left and loop.time() < last_try_at:
                     continue
                 declared = _declared(error)
                 if declared is None:
@@ -256,6 +272,8 @@ class PostgresDatabase:
         except Exception as error:
             if _is_lost(error):
                 session.driver.terminate()
+            if isinstance(error, UnansweredError):
+                self._pool.drop_idle()
             raise
         finally:
             self._pool.give_back(session)
@@ -335,8 +353,22 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
         return None
     is_drivers = type(cause).__module__.startswith("asyncpg.")
     if is_drivers or isinstance(error, (DBAPIError, OSError)):
-        return DatabaseUnavailableError(f"PostgreSQL gave no answer: {cause}")
+        kind = DatabaseAwayError if _may_come_back(cause, state) else DatabaseUnavailableError
+        return kind(f"PostgreSQL gave no answer: {_said(cause)}")
     return None
+
+
+def _may_come_back(cause: BaseException | None, state: str) -> bool:
+    """Whether waiting may help: not against a wrong name, a wrong password or a wrong certificate."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return False
+    is_away = state in _SERVER_LEAVES or state[:2] in _MAY_PASS
+    return is_away or isinstance(cause, (OSError, asyncpg.ConnectionDoesNotExistError))
+
+
+def _said(cause: BaseException | None) -> str:
+    # A connection that does not come about in time says nothing at all.
+    return str(cause) or type(cause).__name__
 
 
 def _url(url: str) -> URL:

@@ -6,7 +6,8 @@ function: it runs in a greenlet, which lets the event loop go on while a stateme
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import asyncpg
@@ -22,8 +23,26 @@ T = TypeVar("T")
 
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
-_CONNECTING_SECONDS: Final = 10.0
+CONNECTING_SECONDS: Final = 10.0
+"""How long a connection may take to come about."""
+
 _CLOSING_SECONDS: Final = 2.0
+_ANSWER_SECONDS: Final = 10.0
+"""How long a statement may take: milliseconds are usual, and a network that swallows it tells nobody."""
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+"""An idle connection whose other side is gone is closed within some ten seconds, before anybody uses it."""
+
+_SETTINGS: Final = {
+    # Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
+    "plan_cache_mode": "force_generic_plan",
+    # The same from the other side, which holds the locks of a transaction whose server is gone.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "idle_in_transaction_session_timeout": "15000",
+}
 _PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
@@ -33,12 +52,15 @@ def session_settings(schema: str) -> dict[str, str]:
     Args:
         schema: the only one whose tables a statement finds, beside PostgreSQL's own.
     """
-    # Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
-    return {"plan_cache_mode": "force_generic_plan", "search_path": f'"{schema}"'}
+    return {**_SETTINGS, "search_path": f'"{schema}"'}
 
 
 class MoreThanOneStatement(BaseException):
     """A unit needs a transaction: it has more than one statement, or one that is no plain SELECT."""
+
+
+class UnansweredError(ConnectionAbortedError):
+    """A statement was not answered in time; the connection is given up."""
 
 
 class UndoneError(Exception):
@@ -71,17 +93,17 @@ class Session:
             unit: called with a connection.
             committing: called when COMMIT is about to be sent.
         """
-        await self.driver.execute(begin)
+        await self.execute(begin)
         try:
             result = await greenlet_spawn(unit, _Connection(self))
         except BaseException:
             # Where that fails too, the connection is not used again, and the server rolls back by itself.
             with contextlib.suppress(Exception):
-                await self.driver.execute("ROLLBACK")
+                await self.execute("ROLLBACK")
             raise
         committing()
         # A transaction that an error has undone ends with ROLLBACK, though COMMIT was asked for.
-        if await self.driver.execute("COMMIT") != "COMMIT":
+        if await self.execute("COMMIT") != "COMMIT":
             raise UndoneError("a unit of work went on after its transaction was undone")
         return result
 
@@ -93,14 +115,19 @@ class Session:
         """
         return await greenlet_spawn(unit, _LonelyConnection(self))
 
+    async def execute(self, text: str) -> str:
+        """Run a statement without parameters, and return what the server says of it."""
+        status: str = await self._answered(self.driver.execute(text))
+        return status
+
     async def fetch(self, text: str, values: list[Any]) -> "_Rows":
         """Run a statement."""
         statement = await self._prepared(text)
-        return _Rows(await statement.fetch(*values), statement.get_statusmsg())
+        return _Rows(await self._answered(statement.fetch(*values)), statement.get_statusmsg())
 
     async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
         """Run a statement for each of some sets of values, all in one go."""
-        await (await self._prepared(text)).executemany(values)
+        await self._answered((await self._prepared(text)).executemany(values))
         return _Rows([], "")
 
     async def close(self) -> None:
@@ -112,8 +139,25 @@ class Session:
     async def _prepared(self, text: str) -> PreparedStatement:
         found = self._statements.get(text)
         if found is None:
-            found = self._statements[text] = await self.driver.prepare(text)
+            found = self._statements[text] = await self._answered(self.driver.prepare(text))
         return found
+
+    async def _answered(self, answer: Awaitable[T]) -> T:
+        """Return what the server answers, and give the connection up once that takes too long.
+
+        Raises:
+            UnansweredError: it did not answer in time.
+        """
+        limit = asyncio.timeout(_ANSWER_SECONDS)
+        try:
+            async with limit:
+                return await answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            # At once: to ask the server to give the statement up would wait for the same network.
+            self.driver.terminate()
+            raise UnansweredError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s") from None
 
 
 class _Connection:
@@ -137,7 +181,7 @@ class _Connection:
                 values = [prepared.positional(each) for each in parameters]
                 return await_only(self._session.run_each(prepared.text, values))
             if PLANNED_EACH_TIME.items() <= statement.get_execution_options().items():
-                await_only(self._session.driver.execute(_PLAN_ANEW))
+                await_only(self._session.execute(_PLAN_ANEW))
             prepared = _PREPARER.prepared(statement, parameters or {})
             return await_only(self._session.fetch(prepared.text, prepared.positional(parameters or {})))
         except asyncpg.IntegrityConstraintViolationError as error:
@@ -226,7 +270,7 @@ class Pool:
     def __init__(self, url: URL, size: int, *, schema: str) -> None:
         _, options = _DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call]
         settings = {"server_settings": session_settings(schema)}
-        self._options = {"timeout": _CONNECTING_SECONDS, **options, **settings}
+        self._options = {"timeout": CONNECTING_SECONDS, **options, **settings}
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
         self._taken: set[Session] = set()
@@ -234,7 +278,9 @@ class Pool:
 
     async def connect(self) -> Session:
         """Return a connection that is no part of the pool."""
-        return Session(await asyncpg.connect(**self._options))
+        driver = await asyncpg.connect(**self._options)
+        _keep_alive(driver)
+        return Session(driver)
 
     async def take(self) -> Session:
         """Return a connection that nobody else uses, to be given back.
@@ -264,6 +310,12 @@ class Pool:
             session.driver.terminate()
         raise ConnectionAbortedError("this server has given up its connections")
 
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses: one of them went unanswered, and the others may as well."""
+        free, self._free = self._free, []
+        for session in free:
+            session.driver.terminate()
+
     def cut_off(self) -> None:
         """End every connection, whatever runs on it; there is none from then on."""
         self._is_cut_off = True
@@ -283,3 +335,16 @@ class Pool:
         """Close all connections, none of which is in use."""
         free, self._free = self._free, []
         await asyncio.gather(*(session.close() for session in free))
+
+
+def _keep_alive(driver: asyncpg.Connection) -> None:
+    """Have the system find out by itself when the other side of a connection is gone."""
+    # The library has no option for it.
+    found = driver._transport.get_extra_info("socket")  # noqa: SLF001
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        # Not every system has each of them.
+        if hasattr(socket, name):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""The books of a server on a cluster: what is resent, reserved and reported while nodes are behind."""
+"""The books of a server on a cluster: what is resent, reserved and told while nodes are wrong or behind."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -17,11 +17,16 @@ from agentpay_server.chain.base import ChainUnavailableError
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0
 _BUSY_STATUSES: Final = frozenset({429, 503})
+_REFUSING_STATUSES: Final = frozenset({401, 403, 404, 405})
 _MAX_DETAIL: Final = 300
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """The largest reply that is read, in bytes as it arrives and as it unfolds to; usual ones are far smaller."""
+
+
+class EndpointRefusesError(ChainUnavailableError):
+    """The endpoint refuses every request: its key or its path is wrong, and waiting does not help."""
 
 
 class RpcRefusalError(ChainUnavailableError):
@@ -118,7 +123,8 @@ class RpcClient:
         if status in _BUSY_STATUSES:
             quiet_seconds = _retry_after_seconds(error.response.headers.get("retry-after", ""))
             self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
-        return ChainUnavailableError(f"{method}: the node answered with HTTP status {status}")
+        kind = EndpointRefusesError if status in _REFUSING_STATUSES else ChainUnavailableError
+        return kind(f"{method}: the node answered with HTTP status {status}")
 
 
 class _HideUrl(logging.Filter):
