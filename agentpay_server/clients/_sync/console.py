@@ -130,8 +130,8 @@ class Console(Resource):
     def allow_signing(self, account_id: str) -> AccountDetail:
         """Let an account spend again for which nothing is signed, because a transaction landed too late.
 
-        Compare its history with the chain before: the log and the audit trail name the transactions. An account
-        that may spend already stays as it is.
+        Compare its history with the chain before: the log and the audit trail name the transactions. An
+        account that may spend already stays as it is.
 
         Args:
             account_id: the account, `acct_…`.
