@@ -151,7 +151,6 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
         ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),
         ("agentpay_server.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
         ("agentpay_server.storage", "import uvloop"),
-        ("agentpay_server.http.app", "import anyio.to_thread"),
         ("agentpay_server.cli.serve", "class Serve:\n    import flask"),
         ("agentpay_server.__main__", "import click"),
         ("agentpay_server.__main__", "from agentpay_server.cli import main"),
