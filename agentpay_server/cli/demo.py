@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from agentpay_server.cli.output import Output, printable, styled, takes_json
-from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.values import Host, Seconds
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
@@ -42,6 +42,14 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     help="How long to wait after each step.",
 )
 @click.option("--steps", type=click.IntRange(min=0), metavar="N", help="End after so many steps.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    type=Host(),
+    multiple=True,
+    metavar="HOST",
+    help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
+)
 @click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
 @takes_json
 def demo(
@@ -51,6 +59,7 @@ def demo(
     interval: float,
     steps: int | None,
     seconds: float | None,
+    allowed_hosts: tuple[str, ...],
     is_json: bool,
 ) -> None:
     """Serve a living world: agents that pay, are refused, and wait for you.
@@ -73,7 +82,7 @@ def demo(
         with output.progress("Making the world") as say:
             world.begin(say)
         try:
-            server.listen(port=port)
+            server.listen(port=port, allowed_hosts=allowed_hosts)
         except OSError as error:
             raise click.ClickException(f"{why_not_bound(_HOST, port, error)}.") from None
         _introduce(output, server.base_url, server.operator_key, seed)

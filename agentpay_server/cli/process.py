@@ -13,19 +13,21 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import click
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, server_config, url_of
+from agentpay_server.domain.hosts import Hosts
+from agentpay_server.embedded.listener import bound_socket, url_of
 from agentpay_server.http.app import Application
+from agentpay_server.http.port.connections import raise_descriptor_limit
+from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
@@ -60,6 +62,7 @@ def run(
     port: int,
     settings: Settings,
     *,
+    allowed_hosts: Sequence[str],
     data_dir: Path | None,
     database_url: str | None,
     rpc: RpcSettings | None,
@@ -81,12 +84,15 @@ def run(
         sock = bound_socket(host, port)
     except OSError as error:
         raise CannotServeError(why_not_bound(host, port, error)) from None
+    hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
+    raise_descriptor_limit(settings.max_connections)
     clock: Clock = manual_clock() if is_clock_manual else SystemClock()
     with sock, logging_to(sys.stderr, log_format):
         try:
             asyncio.run(
                 _serve(
                     sock,
+                    hosts,
                     settings,
                     data_dir=data_dir,
                     database_url=database_url,
@@ -108,6 +114,7 @@ def why_not_bound(host: str, port: int, error: OSError) -> str:
 
 async def _serve(
     sock: socket.socket,
+    hosts: Hosts,
     settings: Settings,
     *,
     data_dir: Path | None,
@@ -129,16 +136,16 @@ async def _serve(
     except ValueError as error:
         raise OptionError("--operator-key", str(error)) from None
     try:
-        await _serve_until_told(sock, runtime)
+        await _serve_until_told(sock, hosts, runtime)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
-async def _serve_until_told(sock: socket.socket, runtime: Runtime) -> None:
+async def _serve_until_told(sock: socket.socket, hosts: Hosts, runtime: Runtime) -> None:
     announcement = {"base_url": url_of(sock)}
     if runtime.operator.key is not None:
         announcement["operator_key"] = runtime.operator.key
-    server = _Server(Application(runtime), runtime, announcement)
+    server = _Server(Application(runtime), hosts, runtime, announcement)
     lost = runtime.storage.lost
     watch = asyncio.create_task(server.stop_when(lost))
     try:
@@ -153,14 +160,16 @@ async def _serve_until_told(sock: socket.socket, runtime: Runtime) -> None:
         )
 
 
-class _Server(uvicorn.Server):
+class _Server(PortServer):
     """Says where it is reached as soon as it accepts requests, and stops in good order when it is told to.
 
     From the signal on nothing new is accepted. Requests under way have the time that the settings give; then
     those that wait for a transfer are told how it stands, and whatever is left is cut off.
     """
 
-    def __init__(self, application: Application, runtime: Runtime, announcement: dict[str, str]) -> None:
+    def __init__(
+        self, application: Application, hosts: Hosts, runtime: Runtime, announcement: dict[str, str]
+    ) -> None:
         self._application = application
         self._runtime = runtime
         self._announcement = announcement
@@ -168,9 +177,9 @@ class _Server(uvicorn.Server):
         self._wait_seconds = runtime.context.settings.shutdown_seconds
         self._ends_at: float | None = None
         cut_off_seconds = math.ceil(self._wait_seconds + _CUT_OFF_SECONDS) + 1
-        super().__init__(server_config(self._answer, shutdown_seconds=cut_off_seconds))
+        super().__init__(application, hosts=hosts, shutdown_seconds=cut_off_seconds, app=self._answer)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the line that says so."""
         await super().startup(sockets=sockets)
         click.echo(json.dumps(self._announcement))

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from agentpay.contract.usdc import to_decimal
+from agentpay_server.domain.hosts import allowed_host
 
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
@@ -30,6 +31,24 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value} is no number of seconds.", param, ctx)
         return seconds
+
+
+class Host(click.ParamType[str]):
+    """A host name or an IP address, without scheme and port."""
+
+    name = "host"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the host."""
+        try:
+            return allowed_host(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Usdc(click.ParamType[Decimal]):

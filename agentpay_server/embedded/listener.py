@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import uvicorn
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from agentpay_server.http.exchange import DROP
+from agentpay_server.domain.hosts import Hosts
+from agentpay_server.http.app import Application
+from agentpay_server.http.port.server import PortServer
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests that are under way may take when a port closes; what is left then is cut off."""
@@ -18,10 +17,27 @@ _TURNS_TO_CLOSE: Final = 3
 
 
 class Listener:
-    """Serves an ASGI application on a socket until it is closed."""
+    """Serves an application on a socket until it is closed.
 
-    def __init__(self, app: Any, sock: socket.socket) -> None:  # noqa: ANN401 - any ASGI application
-        self._server = _Server(server_config(app))
+    Args:
+        application: the application, whose settings and metrics the port uses.
+        app: `application`, wrapped in something.
+        sock: a listening socket.
+        allowed_hosts: hosts to accept in addition to loopback names.
+
+    Raises:
+        ValueError: one of `allowed_hosts` is not a host.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        app: Any,  # noqa: ANN401 - any ASGI application
+        sock: socket.socket,
+        allowed_hosts: Iterable[str] = (),
+    ) -> None:
+        hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
+        self._server = _Server(application, hosts=hosts, shutdown_seconds=SHUTDOWN_SECONDS, app=app)
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -44,17 +60,16 @@ class Listener:
         self._server.stop()
         if self._serving is not None:
             await self._serving
-        self._socket.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(PortServer):
     """Stops as soon as it is told to and has nothing to wait for: uvicorn looks ten times in a second.
 
     A test that opens a port pays for every one of those tenths.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, application: Application, **options: Any) -> None:  # noqa: ANN401 - those of its base
+        super().__init__(application, **options)
         self._told = asyncio.Event()
 
     def stop(self) -> None:
@@ -68,7 +83,7 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), 1.0)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Let go of the port and of idle connections, and of the others when they are answered."""
         for server in self.servers:
             server.close()
@@ -79,40 +94,6 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
-
-
-class _Protocol(H11Protocol):
-    """One connection, which the application may drop: ASGI itself has no word for that."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its base takes them
-        super().__init__(*args, **kwargs)
-        served = self.app
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[DROP] = self.transport.abort
-            await served(scope, receive, send)
-
-        self.app = app
-
-
-def server_config(
-    app: Any,  # noqa: ANN401 - any ASGI application
-    *,
-    shutdown_seconds: int = SHUTDOWN_SECONDS,
-) -> uvicorn.Config:
-    """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
-    return uvicorn.Config(
-        app,
-        # Told, since a bound method is not seen to be one.
-        interface="asgi3",
-        # The one that bounds what it keeps of a head that is not complete.
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=shutdown_seconds,
-    )
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

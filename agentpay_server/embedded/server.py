@@ -298,11 +298,13 @@ class AgentPayServer:
         inbox.trust(webhook.secret)
         return inbox
 
-    def listen(self, *, port: int = 0) -> str:
+    def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:
         """Open a port on 127.0.0.1 beside the way in process, until the server closes.
 
         Args:
             port: which one; 0 takes a free one.
+            allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback
+                ones. A request for any other host is refused with 421 (D54).
 
         Returns:
             The address of the server, which is `base_url` from then on.
@@ -310,8 +312,9 @@ class AgentPayServer:
         Raises:
             RuntimeError: it listens already.
             OSError: the port is not to be had.
+            ValueError: one of `allowed_hosts` is not a host.
         """
-        return self._running.listen(port)
+        return self._running.listen(port, allowed_hosts)
 
     @property
     def seed(self) -> int | None:

@@ -1,6 +1,6 @@
 """A running server in process, and the ways into it: clients without a socket, and a port beside them."""
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from agentpay._async.client import AsyncAgentPay
@@ -31,7 +31,8 @@ class World:
         self.recorder = recorder
         self.base_url: str = IN_PROCESS_URL
         self._owner = owner
-        self._app = recorder.around(Application(runtime))
+        self._application = Application(runtime)
+        self._app = recorder.around(self._application)
         runtime.snapshots.include(inboxes)
         runtime.snapshots.include(recorder)
         self._listener: Listener | None = None
@@ -65,11 +66,16 @@ class World:
         """Return a new async client of all that the server has."""
         return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
-    def listen(self, port: int) -> str:
+    def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
         """Open a port and return its address."""
         if self._listener is not None:
             raise RuntimeError(f"the server listens already, on {self.base_url}")
-        listener = Listener(self._app, bound_socket("127.0.0.1", port))
+        sock = bound_socket("127.0.0.1", port)
+        try:
+            listener = Listener(self._application, self._app, sock, allowed_hosts)
+        except ValueError:
+            sock.close()
+            raise
         self._owner.call(listener.start())
         self._listener = listener
         self.base_url = listener.base_url
