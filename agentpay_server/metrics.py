@@ -39,9 +39,14 @@ class Metrics:
         requests: answers, by route template, method and status.
         transfers: transfers that were decided or came to an end here, by outcome and error code.
         settlement_seconds: from acceptance to finality, by the server's clock.
+        connections: open connections of the ports.
+        connections_dropped: connections that were closed because of their peers, by reason: `slow` (a
+            deadline passed) or `crowded` (dropped for a new connection).
     """
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()
         self.transfers: Counter[tuple[str, str]] = Counter()
         self.settlement_seconds: Histogram = Histogram(SETTLEMENT_BOUNDS_SECONDS)
+        self.connections: int = 0
+        self.connections_dropped: Counter[str] = Counter()

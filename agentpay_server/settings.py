@@ -69,6 +69,13 @@ class Settings:
         treasury_low_sol: below how many SOL of the treasury the log warns, with `treasury.low`.
         shutdown_seconds: how long a server that is told to stop lets work under way go on.
         ready_lag_seconds: how late a worker may be before the server says that it is not ready.
+        max_connections: the largest number of connections to a port; lower if the process may open too few
+            files. At the limit, the connection that has waited longest for its peer is dropped for a new
+            one. One operator may have three quarters of this number of requests in service.
+        head_timeout_seconds: how long the head of a request may take to arrive.
+        body_timeout_seconds: how long the body of a request may take to arrive, and how long the peer may
+            take to read a response.
+        idle_timeout_seconds: how long a connection may stay open between two requests.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
@@ -98,3 +105,7 @@ class Settings:
     )
     shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
     ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))
+    max_connections: int = field(default=1000, validator=validators.ge(1))
+    head_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
+    body_timeout_seconds: float = field(default=30.0, validator=validators.gt(0))
+    idle_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))

@@ -111,6 +111,7 @@ class Endpoint:
             ErrorCode.RATE_LIMITED,
             ErrorCode.PAYLOAD_TOO_LARGE,
             ErrorCode.REQUEST_TIMEOUT,
+            ErrorCode.MISDIRECTED_REQUEST,
             ErrorCode.SERVICE_UNAVAILABLE,
             *self.errors,
         }

@@ -33,6 +33,7 @@ class ErrorCode(StrEnum):
     INVALID_REQUEST = "invalid_request"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    MISDIRECTED_REQUEST = "misdirected_request"
     PRECONDITION_FAILED = "precondition_failed"
     REQUEST_TIMEOUT = "request_timeout"
     ROTATION_IN_PROGRESS = "rotation_in_progress"
@@ -75,6 +76,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.INVALID_REQUEST: 400,
     ErrorCode.PAYLOAD_TOO_LARGE: 413,
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: 415,
+    ErrorCode.MISDIRECTED_REQUEST: 421,
     ErrorCode.PRECONDITION_FAILED: 412,
     ErrorCode.REQUEST_TIMEOUT: 408,
     ErrorCode.ROTATION_IN_PROGRESS: 409,
@@ -109,8 +111,10 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.INVALID_REQUEST: "Body or parameters are not valid; `details` names every fault.",
     ErrorCode.PAYLOAD_TOO_LARGE: "The body is larger than 64 KiB.",
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: "The body is not JSON.",
+    ErrorCode.MISDIRECTED_REQUEST: "The server does not answer to the host that the request names.",
     ErrorCode.PRECONDITION_FAILED: "The policy is not the version that `If-Match` names.",
-    ErrorCode.REQUEST_TIMEOUT: "The body did not arrive within 30 seconds.",
+    ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
+    "within 30.",
     ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
     ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentpay.contract.printable import printable
 from agentpay_server.cli.output import Output, styled, takes_json
-from agentpay_server.cli.values import Seconds
+from agentpay_server.cli.values import Host, Seconds
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 
 if TYPE_CHECKING:
@@ -55,6 +55,14 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     help="How long to wait after each step.",
 )
 @click.option("--steps", type=click.IntRange(min=0), metavar="N", help="Run N steps, then end.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    type=Host(),
+    multiple=True,
+    metavar="HOST",
+    help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
+)
 @click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
 @takes_json
 def demo(
@@ -65,6 +73,7 @@ def demo(
     interval: float,
     steps: int | None,
     seconds: float | None,
+    allowed_hosts: tuple[str, ...],
     is_json: bool,
 ) -> None:
     """Serve a living world: agents that pay, are refused, and wait for you.
@@ -88,7 +97,7 @@ def demo(
         with output.progress("Making the world") as say:
             world.begin(say)
         try:
-            server.listen(port=port)
+            server.listen(port=port, allowed_hosts=allowed_hosts)
         except CannotListenError as error:
             said = str(error).replace("pass another port", "give another --port")
             raise click.ClickException(f"{said}.") from None

@@ -13,21 +13,23 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import click
-import uvicorn
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, server_config, url_of
+from agentpay_server.domain.hosts import Hosts
+from agentpay_server.embedded.listener import bound_socket, url_of
 from agentpay_server.http.app import Application
+from agentpay_server.http.port.connections import raise_descriptor_limit
+from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.runtime import ClusterAwayError, Runtime, manual_clock, start_runtime
 from agentpay_server.settings import Settings
@@ -99,6 +101,7 @@ def run(
     port: int,
     settings: Settings,
     *,
+    allowed_hosts: Sequence[str],
     data_dir: Path | None,
     database_url: str | None,
     database_schema: str,
@@ -124,12 +127,15 @@ def run(
         sock = bound_socket(host, port)
     except OSError as error:
         raise CannotServeError(why_not_bound(host, port, error)) from None
+    hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
+    raise_descriptor_limit(settings.max_connections)
     clock: Clock = manual_clock() if is_clock_manual else SystemClock()
     with sock, logging_to(sys.stderr, log_format):
         try:
             asyncio.run(
                 _serve(
                     sock,
+                    hosts,
                     settings,
                     data_dir=data_dir,
                     database_url=database_url,
@@ -154,6 +160,7 @@ def why_not_bound(host: str, port: int, error: OSError) -> str:
 
 async def _serve(
     sock: socket.socket,
+    hosts: Hosts,
     settings: Settings,
     *,
     data_dir: Path | None,
@@ -189,7 +196,7 @@ async def _serve(
         base_url=url_of(sock), operator_key=new_key, is_key_given=operator_key is not None
     )
     try:
-        await _serve_until_told(sock, runtime, announcement, serves_chain=serves_chain)
+        await _serve_until_told(sock, hosts, runtime, announcement, serves_chain=serves_chain)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
@@ -210,15 +217,16 @@ async def _started(start: Callable[[], Awaitable[Runtime]], wait_seconds: float)
 
 
 async def _serve_until_told(
-    sock: socket.socket, runtime: Runtime, announcement: Announcement, *, serves_chain: bool
+    sock: socket.socket, hosts: Hosts, runtime: Runtime, announcement: Announcement, *, serves_chain: bool
 ) -> None:
-    application: ASGIApp = Application(runtime)
+    application = Application(runtime)
+    app: ASGIApp = application
     if serves_chain:
         from agentpay_server.http import chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(announcement, rpc_url=url_of(sock) + chain_rpc.PATH)
-        application = chain_rpc.Mounted(chain_rpc.chain_rpc(runtime), application)
-    server = _Server(application, runtime, announcement, with_websockets=serves_chain)
+        app = chain_rpc.Mounted(chain_rpc.chain_rpc(runtime), application)
+    server = _Server(application, app, hosts, runtime, announcement, with_websockets=serves_chain)
     lost = runtime.storage.lost
     watch = asyncio.create_task(server.stop_when(lost))
     try:
@@ -233,7 +241,7 @@ async def _serve_until_told(
         )
 
 
-class _Server(uvicorn.Server):
+class _Server(PortServer):
     """Says where it is reached as soon as it accepts requests, and stops in good order when it is told to.
 
     From the signal on nothing new is accepted. Requests under way have the time that the settings give; then
@@ -242,13 +250,15 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        application: ASGIApp,
+        application: Application,
+        app: ASGIApp,
+        hosts: Hosts,
         runtime: Runtime,
         announcement: Announcement,
         *,
-        with_websockets: bool = False,
+        with_websockets: bool,
     ) -> None:
-        self._application = application
+        self._app = app
         self._runtime = runtime
         self._announcement = announcement
         self._loop = asyncio.get_running_loop()
@@ -256,10 +266,14 @@ class _Server(uvicorn.Server):
         self._ends_at: float | None = None
         cut_off_seconds = math.ceil(self._wait_seconds + _CUT_OFF_SECONDS) + 1
         super().__init__(
-            server_config(self._answer, shutdown_seconds=cut_off_seconds, with_websockets=with_websockets)
+            application,
+            hosts=hosts,
+            shutdown_seconds=cut_off_seconds,
+            app=self._answer,
+            with_websockets=with_websockets,
         )
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the line that says so."""
         await super().startup(sockets=sockets)
         click.echo(self._announcement.line())
@@ -319,7 +333,7 @@ class _Server(uvicorn.Server):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._application(scope, receive, send)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:
             # Cut off at the end of a stop: there is nobody left to answer.
             if self._ends_at is None:

@@ -12,7 +12,7 @@ import click
 
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import SchemaName, Seconds, Sol, Usdc
+from agentpay_server.cli.values import Host, SchemaName, Seconds, Sol, Usdc
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
@@ -166,6 +166,31 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "Needs a loopback --host.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    type=Host(),
+    multiple=True,
+    metavar="HOST",
+    help="Host name or IP address to accept in the Host header, such as the public name of a proxy. "
+    "Repeatable. Default: loopback names, or any host if --host is not a loopback address.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Largest number of open connections.",
+)
+@click.option(
+    "--idle-timeout",
+    type=Seconds(min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a connection may stay open between two requests.",
+)
 @click.option("--json", "_", is_flag=True, expose_value=False, help="The line is JSON, with and without it.")
 @takes_cluster
 def serve(
@@ -193,6 +218,9 @@ def serve(
     log_format: str,
     chain_rpc: bool,
     allow_remote: bool,
+    allowed_hosts: tuple[str, ...],
+    max_connections: int,
+    idle_timeout: float,
     rpc: RpcSettings | None,
 ) -> None:
     """Serve until it is stopped.
@@ -231,6 +259,8 @@ def serve(
         min_session_cap_usdc=min_session_cap,
         treasury_low_sol=treasury_low,
         shutdown_seconds=shutdown_wait,
+        max_connections=max_connections,
+        idle_timeout_seconds=idle_timeout,
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.
     from agentpay_server.cli import process  # noqa: PLC0415
@@ -240,6 +270,7 @@ def serve(
             host,
             port,
             settings,
+            allowed_hosts=allowed_hosts,
             data_dir=data_dir,
             database_url=database_url,
             database_schema=database_schema or DATABASE_SCHEMA,

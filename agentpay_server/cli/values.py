@@ -10,6 +10,7 @@ import click
 from agentpay.contract.fields import text
 from agentpay.contract.usdc import to_decimal
 from agentpay_server.domain.database_schema import check_database_schema
+from agentpay_server.domain.hosts import allowed_host
 
 _LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
@@ -54,6 +55,24 @@ class Sol(click.ParamType[Decimal]):
         if not (amount.is_finite() and amount >= 0):
             self.fail(f"{value} is no amount of SOL, such as 0.1.", param, ctx)
         return amount
+
+
+class Host(click.ParamType[str]):
+    """A host name or an IP address, without scheme and port."""
+
+    name = "host"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the host."""
+        try:
+            return allowed_host(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Usdc(click.ParamType[Decimal]):

@@ -1,12 +1,12 @@
 """Which network addresses an event may be posted to where money is real: public ones alone (D46).
 
-What a name resolves to is judged, at the moment of connecting, not the name: a name that resolves to a public
-address now and to a private one later gains nothing. Addresses that carry another address inside (mapped,
-translated, tunnelled) are refused, or judged by that one.
+The resolved address is checked when the connection is made, not the name, so that a name that resolves to a
+public address now and to a private one later gains nothing. Of addresses that contain another address, mapped
+ones are checked as that address, and translated and tunnelled ones are refused.
 
-The ranges are those of the IANA registries of special-purpose addresses, written out: what `ipaddress` knows
-of them differs between patch releases of Python. Ranges that are routed and still belong to no receiver
-(AS112, AMT) are among them, and so is the address at which a cloud serves its own machines.
+The ranges are those of the IANA registries of special-purpose addresses. They are written out because the
+tables of `ipaddress` differ between patch releases of Python. AS112 and AMT ranges are included although they
+are routed: no receiver has an address there. So is the address at which Azure serves its own machines.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ _NOT_PUBLIC_4: Final = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # shared by carriers
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # Azure's platform, for its machines alone
+        "168.63.129.16/32",  # platform services of Azure
         "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments; metadata of Oracle's cloud
@@ -50,7 +50,7 @@ _NOT_PUBLIC_6: Final = tuple(
     )
 )
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
-"""How the lower half of an address begins whose last four bytes are an IPv4 address to tunnel to."""
+"""First 32 bits of the interface identifier of an ISATAP address; the last 32 are an IPv4 address."""
 
 
 def is_https(url: str) -> bool:
@@ -68,8 +68,8 @@ def is_public(text: str) -> bool:
         address = address.ipv4_mapped
     if isinstance(address, ipaddress.IPv4Address):
         return _is_global(address) and not any(address in network for network in _NOT_PUBLIC_4)
-    # Outside of it lie loopback, link-local, unique local and multicast addresses, and those that are
-    # translated to IPv4: NAT64 (64:ff9b::/96, 64:ff9b:1::/48), SIIT (::ffff:0:0:0/96), IPv4-compatible ones.
+    # Loopback, link-local, unique local and multicast addresses are outside of 2000::/3, and so are addresses
+    # that are translated to IPv4: NAT64 (64:ff9b::/96, 64:ff9b:1::/48), SIIT (::ffff:0:0:0/96) and ::/96.
     return (
         address in _GLOBAL_UNICAST
         and _is_global(address)
@@ -79,5 +79,5 @@ def is_public(text: str) -> bool:
 
 
 def _is_global(address: Address) -> bool:
-    """Tell whether this version of Python knows of nothing special about an address."""
+    """Return whether `ipaddress` considers an address global, as a second opinion."""
     return address.is_global and not address.is_multicast and not address.is_reserved

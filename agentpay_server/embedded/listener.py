@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import uvicorn
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.http.exchange import DROP
+from agentpay_server.domain.hosts import Hosts
+from agentpay_server.http.app import Application
+from agentpay_server.http.port.server import PortServer
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests that are under way may take when a port closes; what is left then is cut off."""
@@ -19,16 +17,36 @@ _TURNS_TO_CLOSE: Final = 3
 
 
 class Listener:
-    """Serves an ASGI application on a socket until it is closed."""
+    """Serves an application on a socket until it is closed.
+
+    Args:
+        application: the application, whose settings and metrics the port uses.
+        app: `application`, wrapped in something.
+        sock: a listening socket.
+        allowed_hosts: hosts to accept in addition to loopback names.
+        with_websockets: whether `app` takes WebSockets.
+
+    Raises:
+        ValueError: one of `allowed_hosts` is not a host.
+    """
 
     def __init__(
         self,
+        application: Application,
         app: Any,  # noqa: ANN401 - any ASGI application
         sock: socket.socket,
+        allowed_hosts: Iterable[str] = (),
         *,
         with_websockets: bool = False,
     ) -> None:
-        self._server = _Server(server_config(app, with_websockets=with_websockets))
+        hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
+        self._server = _Server(
+            application,
+            hosts=hosts,
+            shutdown_seconds=SHUTDOWN_SECONDS,
+            app=app,
+            with_websockets=with_websockets,
+        )
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -51,17 +69,16 @@ class Listener:
         self._server.stop()
         if self._serving is not None:
             await self._serving
-        self._socket.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(PortServer):
     """Stops as soon as it is told to and has nothing to wait for: uvicorn looks ten times in a second.
 
     A test that opens a port pays for every one of those tenths.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, application: Application, **options: Any) -> None:  # noqa: ANN401 - those of its base
+        super().__init__(application, **options)
         self._told = asyncio.Event()
 
     def stop(self) -> None:
@@ -75,7 +92,7 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), 1.0)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Let go of the port and of idle connections, and of the others when they are answered."""
         for server in self.servers:
             server.close()
@@ -86,43 +103,6 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
-
-
-class _Protocol(H11Protocol):
-    """One connection, which the application may drop: ASGI itself has no word for that."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its base takes them
-        super().__init__(*args, **kwargs)
-        served = self.app
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[DROP] = self.transport.abort
-            await served(scope, receive, send)
-
-        self.app = app
-
-
-def server_config(
-    app: Any,  # noqa: ANN401 - any ASGI application
-    *,
-    shutdown_seconds: int = SHUTDOWN_SECONDS,
-    with_websockets: bool = False,
-) -> uvicorn.Config:
-    """Return how every port is served: bounded in what it reads before a key is known, and in how it ends."""
-    return uvicorn.Config(
-        app,
-        # Told, since a bound method is not seen to be one.
-        interface="asgi3",
-        # The one that bounds what it keeps of a head that is not complete.
-        http=_Protocol,
-        ws="websockets-sansio" if with_websockets else "none",
-        ws_max_size=BODY_MAX_BYTES,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=shutdown_seconds,
-    )
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -321,7 +321,7 @@ class AgentPayServer:
         inbox.trust(webhook.secret)
         return inbox
 
-    def listen(self, *, port: int = 0) -> str:
+    def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:
         """Open a port on 127.0.0.1 beside the way in process, until the server closes.
 
         With a `seed` the keys are predictable: the event `server.keys_follow_from_seed` is logged as a
@@ -329,6 +329,8 @@ class AgentPayServer:
 
         Args:
             port: which one, 0 to 65535; 0 takes a free one.
+            allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback
+                ones. A request for any other host is refused with 421 (D54).
 
         Returns:
             The address of the server, which is `base_url` from then on.
@@ -336,9 +338,9 @@ class AgentPayServer:
         Raises:
             RuntimeError: it listens already.
             CannotListenError: the port is in use, or the process may not have it.
-            ValueError: `port` is out of range.
+            ValueError: `port` is out of range, or one of `allowed_hosts` is not a host.
         """
-        return self._running.listen(port)
+        return self._running.listen(port, allowed_hosts)
 
     @property
     def rpc_url(self) -> str:

@@ -3,7 +3,7 @@
 import logging
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from agentpay._async.client import AsyncAgentPay
@@ -60,7 +60,8 @@ class World:
         self.recorder = recorder
         self.base_url: str = IN_PROCESS_URL
         self._owner = owner
-        self._app = recorder.around(Application(runtime))
+        self._application = Application(runtime)
+        self._app = recorder.around(self._application)
         runtime.snapshots.include(inboxes)
         runtime.snapshots.include(recorder)
         self._listener: Listener | None = None
@@ -100,12 +101,17 @@ class World:
         """Return a new async client of all that the server has."""
         return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
-    def listen(self, port: int) -> str:
+    def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
         """Open a port and return its address."""
         if self._listener is not None:
             raise RuntimeError(f"the server listens already, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
-        listener = Listener(app, _socket(port))
+        sock = _socket(port)
+        try:
+            listener = Listener(self._application, app, sock, allowed_hosts)
+        except ValueError:
+            sock.close()
+            raise
         self._owner.call(listener.start())
         self._listener = listener
         self.base_url = listener.base_url
@@ -129,7 +135,8 @@ class World:
 
                 self._rpc_path = chain_rpc.PATH
                 app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.runtime))
-                listener = Listener(app, bound_socket("127.0.0.1", 0), with_websockets=True)
+                sock = bound_socket(_HOST, 0)
+                listener = Listener(self._application, app, sock, with_websockets=True)
                 self._owner.call(listener.start())
                 self._rpc_listener = listener
             return self._rpc_listener.base_url + self._rpc_path

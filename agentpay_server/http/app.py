@@ -10,7 +10,8 @@ what a caller wrote into a path is nobody's business.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final
 
@@ -23,7 +24,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, service_unavailable
+from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import openapi
 from agentpay_server.http.auth import authenticated
 from agentpay_server.http.bodies import (
@@ -33,7 +34,16 @@ from agentpay_server.http.bodies import (
     structured_body,
     structured_query,
 )
-from agentpay_server.http.exchange import DROP, JSON_TYPE, WHOLE, Call, DroppedError, Reply
+from agentpay_server.http.exchange import (
+    DROP,
+    JSON_TYPE,
+    REFUSED,
+    SHARE,
+    WHOLE,
+    Call,
+    DroppedError,
+    Reply,
+)
 from agentpay_server.http.handlers import (
     Handler,
     approval_handlers,
@@ -86,7 +96,10 @@ class Application:
         self._keys = runtime.keys
         self._identifiers = runtime.context.identifiers
         self._requests = runtime.context.metrics.requests
+        self.settings = runtime.context.settings
+        self.metrics = runtime.context.metrics
         self._operations = Operations(runtime)
+        self._in_service: Counter[str] = Counter()
         handlers = {
             **v1_handlers(runtime),
             **session_handlers(runtime),
@@ -111,7 +124,7 @@ class Application:
             await _not_http(scope, receive, send)
             return
         start = asyncio.get_running_loop().time()
-        if scope["path"] in self._operations:
+        if scope["path"] in self._operations and REFUSED not in scope:
             trace = _Trace(None, scope["path"])
             answer = await self._operations.answer(scope["path"], scope["method"])
             await _respond(
@@ -124,6 +137,7 @@ class Application:
         send = _noted(send, trace)
         token = REQUEST_ID.set(request_id)
         try:
+            _require_admitted(scope)
             if scope["path"] in DOCUMENTS and scope["method"] == "GET":
                 trace.route = scope["path"]
                 body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
@@ -133,7 +147,8 @@ class Application:
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
             _require_plain_path(scope)
-            await self._paths(scope, receive, send)
+            with self._served(scope):
+                await self._paths(scope, receive, send)
         except Problem as problem:
             await _refuse(send, trace, problem, request_id)
         except DatabaseUnavailableError as error:
@@ -156,6 +171,51 @@ class Application:
         finally:
             self._told(trace, scope, start, logging.INFO)
             REQUEST_ID.reset(token)
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        """Return a refusal of malformed or incomplete HTTP, counted and logged like other responses."""
+        start = asyncio.get_running_loop().time()
+        trace = _Trace(self._identifiers.new(REQUEST_PREFIX))
+        token = REQUEST_ID.set(trace.request_id)
+        try:
+            status, headers, body = rendered(problem, str(trace.request_id))
+            trace.status, trace.error = status, problem.code.value
+            self._told(trace, {"method": NO_ROUTE}, start, logging.INFO)
+        finally:
+            REQUEST_ID.reset(token)
+        headers += [
+            (b"content-type", JSON_TYPE),
+            (b"content-length", str(len(body)).encode("ascii")),
+            (b"x-request-id", str(trace.request_id).encode("ascii")),
+        ]
+        return status, headers, body
+
+    @contextlib.contextmanager
+    def _served(self, scope: Scope) -> Iterator[None]:
+        """Count a request in service, up to its operator's share of the port's connections.
+
+        Raises:
+            Problem: `rate_limited`.
+        """
+        share: int | None = scope.get(SHARE)
+        if share is None:
+            yield
+            return
+        operator_id = scope["agentpay.principal"].operator_id
+        if self._in_service[operator_id] >= share:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"This operator has {share} requests in service, which is the limit; retry when one of them "
+                "has its response.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        self._in_service[operator_id] += 1
+        try:
+            yield
+        finally:
+            self._in_service[operator_id] -= 1
+            if not self._in_service[operator_id]:
+                del self._in_service[operator_id]
 
     def _told(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
         """Count an answered request, and log it if anybody reads that."""
@@ -200,6 +260,7 @@ class _Path:
         self._limit = limit
         self._faults = runtime.http_faults
         self._snapshots = runtime.snapshots
+        self._body_timeout_seconds = runtime.context.settings.body_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace: _Trace = scope["agentpay.trace"]
@@ -247,7 +308,9 @@ class _Path:
         if self._limit is not None:
             self._limit.take(principal.key_id)
         body = None
-        raw = await read_body(headers, receive, is_whole=WHOLE in scope)
+        raw = await read_body(
+            headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
+        )
         if self._snapshots.restores != restores:
             # Its key was looked up in a state that is gone.
             raise DroppedError
@@ -261,6 +324,17 @@ class _Path:
         reply = await self._handlers[endpoint.name](call)
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
+
+
+def _require_admitted(scope: Scope) -> None:
+    """Refuse a request that its port has marked.
+
+    Raises:
+        Problem: `invalid_request`, `misdirected_request`.
+    """
+    refused: Problem | None = scope.get(REFUSED)
+    if refused is not None:
+        raise refused
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:

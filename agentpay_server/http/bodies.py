@@ -17,20 +17,21 @@ from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.domain.problems import Problem, invalid
 
 _LENGTH_MAX_DIGITS: Final = 18
-BODY_TIMEOUT_SECONDS: Final = 30.0
-"""How long a whole body may take to arrive."""
 
 
 class DisconnectedError(Exception):
     """The caller went away before the whole request was there: nothing is to be done, and nobody told."""
 
 
-async def read_body(headers: Mapping[str, str], receive: Receive, *, is_whole: bool = False) -> bytes:
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
+) -> bytes:
     """Return the whole body, if it is within the limit; nothing of it is parsed before.
 
     Args:
         headers: of the request.
         receive: gives the body, piece by piece.
+        timeout_seconds: how long all of it may take to arrive.
         is_whole: whether all of it is there already; otherwise it has a time to arrive in.
 
     Raises:
@@ -44,12 +45,12 @@ async def read_body(headers: Mapping[str, str], receive: Receive, *, is_whole: b
     if is_whole:
         return await _whole_body(receive)
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+        async with asyncio.timeout(timeout_seconds):
             return await _whole_body(receive)
     except TimeoutError:
         raise Problem(
             ErrorCode.REQUEST_TIMEOUT,
-            f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s; send the request again.",
+            f"The body did not arrive within {timeout_seconds:g} s; send the request again.",
         ) from None
 
 

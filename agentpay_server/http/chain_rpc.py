@@ -24,7 +24,7 @@ from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, rea
 from agentpay_server.chain.node.subscriptions import Subscriptions
 from agentpay_server.domain.problems import Problem
 from agentpay_server.http.bodies import DisconnectedError, read_body, require_json
-from agentpay_server.http.exchange import JSON_TYPE
+from agentpay_server.http.exchange import JSON_TYPE, REFUSED
 from agentpay_server.logs import log
 from agentpay_server.runtime import Runtime
 
@@ -45,10 +45,12 @@ class ChainRpc:
 
     Args:
         node: answers the calls.
+        body_timeout_seconds: how long the body of a request may take to arrive.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
         self._node = node
+        self._body_timeout_seconds = body_timeout_seconds
         self._connections = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +68,7 @@ class ChainRpc:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            body = await read_body(headers, receive)
+            body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
             _require_json(headers)
         except DisconnectedError:
             return
@@ -192,7 +194,10 @@ class Mounted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or stay with a WebSocket."""
-        if scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
+        refused: Problem | None = scope.get(REFUSED)
+        if refused is not None and self._app is None:
+            await _respond(send, refused.http_status, _text(refused.message))
+        elif refused is None and scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
             await self._rpc(scope, receive, send)
         elif self._app is not None:
             await self._app(scope, receive, send)
@@ -225,7 +230,7 @@ def chain_rpc(runtime: Runtime) -> ChainRpc:
         await chain.send(signed.raw)
         return signed.signature
 
-    return ChainRpc(Node(chain, airdrop))
+    return ChainRpc(Node(chain, airdrop), body_timeout_seconds=context.settings.body_timeout_seconds)
 
 
 def _require_json(headers: Mapping[str, str]) -> None:

@@ -11,6 +11,12 @@ JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"
 """Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
 
+REFUSED: Final = "agentpay.refused"
+"""ASGI scope key of the problem with which the application must refuse a request; set by a port."""
+
+SHARE: Final = "agentpay.share"
+"""ASGI scope key of the number of requests that one operator may have in service; set by a port."""
+
 WHOLE: Final = "agentpay.whole"
 """Where a caller in process says in the ASGI scope that its body is there already: nothing is waited for."""
 

@@ -62,6 +62,17 @@ class Exposition(Collector):
             buckets=list(zip(bounds, accumulate(latency.counts), strict=True)),
             sum_value=latency.total,
         )
+        yield GaugeMetricFamily(
+            "agentpay_connections", "Open connections of the port.", value=self._metrics.connections
+        )
+        dropped = CounterMetricFamily(
+            "agentpay_connections_dropped",
+            "Connections that were closed because of their peers: slow, or crowded out by new ones.",
+            labels=("reason",),
+        )
+        for reason, count in self._metrics.connections_dropped.items():
+            dropped.add_metric((reason,), count)
+        yield dropped
         if self._queue is not None:
             yield from self._waiting(self._queue)
         if self._treasury_sol is not None:

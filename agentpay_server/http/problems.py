@@ -9,8 +9,8 @@ Headers = list[tuple[bytes, bytes]]
 
 def unauthorized() -> Problem:
     """A 401: the same for a key that is missing, malformed, unknown or revoked (D2)."""
-    # Made anew each time, as every problem is: one that is kept would keep the frames that it was raised in,
-    # and with them the headers of every request that it ever refused.
+    # A new object each time. A shared one would collect the traceback of every raise, and with it the headers
+    # of every refused request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",

@@ -89,10 +89,10 @@ class Deliveries:
         )
 
     async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
-        """Return what came of posting a delivery; nothing is raised for it, unless this process ends it.
+        """Post a delivery and return the result. Only a cancellation of this task is raised.
 
-        What is not booked is posted again at the end of every lease, for ever: so whatever is raised, by
-        whichever library, is an attempt that failed, which comes to an end that the operator sees.
+        An attempt that is not booked is repeated at the end of its lease, without limit. So every exception,
+        of any library, is booked as a failed attempt, and the delivery ends where its operator can see it.
         """
         started = time.monotonic()
         try:
@@ -100,7 +100,7 @@ class Deliveries:
             headers = self._headers(delivery, body, attempt, at_us)
             return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
         except VaultError:
-            # Sealed under another key, or damaged: it can be replayed once the key is back.
+            # Sealed under another key, or damaged. It can be replayed after the key is restored.
             return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
         except (Exception, asyncio.CancelledError) as failure:
             task = asyncio.current_task()

@@ -1,8 +1,8 @@
-"""Looking up the names of webhooks, on threads of its own, a few at a time for each operator.
+"""DNS look-ups for webhooks, on dedicated threads, with a limit for each operator.
 
-The system's resolver blocks, for half a minute when a name server does not answer, and cannot be cancelled.
-The threads of the event loop are for the chain and the database: names that customers chose never run there.
-A look-up keeps its place until it has really ended, whether or not anybody still waits for it.
+The system's resolver blocks (for half a minute if a name server does not respond) and cannot be cancelled.
+The event loop's own threads resolve the names of the chain and the database, so names that customers chose
+are not resolved there. A look-up occupies its slot until its thread ends, even after its caller gave up.
 """
 
 import asyncio
@@ -17,34 +17,34 @@ LookUp = Callable[[str, int], list[str]]
 """Returns the IP addresses of a host and port, best first, or raises `OSError`."""
 
 AT_ONCE: Final = 64
-"""How many look-ups run at a time."""
+"""The largest number of concurrent look-ups."""
 
 OF_ONE_OPERATOR_AT_ONCE: Final = 4
-"""How many of them may be one operator's: slow name servers of one hold up nobody else's deliveries."""
+"""The largest number for one operator, so that its slow name servers delay only its own deliveries."""
 
 
 def system_look_up(host: str, port: int) -> list[str]:
     """Return the addresses that the system's resolver finds.
 
     Raises:
-        OSError: there are none, or nobody tells.
-        UnicodeError: it is no name that DNS can hold.
+        OSError: the name does not resolve.
+        UnicodeError: DNS cannot hold the name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class LookUps:
-    """Looks names up. It belongs to the event loop on which it is used.
+    """Resolves names. An instance belongs to one event loop.
 
     Args:
-        look_up: does it, on a thread that may be blocked.
+        look_up: resolves a name; it may block.
     """
 
     def __init__(self, look_up: LookUp = system_look_up) -> None:
         self._look_up = look_up
         self._places = asyncio.Semaphore(AT_ONCE)
-        # Kept alive by those who wait at them, and by look-ups that run.
+        # Waiting and running look-ups hold the references.
         self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def addresses(self, host: str, port: int, *, operator_id: str) -> list[str]:
@@ -53,11 +53,11 @@ class LookUps:
         Args:
             host: a name in ASCII.
             port: where it will be connected to.
-            operator_id: on whose behalf.
+            operator_id: the operator whose limit applies.
 
         Raises:
-            OSError: there are none, or nobody tells.
-            UnicodeError: it is no name that DNS can hold.
+            OSError: the name does not resolve.
+            UnicodeError: DNS cannot hold the name.
         """
         own = self._places_of.get(operator_id)
         if own is None:
@@ -87,9 +87,9 @@ class LookUps:
         return await found
 
     def _start(self, host: str, port: int, end: Callable[[list[str], BaseException | None], None]) -> None:
-        """Look a name up on a new thread, and call `end` on the event loop.
+        """Resolve a name on a new thread, then call `end` on the event loop.
 
-        The process may end while it runs: a pool's threads would be waited for.
+        The thread is a daemon: at exit, the process would wait for the threads of a pool.
         """
         loop = asyncio.get_running_loop()
 
@@ -98,9 +98,9 @@ class LookUps:
             failure: BaseException | None = None
             try:
                 addresses = self._look_up(host, port)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+            except BaseException as error:  # noqa: BLE001 - raised again where the look-up is awaited
                 failure = error
-            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop is closed, so no caller waits.
                 loop.call_soon_threadsafe(end, addresses, failure)
 
         threading.Thread(target=run, name="agentpay-look-up", daemon=True).start()

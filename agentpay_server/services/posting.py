@@ -1,8 +1,8 @@
 """Posting an event to an endpoint: headers, one request, an answer or none, where it may go (D44, D46).
 
-Redirects are not followed. A name is looked up once, and the very address that was found is connected to: so
-that, where money is real, a check of the address is one of the connection too; and so that no name is looked
-up on the threads of the event loop.
+Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
+resolved address. So the address that was checked, where money is real, is the one connected to, and no name
+is resolved on the event loop's own threads.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _ANSWER_MAX_BYTES: Final = 64 * 1024
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
 _ADDRESSES_MAX: Final = 4
-"""How many addresses of one name are tried."""
+"""The largest number of addresses to try for one name."""
 
 
 @frozen(kw_only=True)
@@ -108,10 +108,10 @@ class HttpPoster:
         """Post `body` and return what came of it; nothing is raised for what a receiver does.
 
         Args:
-            url: where to.
-            headers: what is sent with it.
-            body: what is sent.
-            operator_id: on whose behalf.
+            url: of the receiver.
+            headers: of the request.
+            body: of the request.
+            operator_id: the operator whose limit on look-ups applies.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -165,13 +165,13 @@ class HttpPoster:
             raise OSError("the name has no address")
         *others, last = addresses[:_ADDRESSES_MAX]
         for address in others:
-            # Nothing was sent to an address that took no connection: the next one may be tried.
+            # Nothing was sent if no connection was made, so the next address can be tried.
             with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await client.send(_pinned(request, target, address, len(addresses)), stream=True)
         return await client.send(_pinned(request, target, last, 1), stream=True)
 
     async def _addresses(self, target: httpx.URL, operator_id: str) -> list[str]:
-        # As it stands in the URL: decoded, a name in punycode could be encoded again to another one.
+        # Not `host`, which is decoded: Python would encode some names in punycode to another name.
         host = target.raw_host.decode("ascii")
         with contextlib.suppress(ValueError):
             return [str(ipaddress.ip_address(host))]
@@ -220,10 +220,7 @@ class _ForbiddenAddressError(Exception):
 
 
 def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: int) -> httpx.Request:
-    """Return `request`, directed to one of the addresses of its host.
-
-    The certificate is still that of the name: both the Host header and TLS keep it.
-    """
+    """Return `request` for one of the addresses of its host; Host header and TLS keep the name."""
     pinned = httpx.Request(
         request.method, target.copy_with(host=address), headers=request.headers, content=request.content
     )
@@ -238,5 +235,5 @@ def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: 
 
 
 def no_answer(failure: BaseException) -> str:
-    """Return what is told of a failure: its kind alone, since its text may hold addresses of the network."""
+    """Describe a failure by its type only: its text may contain addresses of the operator's network."""
     return f"no answer: {type(failure).__name__}"

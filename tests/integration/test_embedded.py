@@ -365,7 +365,7 @@ async def test_hanging_up_on_a_port_cancels_nothing(server: AgentPayServer, clie
     base_url = server.listen()
     body = f'{{"from":"{payer.account_id}","to":"{payee.account_id}","amount":"1","idempotency_key":"k"}}'
     request = (
-        "POST /v1/transfers HTTP/1.1\r\nHost: x\r\n"
+        "POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\n"
         f"Authorization: Bearer {server.operator_key}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     )
 
@@ -387,7 +387,7 @@ def test_a_request_that_is_cut_off_leaves_the_port_working(server: AgentPayServe
         for part in (
             b"",
             b"GE",
-            b"POST /v1/accounts HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+            b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
             b"\xff\r\n\r\n",
         ):
             stream = await anyio.connect_tcp("127.0.0.1", port)

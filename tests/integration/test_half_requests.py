@@ -29,7 +29,7 @@ def test_a_transfer_whose_request_is_cut_off_is_not_made(
     body = json.dumps({"from": source, "to": to, "amount": "1", "idempotency_key": "k"}).encode()
     length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(body) + missing}"
     head = (
-        "POST /v1/transfers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {server.operator_key}\r\n{length}\r\n\r\n"
     )
 
@@ -48,8 +48,8 @@ def test_closing_does_not_wait_for_a_request_that_never_ends() -> None:
     host, _, port = server.listen().removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(
-            f"POST /v1/accounts HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.operator_key}\r\n"
-            "Content-Length: 100\r\n\r\n{".encode("ascii")
+            f"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            f"Authorization: Bearer {server.operator_key}\r\n\r\n{{".encode("ascii")
         )
         started = time.monotonic()
         server.close()

@@ -45,6 +45,8 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
         "agentpay_requests",
         "agentpay_transfers",
         "agentpay_settlement_seconds",
+        "agentpay_connections",
+        "agentpay_connections_dropped",
         "agentpay_delivery_lag_seconds",
         "agentpay_queue_depth",
         "agentpay_treasury_sol",

@@ -162,7 +162,7 @@ def test_a_request_that_never_arrives_whole_is_cut_off_at_the_bound() -> None:
     with serving("--shutdown-wait", "0.1") as server:
         url = server.http.base_url
         with socket.create_connection((url.host, url.port or 80), WAIT_SECONDS) as sock:
-            head = f"POST /v1/accounts HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
+            head = f"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.key}\r\n"
             sock.sendall(f"{head}Content-Length: 100\r\nExpect: 100-continue\r\n\r\n".encode())
             assert sock.recv(1024).startswith(b"HTTP/1.1 100")  # the handler reads the body by now
             sock.sendall(b'{"name":')

@@ -105,7 +105,7 @@ def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
 
 @planted
 def every_height_is_believed(patch: Patch) -> None:
-    """As if no node returned a wrong number: neither the pace of heights nor the age of a signature counts."""
+    """As if no node returned a wrong number: neither pace of heights nor age of a signature counts."""
 
     async def has_passed(self, signed):
         return await self._chain.block_height() > signed.last_valid_block_height

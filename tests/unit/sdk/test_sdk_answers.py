@@ -60,6 +60,7 @@ KINDS = {
     ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_AT_REST: errors.ConflictError,
     ErrorCode.REQUEST_TIMEOUT: errors.APIError,
+    ErrorCode.MISDIRECTED_REQUEST: errors.APIError,
 }
 
 
@@ -91,6 +92,7 @@ def test_every_code_has_its_exception(caller, code):
         (413, errors.InvalidRequestError),
         (415, errors.InvalidRequestError),
         (418, errors.APIError),
+        (421, errors.APIError),
         (422, errors.InvalidRecipientError),
         (429, errors.RateLimitedError),
         (500, errors.ServerError),

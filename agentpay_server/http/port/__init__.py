@@ -1,0 +1,1 @@
+"""Listening sockets: accepting connections, their deadlines, and the checks before a request is served."""

@@ -1,0 +1,128 @@
+"""Checks of a request from a socket, before anything else is decided about it (D54).
+
+Its framing must be unambiguous, its target a path or an absolute URL, and its host one that the port accepts.
+A request that fails is marked; the application then refuses it, so that its response, log line and metric are
+like those of any other refusal. In-process requests have no framing and no host, and skip these checks.
+"""
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from starlette.types import Scope
+
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay_server.domain.hosts import Hosts, host_of
+from agentpay_server.domain.problems import Problem, invalid, shown
+from agentpay_server.http.exchange import REFUSED
+
+HEAD_MAX_BYTES: Final = 16 * 1024
+"""How large a request line with all its headers may be."""
+
+TARGET: Final = "agentpay.target"
+"""ASGI scope key of the request target, set by a parser whose path and query do not hold all of it."""
+
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
+_OTHER_FORMS: Final = frozenset({"CONNECT", "OPTIONS"})
+"""Methods whose target may be neither a path nor a URL (RFC 9112, 3.2.3 and 3.2.4)."""
+
+
+def malformed() -> Problem:
+    """A 400 for bytes that are no request, or that two readers could split differently."""
+    message = (
+        f"must be well-formed HTTP/1.1 with one Host, at most {HEAD_MAX_BYTES} bytes of request line and "
+        "headers, and a body framed by Content-Length or by Transfer-Encoding, not by both"
+    )
+    return invalid(FieldFault(field="request", message=message))
+
+
+def admit(scope: Scope, hosts: Hosts) -> bool:
+    """Check a request, and replace an absolute target by its path; a fault is put under `REFUSED`.
+
+    Returns:
+        Whether the connection can be reused. If the framing is ambiguous, so is the start of the next
+        request.
+    """
+    if not _is_framed(scope):
+        scope[REFUSED] = malformed()
+        return False
+    try:
+        _check_host(_authority(scope), hosts)
+    except Problem as problem:
+        scope[REFUSED] = problem
+    return True
+
+
+def _is_framed(scope: Scope) -> bool:
+    version, hosts, codings, lengths = scope["http_version"], 0, 0, 0
+    size = len(_target(scope))
+    for name, value in scope["headers"]:
+        size += len(name) + len(value) + 4
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings += 1
+        elif name == b"content-length":
+            lengths += 1
+    if version == "1.1":
+        return hosts == 1 and not (codings and lengths) and size <= HEAD_MAX_BYTES
+    # HTTP/1.0 does not define Transfer-Encoding, so the end of such a body is unknown.
+    return version == "1.0" and hosts <= 1 and not codings and size <= HEAD_MAX_BYTES
+
+
+def _target(scope: Scope) -> bytes:
+    target: bytes | None = scope.get(TARGET)
+    if target is None:
+        raw_path, query = scope["raw_path"], scope["query_string"]
+        target = raw_path + b"?" + query if query else raw_path
+    return target
+
+
+def _authority(scope: Scope) -> str | None:
+    """Replace an absolute target by its path, and return the requested host with its port.
+
+    Raises:
+        Problem: `invalid_request`: the target has no form that the method allows.
+    """
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
+    target = _target(scope)
+    if target.startswith(b"/"):
+        return host
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is not None:
+        authority, path, query = absolute.groups()
+        _set_path(scope, path or b"/", query or b"")
+        # The Host header is ignored then (RFC 9112, 3.2.2).
+        return str(authority.decode("latin-1"))
+    if scope["method"] in _OTHER_FORMS:
+        _set_path(scope, target, b"")
+        return host
+    raise invalid(FieldFault(field="request", message="must be for a path or an absolute http URL"))
+
+
+def _set_path(scope: Scope, raw_path: bytes, query: bytes) -> None:
+    scope["raw_path"], scope["query_string"] = raw_path, query
+    scope["path"] = unquote(raw_path.decode("ascii", "replace"))
+
+
+def _check_host(authority: str | None, hosts: Hosts) -> None:
+    """Refuse a host that the port does not accept.
+
+    Args:
+        authority: the host with its port; None for HTTP/1.0 without one, which browsers do not send.
+        hosts: the accepted hosts.
+
+    Raises:
+        Problem: `invalid_request`, `misdirected_request`.
+    """
+    if authority is None:
+        return
+    host = host_of(authority)
+    if host is None:
+        raise invalid(FieldFault(field="host", message="must be one host name or IP address"))
+    if host not in hosts:
+        raise Problem(
+            ErrorCode.MISDIRECTED_REQUEST,
+            f"This server does not accept requests for the host {shown(host)}. To accept them, start it with "
+            f"--allowed-host {shown(host)}, or pass allowed_hosts to listen().",
+        )

@@ -1,0 +1,129 @@
+"""The open connections of one port, and which of them wait for their peers.
+
+A connection whose request is being served is never dropped. A connection that waits for its peer (for a
+request, for the rest of a request, or for the peer to read a response) can be dropped: a retry restores
+everything it held. At the limit, the connection that has waited longest is dropped for each new one, so that
+slow and silent peers cannot keep others out, however many there are.
+"""
+
+import asyncio
+import contextlib
+import math
+from typing import Final, Protocol
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit.
+    resource = None  # type: ignore[assignment]
+
+from agentpay_server.metrics import Metrics
+
+_OTHER_DESCRIPTORS: Final = 400
+"""File descriptors reserved for everything else: 256 deliveries, the database, the chain, files."""
+
+
+class Peer(Protocol):
+    """A connection that can be counted and dropped."""
+
+    def drop(self) -> None:
+        """End it at once."""
+        ...
+
+
+class Connections:
+    """Counts connections, and makes room for new ones.
+
+    Args:
+        limit: the largest number of connections.
+        metrics: counts them too.
+    """
+
+    def __init__(self, limit: int, metrics: Metrics) -> None:
+        self.limit: int = limit
+        self._metrics = metrics
+        self._open: set[Peer] = set()
+        # The connection that has waited longest comes first.
+        self._waiting: dict[Peer, None] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached."""
+        return len(self._open) >= self.limit
+
+    def opened(self, connection: Peer) -> None:
+        """Count a new connection."""
+        self._open.add(connection)
+        self._metrics.connections += 1
+
+    def closed(self, connection: Peer) -> None:
+        """Forget a closed connection."""
+        self._waiting.pop(connection, None)
+        if connection in self._open:
+            self._forget(connection)
+        self._changed.set()
+
+    def waits(self, connection: Peer) -> None:
+        """Note that a connection waits for its peer from now on."""
+        self._waiting.pop(connection, None)
+        if connection in self._open:
+            self._waiting[connection] = None
+            self._changed.set()
+
+    def serves(self, connection: Peer) -> None:
+        """Note that a connection's request is being served."""
+        self._waiting.pop(connection, None)
+
+    def make_room(self) -> bool:
+        """Drop the connection that has waited longest for its peer; return False if none waits."""
+        longest = next(iter(self._waiting), None)
+        if longest is None:
+            return False
+        del self._waiting[longest]
+        self._forget(longest)
+        self.count_dropped("crowded")
+        longest.drop()
+        return True
+
+    def count_dropped(self, reason: str) -> None:
+        """Count a connection that was ended because of its peer."""
+        self._metrics.connections_dropped[reason] += 1
+
+    async def changed(self, *, within_seconds: float) -> None:
+        """Return when a connection closes or begins to wait for its peer, or after a time."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_seconds):
+                await self._changed.wait()
+
+    def _forget(self, connection: Peer) -> None:
+        self._open.discard(connection)
+        self._metrics.connections -= 1
+
+
+def connection_limit(wanted: int) -> int:
+    """Return `wanted`, or fewer if the process may open too few files for that many.
+
+    The database and the chain need file descriptors too, so connections must not use them up.
+    """
+    if resource is None:
+        return wanted
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    available = math.inf if descriptors == resource.RLIM_INFINITY else descriptors
+    return int(min(wanted, max(available // 2, available - _OTHER_DESCRIPTORS, 1)))
+
+
+def raise_descriptor_limit(connections: int) -> None:
+    """Raise the soft limit on open files to what `connections` connections need, up to the hard limit."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_DESCRIPTORS
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        # macOS reports an unlimited hard limit, and refuses values above the kernel's own.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

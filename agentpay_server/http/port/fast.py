@@ -1,0 +1,83 @@
+"""Connections parsed by httptools, which the extra `fast` installs."""
+
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from agentpay_server.http.port.admission import HEAD_MAX_BYTES, TARGET
+from agentpay_server.http.port.guarded import Guarded
+
+_AHEAD_MAX: Final = 128
+"""How many pipelined requests may wait for the one that is being served."""
+
+
+class GuardedHttptools(Guarded, HttpToolsProtocol):
+    """A connection parsed by httptools, which does not limit the data that it buffers."""
+
+    _running: RequestResponseCycle | None = None
+    _reads_head = False
+    _reads_body = False
+    _head_bytes = 0
+    _field_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data, and refuse a head that grows too large."""
+        was_in_head = self._reads_head
+        super().data_received(data)
+        # Not counted: a head that began in this data, whose size the read size limits.
+        self._head_bytes = self._head_bytes + len(data) if was_in_head and self._reads_head else 0
+        if self._head_bytes > HEAD_MAX_BYTES and not self._is_refused:
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """Note the start of a head."""
+        super().on_message_begin()
+        self._reads_head, self._field_bytes = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a field of the head; trailer fields count toward the limit and are dropped."""
+        self._field_bytes += len(name) + len(value)
+        if self._field_bytes > HEAD_MAX_BYTES:
+            raise httptools.HttpParserError("too many fields")
+        if self._reads_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Serve a request, or queue it behind the previous one."""
+        if len(self.pipeline) >= _AHEAD_MAX:
+            raise httptools.HttpParserError("too many requests ahead")
+        self._reads_head, self._reads_body = False, True
+        self.scope[TARGET] = self.url  # type: ignore[typeddict-unknown-key]
+        if not self.url.startswith(b"/"):
+            # `admit` reads the whole target; the base class would fail on some forms of it.
+            self.url = b"/"
+        super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            # It becomes a WebSocket, which has no request cycle.
+            return
+        if not self.pipeline:
+            self._running = self.cycle
+        if self.parser.should_upgrade():
+            # After an Upgrade the parser does not read another request.
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request."""
+        self._reads_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next pipelined request."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
+
+    def _served(self) -> Any:  # noqa: ANN401 - as its base has it
+        return self._running
+
+    def _is_in_body(self) -> bool:
+        return self._reads_body
+
+    def _is_in_head(self) -> bool:
+        return self._reads_head

@@ -1,0 +1,99 @@
+"""A port: uvicorn's server with guarded connections and a limit on them."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.domain.hosts import Hosts
+from agentpay_server.http.app import Application
+from agentpay_server.http.port.acceptor import Acceptor
+from agentpay_server.http.port.connections import Connections, connection_limit
+from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
+from agentpay_server.logs import log
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def parser() -> type[Guarded]:
+    """Return the protocol of connections: with httptools if the extra `fast` is installed, else with h11."""
+    if find_spec("httptools") is None:
+        return GuardedH11
+    from agentpay_server.http.port.fast import GuardedHttptools  # noqa: PLC0415 - an extra's
+
+    return GuardedHttptools
+
+
+class PortServer(uvicorn.Server):
+    """Serves an application on listening sockets.
+
+    Args:
+        application: the application, whose settings and metrics the port uses.
+        hosts: the hosts that the port accepts.
+        shutdown_seconds: how long requests in service may continue when the port closes.
+        app: `application` wrapped in something, if it is.
+        with_websockets: whether `app` takes WebSockets.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        hosts: Hosts,
+        shutdown_seconds: int,
+        app: ASGIApp | None = None,
+        with_websockets: bool = False,
+    ) -> None:
+        settings, metrics = application.settings, application.metrics
+        limit = connection_limit(settings.max_connections)
+        self._port = Port(
+            app=app or application,
+            refusal=application.refusal,
+            hosts=hosts,
+            connections=Connections(limit, metrics),
+            seconds=seconds_of(settings),
+        )
+        self._parser = parser()
+        super().__init__(
+            uvicorn.Config(
+                self._port.app,
+                # Explicit, because uvicorn does not recognize a bound method.
+                interface="asgi3",
+                http=self._parser,
+                ws="websockets-sansio" if with_websockets else "none",
+                ws_max_size=BODY_MAX_BYTES,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=shutdown_seconds,
+            )
+        )
+        if limit < settings.max_connections:
+            wanted = settings.max_connections
+            log(logger, logging.WARNING, "connections.limited", limit=limit, max_connections=wanted)
+
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Start accepting connections."""
+        make = partial(
+            self._parser,
+            self._port,
+            self.config,
+            self.server_state,
+            {},
+            asyncio.get_running_loop(),
+        )
+        # Typed loosely: uvicorn expects `asyncio.Server`, and only closes them.
+        self.servers: list[Any] = [Acceptor(sock, self._port.connections, make) for sock in sockets or ()]
+        self.started = True
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Stop gracefully; the acceptors close their own sockets."""
+        await super().shutdown(None)

@@ -1,0 +1,462 @@
+"""Slow and silent peers of a port: none holds a connection for ever, and all of them together stop nobody.
+
+Deadlines come from the settings: those that a test waits for are short, and the others as long as they are.
+"""
+
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from peers import GET_HEALTH, WAIT_SECONDS, Peer
+from prometheus_client.parser import text_string_to_metric_families
+from receivers import eventually
+from server_world import raw_client
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.http.port import server as port_server
+from agentpay_server.http.port.connections import connection_limit, raise_descriptor_limit
+from agentpay_server.http.port.fast import GuardedHttptools
+from agentpay_server.http.port.guarded import GuardedH11
+
+resource = pytest.importorskip("resource")
+
+SHORT = Settings(head_timeout_seconds=0.2, idle_timeout_seconds=0.2, body_timeout_seconds=0.2)
+FOR_EVER = 366 * 24 * 3600.0
+
+
+@pytest.fixture(params=[GuardedH11, GuardedHttptools], ids=["h11", "httptools"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ports are read by each parser."""
+    monkeypatch.setattr(port_server, "parser", lambda: request.param)
+    return request.param
+
+
+@pytest.fixture
+def listening(parser: type) -> Iterator[Callable[[Settings], AgentPayServer]]:
+    """Starts servers that have a port."""
+    with ExitStack() as started:
+
+        def start(settings: Settings) -> AgentPayServer:
+            server = started.enter_context(AgentPayServer(settings=settings))
+            server.listen()
+            return server
+
+        yield start
+
+
+Listening = Callable[[Settings], AgentPayServer]
+
+
+def metric(server: AgentPayServer, name: str, **labels: str) -> float:
+    """Read a metric, in process: no connection is needed for it."""
+    with raw_client(server, "") as http:
+        text = http.get("/metrics").text
+    found = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def is_healthy(base_url: str) -> bool:
+    with Peer(base_url) as peer:
+        return peer.send(GET_HEALTH).answer().status == 200
+
+
+# --- One peer ---------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_says_nothing_is_closed(listening: Listening) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        assert peer.rest() == b"", "nobody was asked anything: there is nothing to answer"
+    assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
+
+
+@pytest.mark.parametrize("sent", [b"", GET_HEALTH], ids=["at first", "on a kept connection"])
+def test_a_head_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Listening, sent: bytes) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        if sent:
+            assert peer.send(sent).answer().status == 200
+        peer.dribble(b"GET /healthz HTTP/1.1\r\nX-Endless: " + b"x" * 100_000)
+        answered = peer.answer()
+        assert (answered.status, answered.json()["error"]) == (408, "request_timeout")
+        assert answered.headers["connection"] == "close"
+        assert answered.json()["request_id"] == answered.headers["x-request-id"]
+        assert peer.rest() == b""
+
+
+def test_an_idle_connection_is_closed_without_a_word(listening: Listening) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        assert peer.send(GET_HEALTH).answer().status == 200
+        assert peer.rest() == b""
+    assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 0
+
+
+def test_an_idle_connection_is_kept_for_as_long_as_it_may_be(listening: Listening) -> None:
+    server = listening(Settings(head_timeout_seconds=0.05, body_timeout_seconds=0.05))
+    with Peer(server.base_url) as kept, Peer(server.base_url) as silent:
+        assert kept.send(GET_HEALTH).answer().status == 200
+        assert silent.rest() == b"", "its time is over"
+        assert kept.send(GET_HEALTH).answer().status == 200
+
+
+def test_a_body_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Listening) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        peer.send(
+            b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n"
+            b"Authorization: Bearer " + server.operator_key.encode() + b"\r\n\r\n"
+        )
+        peer.dribble(b" ")
+        answered = peer.answer()
+    assert (answered.status, answered.json()["error"]) == (408, "request_timeout")
+    assert list(server.client().accounts.list()) == []
+
+
+def test_the_body_of_a_request_that_was_answered_does_not_hold_the_connection(listening: Listening) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+        assert peer.send(head).answer().status == 401
+        assert peer.dribble(b" ") == b""
+
+
+def test_the_rest_of_a_body_may_come_after_the_answer(listening: Listening) -> None:
+    server = listening(Settings())
+    with Peer(server.base_url) as peer:
+        head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        assert peer.send(head).answer().status == 401
+        assert peer.send(b"nine byte" + GET_HEALTH).answer().status == 200
+
+
+def test_a_peer_that_does_not_read_its_answers_is_dropped(listening: Listening) -> None:
+    server = listening(Settings(body_timeout_seconds=0.3))
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Peer(server.base_url) as peer:
+        peer.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.send(ask * 100)
+        eventually(
+            lambda: metric(server, "agentpay_connections_dropped_total", reason="slow") == 1, WAIT_SECONDS
+        )
+        eventually(lambda: metric(server, "agentpay_connections") == 0)
+
+
+def test_a_peer_that_does_not_read_its_last_answer_is_dropped(listening: Listening) -> None:
+    server = listening(Settings(body_timeout_seconds=0.3))
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+    with Peer(server.base_url) as peer:
+        peer.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.send((ask + b"\r\n") * 19 + ask + b"Connection: close\r\n\r\n")
+        eventually(lambda: metric(server, "agentpay_connections") == 1)
+        eventually(lambda: metric(server, "agentpay_connections") == 0, WAIT_SECONDS)
+
+
+def test_every_request_that_was_sent_ahead_is_answered_in_order(listening: Listening) -> None:
+    server = listening(SHORT)
+    with Peer(server.base_url) as peer:
+        peer.send(
+            GET_HEALTH
+            + b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+            + b"GET /nowhere HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+            + GET_HEALTH * 50
+        )
+        assert [peer.answer().status for _ in range(53)] == [200, 401, 421, *[200] * 50]
+
+
+def test_a_long_call_is_no_slow_peer(listening: Listening) -> None:
+    server = listening(
+        Settings(head_timeout_seconds=0.05, idle_timeout_seconds=0.05, body_timeout_seconds=0.05)
+    )
+    server.sandbox.set_fault("http:GET /v1/accounts", effect="delay", delay_ms=400)
+    with Peer(server.base_url) as peer:
+        answered = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
+    assert answered.status == 200
+
+
+@pytest.mark.usefixtures("parser")
+def test_a_server_closes_at_once_whatever_its_peers_do() -> None:
+    patient = Settings(head_timeout_seconds=FOR_EVER, idle_timeout_seconds=FOR_EVER, shutdown_seconds=60)
+    server = AgentPayServer(settings=patient).start()
+    base_url = server.listen()
+    with ExitStack() as open_ones:
+        silent, half, idle, refused = (open_ones.enter_context(Peer(base_url)) for _ in range(4))
+        half.send(b"GET /hea")
+        assert idle.send(GET_HEALTH).answer().status == 200
+        assert refused.send(b"nonsense\r\n\r\n").answer().status == 400
+        server.close()
+        for peer in (silent, half, idle, refused):
+            assert peer.rest() == b""
+    with pytest.raises(ConnectionRefusedError):
+        Peer(base_url)
+
+
+# --- Thousands of them ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def slow_connections(base_url: str, count: int) -> Iterator[list[socket.socket]]:
+    """Hold many connections that send nothing, or half a head."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = hard if hard != resource.RLIM_INFINITY else max(soft, count + 1_000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    held: list[socket.socket] = []
+    try:
+        for number in range(min(count, raised - 1_000)):
+            held.append(Peer(base_url).wire)
+            if number % 2:
+                with contextlib.suppress(ConnectionError):
+                    held[-1].send(b"GET /healthz HTTP/1.1\r\nHost: loc")
+        yield held
+    finally:
+        for wire in held:
+            wire.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.deep)])
+def test_slow_connections_without_number_stop_nobody(
+    listening: Listening, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    limit = 100
+    server = listening(Settings(max_connections=limit))
+    client = AgentPay(api_key=server.operator_key, base_url=server.base_url)
+    with caplog.at_level(logging.WARNING), client:
+        with slow_connections(server.base_url, count):
+            for number in range(20):
+                assert is_healthy(server.base_url)
+                assert client.accounts.create(name=f"n{number}").account_id
+            assert metric(server, "agentpay_connections") <= limit
+            assert (
+                metric(server, "agentpay_connections_dropped_total", reason="crowded")
+                >= min(count, 2_000) - limit
+            )
+        assert is_healthy(server.base_url)
+    (line,) = [record for record in caplog.records if record.name.startswith("agentpay_server")]
+    assert "connections.full reason=max_connections" in line.getMessage()
+    assert "asyncio" not in {record.name for record in caplog.records}
+
+
+def test_the_one_that_has_waited_longest_makes_room(listening: Listening) -> None:
+    server = listening(Settings(max_connections=3))
+    with Peer(server.base_url) as first, Peer(server.base_url) as second, Peer(server.base_url) as third:
+        for peer in (first, second, third, first):
+            assert peer.send(GET_HEALTH).answer().status == 200
+        with Peer(server.base_url) as fourth:
+            assert fourth.send(GET_HEALTH).answer().status == 200
+            assert second.rest() == b""
+            for peer in (first, third, fourth):
+                assert peer.send(GET_HEALTH).answer().status == 200
+
+
+def test_what_is_being_served_is_never_dropped_and_newcomers_wait(
+    listening: Listening, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))
+    other = server.sandbox.create_operator("other")
+    keys = [server.operator_key] * 3 + [other.key]
+    payments = [payment(server, key, number) for number, key in enumerate(keys)]
+    server.sandbox.set_fault("chain_never_lands")
+    with ExitStack() as open_ones, caplog.at_level(logging.WARNING):
+        served = [open_ones.enter_context(Peer(server.base_url)).send(request) for request in payments]
+        eventually(lambda: submitted(server) == 4, WAIT_SECONDS)
+        newcomer = open_ones.enter_context(Peer(server.base_url)).send(GET_HEALTH)
+        eventually(lambda: "connections.full" in caplog.text, WAIT_SECONDS)
+        assert metric(server, "agentpay_connections") == 4
+        newcomer.wire.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            newcomer.wire.recv(1)
+        newcomer.wire.settimeout(WAIT_SECONDS)
+
+        server.sandbox.clear_faults()
+
+        assert [peer.answer().json()["status"] for peer in served] == ["settled"] * 4
+        assert newcomer.answer().status == 200
+
+
+def test_one_operator_cannot_have_every_connection_served(listening: Listening) -> None:
+    server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))
+    other = server.sandbox.create_operator("other")
+    payments = [payment(server, server.operator_key, number) for number in range(3)]
+    server.sandbox.set_fault("chain_never_lands")
+    with ExitStack() as open_ones:
+        served = [open_ones.enter_context(Peer(server.base_url)).send(request) for request in payments]
+        eventually(lambda: submitted(server) == 3, WAIT_SECONDS)
+        with Peer(server.base_url) as peer:
+            refused = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
+            assert (refused.status, refused.json()["error"]) == (429, "rate_limited")
+            assert refused.headers["retry-after"] == "1"
+            assert peer.request("GET /v1/accounts", f"Authorization: Bearer {other.key}").status == 200
+            assert peer.send(GET_HEALTH).answer().status == 200
+
+            server.sandbox.clear_faults()
+
+            assert [one.answer().status for one in served] == [200] * 3
+            again = peer.request("GET /v1/accounts", f"Authorization: Bearer {server.operator_key}")
+            assert again.status == 200
+
+
+def payment(server: AgentPayServer, key: str, number: int) -> bytes:
+    """Return a request for a transfer that can be made."""
+    client = server.client(api_key=key)
+    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
+    with raw_client(server, key) as http:
+        assert http.post(f"/sandbox/accounts/{payer}/fund", json={"amount": "5"}).status_code == 200
+    body = f'{{"from":"{payer}","to":"{payee}","amount":"1","idempotency_key":"k{number}"}}'
+    head = f"POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def submitted(server: AgentPayServer) -> float:
+    return metric(server, "agentpay_queue_depth", queue="transfers_submitted")
+
+
+# --- File descriptors -------------------------------------------------------------------------------------
+
+CHILD = """
+import logging, os, resource, sys
+from agentpay_server import AgentPayServer
+from agentpay_server.http.port import guarded, server as port_server
+{parser}
+logging.basicConfig(level=logging.WARNING)
+held = []
+with AgentPayServer() as server:
+    print(server.listen(), flush=True)
+    for line in sys.stdin:
+        if line == "hold\\n":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20,) * 2)
+            try:
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                pass
+        elif line == "release\\n":
+            while held:
+                os.close(held.pop())
+        print(line, end="", flush=True)
+"""
+
+
+class Child:
+    """A server in a process of its own, which uses its file descriptors up when it is told to."""
+
+    def __init__(self, parser: type) -> None:
+        choice = "port_server.parser = lambda: guarded.GuardedH11" if parser is GuardedH11 else ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD.format(parser=choice)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.base_url = self.process.stdout.readline().strip()
+
+    def told(self, word: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == f"{word}\n"
+
+    def next_line(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
+    def end(self) -> str:
+        """End it, and return what it still had to say."""
+        return self.process.communicate(timeout=WAIT_SECONDS)[1]
+
+
+@pytest.fixture
+def child(parser: type) -> Iterator[Child]:
+    running = Child(parser)
+    with running.process as process:
+        try:
+            yield running
+        finally:
+            process.kill()
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it counts descriptors there")
+
+
+@needs_proc
+def test_without_file_descriptors_a_port_pauses_and_says_so_once(child: Child) -> None:
+    child.told("hold")
+    with ExitStack() as open_ones:
+        waiting = [open_ones.enter_context(Peer(child.base_url)).send(GET_HEALTH) for _ in range(30)]
+        assert "connections.full reason=" in child.next_line()
+        child.told("release")
+        assert [peer.answer().status for peer in waiting] == [200] * 30
+    assert child.end() == ""
+
+
+@needs_proc
+def test_without_file_descriptors_idle_connections_make_room(child: Child) -> None:
+    with ExitStack() as open_ones:
+        idle = [open_ones.enter_context(Peer(child.base_url)) for _ in range(3)]
+        for peer in idle:
+            assert peer.send(GET_HEALTH).answer().status == 200
+        child.told("hold")
+        for _ in idle:
+            assert is_healthy(child.base_url)
+        assert idle[0].rest() == b"", "the longest idle one was closed"
+    said = child.end()
+    assert said.count("\n") == 1
+    assert "connections.full" in said
+
+
+def test_connections_leave_descriptors_for_the_database_and_the_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_limits(soft: int, hard: int) -> list[tuple[int, int]]:
+        limits = [(soft, hard)]
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+        return limits
+
+    for soft, limit in ((64, 32), (1024, 624), (1400, 1000), (resource.RLIM_INFINITY, 1000)):
+        with_limits(soft, soft)
+        assert connection_limit(1000) == limit
+    limits = with_limits(256, 4096)
+    raise_descriptor_limit(1000)
+    assert limits[-1] == (1400, 4096)
+    limits = with_limits(256, 1024)
+    raise_descriptor_limit(1000)
+    assert limits[-1] == (1024, 1024)
+    limits = with_limits(8192, 8192)
+    raise_descriptor_limit(1000)
+    assert limits == [(8192, 8192)]
+
+
+def test_a_process_with_few_descriptors_serves_through_more_slow_connections_than_it_can_hold() -> None:
+    serve = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
+    command = ["sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *serve]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            base_url = httpx.Response(200, text=process.stdout.readline()).json()["base_url"]
+            with slow_connections(base_url, 300):
+                for _ in range(10):
+                    assert is_healthy(base_url)
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=WAIT_SECONDS)[1]
+        finally:
+            process.kill()
+    assert '"event":"connections.limited","limit":64,"max_connections":1000' in said
+    assert said.count("connections.full") == 1
+    assert "Traceback" not in said

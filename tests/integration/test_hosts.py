@@ -1,0 +1,228 @@
+"""`Host` on a port: a web page cannot reach a local server under a name of its own (D54)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from command_line import next_json, processing
+from peers import Answered, Peer
+from server_world import raw_client
+
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
+from agentpay_server.http.port import server as port_server
+from agentpay_server.http.port.fast import GuardedHttptools
+from agentpay_server.http.port.guarded import GuardedH11
+
+
+@pytest.fixture(params=[GuardedH11, GuardedHttptools], ids=["h11", "httptools"], scope="module")
+def local(request: pytest.FixtureRequest) -> Iterator[AgentPayServer]:
+    """A server with a port, read by each parser."""
+    with pytest.MonkeyPatch.context() as patch, AgentPayServer() as server:
+        patch.setattr(port_server, "parser", lambda: request.param)
+        server.listen(allowed_hosts=["Pay.Example", "2001:db8::7"])
+        yield server
+
+
+def ask(base_url: str, host: str | None, line: str = "GET /healthz HTTP/1.1", *headers: str) -> Answered:
+    with Peer(base_url) as peer:
+        named = [] if host is None else [f"Host: {host}"]
+        return peer.send("\r\n".join((line, *named, *headers, "", "")).encode("latin-1")).answer()
+
+
+def is_misdirected(answered: Answered, host: str) -> bool:
+    if answered.status != 421:
+        return False
+    body = answered.json()
+    assert set(body) == {"error", "message", "request_id"}
+    assert body["error"] == "misdirected_request"
+    assert f"for the host {host}" in body["message"]
+    assert f"--allowed-host {host}" in body["message"]
+    assert body["request_id"] == answered.headers["x-request-id"]
+    assert answered.headers["content-type"] == "application/json"
+    return True
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *["localhost", "localhost:1", "LOCALHOST.", "x.localhost", "127.0.0.1", "127.1.2.3:80", "[::1]:80"],
+        *["pay.example", "PAY.example.:443", "[2001:DB8::7]"],
+    ],
+)
+def test_a_local_port_answers_to_loopback_and_to_the_named_hosts(local: AgentPayServer, host: str) -> None:
+    assert ask(local.base_url, host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8402", "0.0.0.0", "192.168.0.1", "localhost.evil.example", "[::]"]
+)
+def test_a_local_port_answers_to_no_other(local: AgentPayServer, host: str) -> None:
+    shown = host.removesuffix(":8402").removeprefix("[").removesuffix("]")
+    assert is_misdirected(ask(local.base_url, host), shown)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "localhost:x", "user@localhost", "http://localhost", "::1", "é"])
+def test_what_is_no_host_is_an_invalid_request(local: AgentPayServer, host: str) -> None:
+    answered = ask(local.base_url, host)
+    assert (answered.status, answered.json()["error"]) == (400, "invalid_request")
+    assert answered.json()["details"][0]["field"] in ("host", "request")
+    assert answered.json()["request_id"] == answered.headers["x-request-id"]
+
+
+def test_http_1_1_needs_exactly_one_host(local: AgentPayServer) -> None:
+    for answered in (
+        ask(local.base_url, None),
+        ask(local.base_url, "localhost", "GET /healthz HTTP/1.1", "Host: localhost"),
+        ask(local.base_url, "localhost", "GET /healthz HTTP/1.1", "Host: evil.example"),
+        ask(local.base_url, "localhost", "GET /healthz HTTP/1.0", "Host: localhost"),
+    ):
+        assert (answered.status, answered.json()["error"]) == (400, "invalid_request")
+        assert answered.json()["request_id"] == answered.headers["x-request-id"]
+
+
+def test_http_1_0_needs_none_and_is_held_to_the_one_that_it_sends(local: AgentPayServer) -> None:
+    assert ask(local.base_url, None, "GET /healthz HTTP/1.0").status == 200
+    assert is_misdirected(ask(local.base_url, "evil.example", "GET /healthz HTTP/1.0"), "evil.example")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *["GET /healthz", "GET /readyz", "GET /metrics", "GET /openapi.json", "GET /nowhere"],
+        *["GET /v1/accounts", "PATCH /v1/accounts", "POST /v1/accounts", "OPTIONS *", "BREW /healthz"],
+    ],
+)
+def test_it_is_checked_before_all_else(local: AgentPayServer, line: str) -> None:
+    answered = ask(local.base_url, "evil.example", f"{line} HTTP/1.1", "Content-Length: 999999")
+    if answered.status != 400:  # A parser may know fewer methods.
+        assert is_misdirected(answered, "evil.example")
+
+
+def test_a_misdirected_request_does_nothing(local: AgentPayServer) -> None:
+    body = '{"name": "from a web page"}'
+    answered = ask(
+        local.base_url,
+        "evil.example",
+        "POST /v1/accounts HTTP/1.1",
+        f"Authorization: Bearer {local.operator_key}",
+        f"Content-Length: {len(body)}",
+        f"\r\n{body}",
+    )
+    assert is_misdirected(answered, "evil.example")
+    assert list(local.client().accounts.list()) == []
+
+
+def test_in_process_there_is_no_host_to_check(local: AgentPayServer) -> None:
+    with raw_client(local) as http:
+        assert http.get("/v1/accounts", headers={"Host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/healthz", "localhost", 200),
+        ("http://localhost:9/healthz", "evil.example", 200),
+        ("HTTPS://[::1]/healthz", "localhost", 200),
+        ("http://pay.example/healthz", "localhost", 200),
+        ("http://localhost/v1/accounts?limit=1", "localhost", 200),
+        ("http://localhost/v1/accounts?limit=0", "localhost", 400),
+        ("http://localhost", "localhost", 404),
+        ("http://localhost?limit=1", "localhost", 404),
+        ("http://localhost/v1%2faccounts", "localhost", 404),
+        ("http://evil.example/healthz", "localhost", 421),
+        ("http://user@localhost/healthz", "localhost", 400),
+        ("http:///healthz", "localhost", 400),
+        ("http://localhost:x/healthz", "localhost", 400),
+        ("ftp://localhost/healthz", "localhost", 400),
+        ("localhost/healthz", "localhost", 400),
+        ("healthz", "localhost", 400),
+    ],
+)
+def test_an_absolute_target_is_answered_and_its_authority_counts(
+    local: AgentPayServer, target: str, host: str, status: int
+) -> None:
+    key = f"Authorization: Bearer {local.operator_key}"
+    answered = ask(local.base_url, host, f"GET {target} HTTP/1.1", key)
+    assert answered.status == status
+    if status == 200:
+        assert answered.json() in ({"status": "ok"}, {"data": [], "cursor": "", "has_more": False})
+
+
+def test_a_page_under_a_name_that_was_rebound_reads_nothing(local: AgentPayServer) -> None:
+    # What a browser sends once evil.example resolves to 127.0.0.1, even with a key that it was told.
+    port = local.base_url.rpartition(":")[2]
+    with httpx.Client(base_url=local.base_url, headers={"Host": f"evil.example:{port}"}) as page:
+        for path in ("/v1/accounts", "/metrics", "/openapi.json"):
+            answer = page.get(path, headers={"Authorization": f"Bearer {local.operator_key}"})
+            assert (answer.status_code, answer.json()["error"]) == (421, "misdirected_request")
+
+
+def test_a_host_that_cannot_be_answered_to_opens_no_port(server: AgentPayServer) -> None:
+    with pytest.raises(ValueError, match="'https://x' is not a host"):
+        server.listen(allowed_hosts=["https://x"])
+    assert ask(server.listen(), "localhost").status == 200
+
+
+# --- The command line -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(*options: str, command: str = "serve") -> Iterator[str]:
+    with processing(command, "--port", "0", *options) as process:
+        announcement: Any = next_json(process)
+        yield announcement.get("demo", announcement)["base_url"]
+
+
+def statuses(base_url: str, *hosts: str) -> list[int]:
+    reached = base_url.replace("0.0.0.0", "127.0.0.1")
+    return [ask(reached, host).status for host in hosts]
+
+
+HOSTS = ("localhost", "127.0.0.1", "pay.example:443", "10.0.0.7", "evil.example")
+
+
+def test_serve_answers_to_loopback_names_alone() -> None:
+    with serving() as base_url:
+        assert statuses(base_url, *HOSTS) == [200, 200, 421, 421, 421]
+
+
+def test_serve_answers_to_the_allowed_hosts_too() -> None:
+    with serving("--allowed-host", "Pay.Example", "--allowed-host", "10.0.0.7") as base_url:
+        assert statuses(base_url, *HOSTS) == [200, 200, 200, 200, 421]
+
+
+def test_demo_answers_to_the_allowed_hosts_too() -> None:
+    with serving(
+        "--json", "--steps", "1", "--for", "60", "--allowed-host", "pay.example", command="demo"
+    ) as url:
+        assert statuses(url, *HOSTS) == [200, 200, 200, 421, 421]
+
+
+@pytest.fixture(scope="module")
+def key() -> str:
+    """An operator key, as one that was made elsewhere."""
+    with AgentPayServer() as server:
+        return server.operator_key
+
+
+def test_a_port_for_other_machines_answers_to_every_host(key: str) -> None:
+    with serving("--host", "0.0.0.0", "--allow-remote", "--operator-key", key) as base_url:
+        assert statuses(base_url, *HOSTS) == [200] * 5
+
+
+def test_a_port_for_other_machines_answers_to_the_allowed_hosts_alone(key: str) -> None:
+    remote = ("--host", "0.0.0.0", "--allow-remote", "--operator-key", key)
+    with serving(*remote, "--allowed-host", "pay.example") as base_url:
+        assert statuses(base_url, *HOSTS) == [421, 421, 200, 421, 421]
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_an_allowed_host_that_is_none_is_a_usage_error(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--allowed-host", "https://pay.example"])
+    assert result.exit_code == 2
+    assert "--allowed-host" in result.stderr
+    assert "without scheme and port" in result.stderr
