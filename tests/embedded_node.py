@@ -1,10 +1,12 @@
 """A chain of its own with the RPC node over it: a validator for tests, in this process and without Node."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
+import uvicorn
 from solders.account import Account
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
@@ -12,7 +14,7 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import Listener, bound_socket
+from agentpay_server.embedded.listener import bound_socket, url_of
 from agentpay_server.embedded.owner import OwnerThread
 from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
 
@@ -31,16 +33,23 @@ class EmbeddedNode:
     def __init__(self, treasury: str, mint_authority: str, clock: Clock) -> None:
         self._owner = OwnerThread("embedded-node")
         self._http = httpx.Client(timeout=10, trust_env=False)
+        self._socket = bound_socket("127.0.0.1", 0)
         self._owner.call(self._start(treasury, mint_authority, clock))
-        self.url: str = self._listener.base_url + PATH
+        self.url: str = url_of(self._socket) + PATH
         self.websocket_url: str = self.url.replace("http", "ws", 1)
 
     async def _start(self, treasury: str, mint_authority: str, clock: Clock) -> None:
         self.chain = EmbeddedChain(treasury=treasury, mint_authority=mint_authority, now_us=clock.now_us)
-        self._listener = Listener(
-            Mounted(ChainRpc(Node(self.chain))), bound_socket("127.0.0.1", 0), with_websockets=True
-        )
-        await self._listener.start()
+        app = Mounted(ChainRpc(Node(self.chain), body_timeout_seconds=10))
+        config = uvicorn.Config(app, ws="websockets-sansio", lifespan="off", log_config=None)
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
+            await asyncio.sleep(0.001)
+
+    async def _stop(self) -> None:
+        self._server.should_exit = True
+        await self._serving
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of a JSON-RPC call; fail on an error."""
@@ -75,7 +84,7 @@ class EmbeddedNode:
         self._http.close()
 
         async def end() -> None:
-            await self._listener.close()
+            await self._stop()
             self.chain.release()
 
         self._owner.stop(end)

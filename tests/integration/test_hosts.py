@@ -65,6 +65,29 @@ def test_a_local_port_answers_to_no_other(local: AgentPayServer, host: str) -> N
     assert is_misdirected(ask(local.base_url, host), shown)
 
 
+UPGRADE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+@pytest.mark.parametrize("parser", [GuardedH11, GuardedHttptools], ids=["h11", "httptools"])
+def test_a_websocket_for_another_host_is_refused_as_any_request(
+    parser: type[GuardedH11 | GuardedHttptools], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_server, "parser", lambda: parser)
+    with AgentPayServer() as server:
+        base_url, path = server.rpc_url.rsplit("/sandbox", 1)
+        line = f"GET /sandbox{path} HTTP/1.1"
+        assert ask(base_url, "evil.example", line, *UPGRADE).status == 421
+        with Peer(base_url) as peer:
+            head = "\r\n".join((line, "Host: localhost", *UPGRADE, "", ""))
+            peer.send(head.encode("latin-1"))
+            assert peer.wire.recv(65536).startswith(b"HTTP/1.1 101 ")
+
+
 @pytest.mark.parametrize("host", ["", "a b", "localhost:x", "user@localhost", "http://localhost", "::1", "é"])
 def test_what_is_no_host_is_an_invalid_request(local: AgentPayServer, host: str) -> None:
     answered = ask(local.base_url, host)
@@ -196,9 +219,7 @@ def test_serve_answers_to_the_allowed_hosts_too() -> None:
 
 
 def test_demo_answers_to_the_allowed_hosts_too() -> None:
-    with serving(
-        "--json", "--steps", "1", "--for", "60", "--allowed-host", "pay.example", command="demo"
-    ) as url:
+    with serving("--json", "--for", "60", "--allowed-host", "pay.example", command="demo") as url:
         assert statuses(url, *HOSTS) == [200, 200, 200, 421, 421]
 
 

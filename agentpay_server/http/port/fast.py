@@ -48,7 +48,7 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
         if len(self.pipeline) >= _AHEAD_MAX:
             raise httptools.HttpParserError("too many requests ahead")
         self._reads_head, self._reads_body = False, True
-        self.scope[TARGET] = self.url  # type: ignore[typeddict-unknown-key]
+        self.scope[TARGET] = self.url
         if not self.url.startswith(b"/"):
             # `admit` reads the whole target; the base class would fail on some forms of it.
             self.url = b"/"
