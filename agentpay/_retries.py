@@ -155,7 +155,7 @@ def _effect_of(error: AgentPayError) -> _Effect:
         # Without the service's body it is a proxy's word, which knows nothing of earlier attempts.
         return _Effect.NONE if error.code is None else _Effect.SETTLED
     if error.status == 503 and error.code == ErrorCode.CHAIN_UNAVAILABLE and _subject_of(error) is None:
-        # Nothing was stored and nothing will be sent (D8, D29).
+        # Nothing was stored and nothing will be sent (interface E4, I5).
         return _Effect.NONE
     return _Effect.POSSIBLE
 

@@ -22,7 +22,7 @@ RetriesOption = int | UnsetType
 """`max_retries` of one call: UNSET that of the client."""
 
 DEFAULT_TIMEOUT: Final = 30.0
-"""Seconds. Above the 20 s for which the service may hold a transfer until it is final (D29)."""
+"""Seconds. Above the 20 s for which the service may hold a transfer until it is final (interface T6)."""
 
 DEFAULT_MAX_RETRIES: Final = 2
 

@@ -192,7 +192,7 @@ class TransferOutcomeUnknownError(AgentPayError):
     """It is not known whether the transfer was made: the answer was lost, or the chain is not done yet.
 
     Never pay again under a new key. Call `transfers.create` with the same parameters and this
-    `idempotency_key`: it resumes that transfer and never makes a second one (contract, "Idempotency rules").
+    `idempotency_key`: it resumes that transfer and never makes a second one (interface I1 to I4).
     The last error is the `__cause__`.
 
     Attributes:
@@ -278,7 +278,7 @@ class WebhookPayloadError(WebhookError):
 
 
 class APIError(AgentPayError):
-    """The service answered with an error (contract, "Errors").
+    """The service answered with an error (interface E5).
 
     Attributes:
         message: the service's sentence.

@@ -1,4 +1,4 @@
-"""Deliveries of the service: signing, verifying and reading them (contract, "Authentication", 5; "Events").
+"""Deliveries of the service: signing, verifying and reading them (interface W5, EV1).
 
 `unwrap` is all that a receiver needs: it takes the raw body and the headers, and gives the event or one of
 two errors, `WebhookSignatureError` and `WebhookPayloadError`, whatever the bytes are. Nothing here does I/O
@@ -80,7 +80,7 @@ __all__ = [
 ]
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
-"""From the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (contract, "Delivery")."""
+"""From the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (interface W6)."""
 
 _HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
@@ -173,7 +173,7 @@ def _hidden(secret: Secret) -> WebhookSecrets:
 
 
 def sign(payload: bytes, secret: str | bytes | WebhookSecrets) -> str:
-    """Return the signature of `payload`: 64 hex digits (contract, "Authentication", 5).
+    """Return the signature of `payload`: 64 hex digits (interface W5).
 
     Args:
         payload: the raw body.
@@ -194,7 +194,7 @@ def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret
     """Return when `payload` is signed by the service, and raise when it is not.
 
     Both of the headers that the service signs with during a rotation are looked at, so that a receiver which
-    holds the old secret, the new one or both verifies (D45). Compared in constant time.
+    holds the old secret, the new one or both verifies (interface W12). Compared in constant time.
 
     Args:
         payload: the raw body, as received. Text is taken as its UTF-8, for hosts that hand over no bytes.

@@ -1,4 +1,4 @@
-"""The console: what an operator does on the dashboard, beside `/v1` (decisions, "What stands beside /v1")."""
+"""The console: what an operator does on the dashboard, beside `/v1` (interface CO1 to CO13)."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ class Console:
         self._runtime = runtime
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
-        """Make a key that is bound to one account (D16)."""
+        """Make a key that is bound to one account (interface CO2)."""
         return await self._runtime.keys.create_agent_key(principal, request)
 
     async def list_agent_keys(self, principal: Principal, query: ListAgentKeys) -> PageBody[AgentKey]:
@@ -57,7 +57,7 @@ class Console:
         await self._runtime.keys.revoke_agent_key(principal, key_id)
 
     async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
-        """Make another key of the operator (D51)."""
+        """Make another key of the operator (interface K8, K9)."""
         return await self._runtime.keys.create_operator_key(principal, request)
 
     async def list_operator_keys(

@@ -51,7 +51,7 @@ def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomn
 
 
 class Identifiers:
-    """Makes identifiers: a prefix and a ULID of the clock's time and 80 random bits (D18)."""
+    """Makes identifiers: a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
 
     def __init__(self, clock: Clock, source: Randomness) -> None:
         self._clock = clock

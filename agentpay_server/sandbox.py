@@ -1,4 +1,4 @@
-"""The sandbox: what only a test chain can do, beside `/v1` (decisions, "What stands beside /v1")."""
+"""The sandbox: what only a test chain can do, beside `/v1` (interface SB1 to SB10)."""
 
 import asyncio
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 
 
 class PolicyUpdate(StrEnum):
-    """How `PUT /v1/accounts/{id}/policy` treats fields that are left out (D20)."""
+    """How `PUT /v1/accounts/{id}/policy` treats fields that are left out (interface PO3)."""
 
     MERGE = "merge"
     """They keep their value."""
@@ -26,7 +26,7 @@ class PolicyUpdate(StrEnum):
 
 
 class OnchainMemo(StrEnum):
-    """What the memo of a transaction holds (D32)."""
+    """What the memo of a transaction holds (interface T10)."""
 
     ID = "id"
     """The transfer_id alone: the caller's memo may be private."""
@@ -56,9 +56,9 @@ class Settings:
         onchain_memo: what is published of a transfer's memo.
         settlement_wait_seconds: how long a transfer, an approval, and opening or closing a session wait for
             finality before they answer 503.
-        approval_ttl_seconds: how long an escalated transfer waits for an operator, up to a year (D27).
-        rate_limit_per_minute: requests that one key may make in a minute; None is no limit (D7).
-        encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
+        approval_ttl_seconds: how long an escalated transfer waits for an operator, up to a year (interface
+        AP4). rate_limit_per_minute: requests that one key may make in a minute; None is no limit (interface
+        R18). encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
             AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
         session_idle_seconds: how long a session may go without a charge before it closes by itself. None is
             24 hours on mainnet, devnet and testnet, and without end elsewhere; infinity is without end.

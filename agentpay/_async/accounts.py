@@ -19,7 +19,7 @@ from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 
 
 class AsyncAccounts(AsyncResource):
-    """Agent accounts that hold USDC (contract, "Account")."""
+    """Agent accounts that hold USDC (interface A1 to A10)."""
 
     async def create(
         self,
@@ -29,7 +29,7 @@ class AsyncAccounts(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Account:
-        """Provision an account on chain (contract, "POST /v1/accounts").
+        """Provision an account on chain (interface A1).
 
         Sent again only when the service certainly did not process it, since each call makes an account.
 
@@ -56,7 +56,7 @@ class AsyncAccounts(AsyncResource):
     async def get(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Account:
-        """Read an account, its policy and its live balance included (contract, "GET /v1/accounts/:id").
+        """Read an account, its policy and its live balance included (interface A2).
 
         Args:
             account_id: the account, `acct_…`.
@@ -79,7 +79,7 @@ class AsyncAccounts(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> AsyncPages[Account]:
-        """List the operator's accounts, newest first (contract, "GET /v1/accounts").
+        """List the operator's accounts, newest first (interface R14).
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default. Iterating goes through all pages.
@@ -104,7 +104,7 @@ class AsyncAccounts(AsyncResource):
     async def balance(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Balance:
-        """Read the live on-chain balance of an account (contract, "GET /v1/accounts/:id/balance").
+        """Read the live on-chain balance of an account (interface A5).
 
         Args:
             account_id: the account, `acct_…`.
@@ -130,7 +130,7 @@ class AsyncAccounts(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> AsyncPages[Transaction]:
-        """List the history of an account, newest first (contract, "GET /v1/accounts/:id/transactions").
+        """List the history of an account, newest first (interface H1).
 
         Args:
             account_id: the account, `acct_…`.

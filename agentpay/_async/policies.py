@@ -19,12 +19,12 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 
 
 class AsyncPolicies(AsyncResource):
-    """Spending policies of accounts (contract, "Policy"). All need an operator key."""
+    """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
 
     async def get(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> AccountPolicy:
-        """Read the policy of an account (contract, "GET /v1/accounts/:id/policy").
+        """Read the policy of an account (interface PO2).
 
         Args:
             account_id: the account, `acct_…`.
@@ -55,7 +55,7 @@ class AsyncPolicies(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> AccountPolicy:
-        """Change the given fields of a policy and keep the others (contract, "PUT /v1/accounts/:id/policy").
+        """Change the given fields of a policy and keep the others (interface PO2, PO3).
 
         The policy is read, changed, and written in full on the condition that nobody changed it meanwhile;
         else it is read again. So a concurrent change is never undone, and the outcome does not depend on
@@ -111,7 +111,7 @@ class AsyncPolicies(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> AccountPolicy:
-        """Set all seven fields of a policy, whatever it was before (contract, "PUT /v1/accounts/:id/policy").
+        """Set all seven fields of a policy, whatever it was before (interface PO2).
 
         A field that is not given takes its default, which lifts the limit, **and resumes a paused account**.
         To keep the other fields, use `update`.

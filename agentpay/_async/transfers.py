@@ -21,7 +21,7 @@ from agentpay.errors import AgentPayError
 
 
 class AsyncTransfers(AsyncResource):
-    """Transfers of USDC out of accounts (contract, "Transfer")."""
+    """Transfers of USDC out of accounts (interface T1 to T15)."""
 
     def __init__(self, exchange: Exchange, http: AsyncHttp, timeout: float | None) -> None:
         super().__init__(exchange)
@@ -40,7 +40,7 @@ class AsyncTransfers(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Transfer:
-        """Move USDC out of an account (contract, "POST /v1/transfers").
+        """Move USDC out of an account (interface T1).
 
         The call is sent again when it may, always under one idempotency key, so that money moves at most
         once. Whoever must survive a crash of the own process stores a key first and passes it.
@@ -90,7 +90,7 @@ class AsyncTransfers(AsyncResource):
     async def get(
         self, transfer_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Transfer:
-        """Read a transfer (contract, "GET /v1/transfers/:id").
+        """Read a transfer (interface T5).
 
         Args:
             transfer_id: the transfer, `txn_…`.

@@ -17,7 +17,7 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 
 
 class AsyncWebhooks(AsyncResource):
-    """Endpoints of yours that events are posted to (contract, "Webhook")."""
+    """Endpoints of yours that events are posted to (interface W1 to W13)."""
 
     async def create(
         self,
@@ -29,7 +29,7 @@ class AsyncWebhooks(AsyncResource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Webhook:
-        """Register an endpoint for events (contract, "POST /v1/webhooks").
+        """Register an endpoint for events (interface W1).
 
         Sent again only when the service certainly did not process it, since each call registers an endpoint.
 

@@ -20,7 +20,7 @@ from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 
 
 class Accounts(Resource):
-    """Agent accounts that hold USDC (contract, "Account")."""
+    """Agent accounts that hold USDC (interface A1 to A10)."""
 
     def create(
         self,
@@ -30,7 +30,7 @@ class Accounts(Resource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Account:
-        """Provision an account on chain (contract, "POST /v1/accounts").
+        """Provision an account on chain (interface A1).
 
         Sent again only when the service certainly did not process it, since each call makes an account.
 
@@ -57,7 +57,7 @@ class Accounts(Resource):
     def get(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Account:
-        """Read an account, its policy and its live balance included (contract, "GET /v1/accounts/:id").
+        """Read an account, its policy and its live balance included (interface A2).
 
         Args:
             account_id: the account, `acct_…`.
@@ -80,7 +80,7 @@ class Accounts(Resource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Page[Account]:
-        """List the operator's accounts, newest first (contract, "GET /v1/accounts").
+        """List the operator's accounts, newest first (interface R14).
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default. Iterating goes through all pages.
@@ -105,7 +105,7 @@ class Accounts(Resource):
     def balance(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Balance:
-        """Read the live on-chain balance of an account (contract, "GET /v1/accounts/:id/balance").
+        """Read the live on-chain balance of an account (interface A5).
 
         Args:
             account_id: the account, `acct_…`.
@@ -131,7 +131,7 @@ class Accounts(Resource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Page[Transaction]:
-        """List the history of an account, newest first (contract, "GET /v1/accounts/:id/transactions").
+        """List the history of an account, newest first (interface H1).
 
         Args:
             account_id: the account, `acct_…`.

@@ -22,7 +22,7 @@ from agentpay.errors import AgentPayError
 
 
 class Transfers(Resource):
-    """Transfers of USDC out of accounts (contract, "Transfer")."""
+    """Transfers of USDC out of accounts (interface T1 to T15)."""
 
     def __init__(self, exchange: Exchange, http: Http, timeout: float | None) -> None:
         super().__init__(exchange)
@@ -41,7 +41,7 @@ class Transfers(Resource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Transfer:
-        """Move USDC out of an account (contract, "POST /v1/transfers").
+        """Move USDC out of an account (interface T1).
 
         The call is sent again when it may, always under one idempotency key, so that money moves at most
         once. Whoever must survive a crash of the own process stores a key first and passes it.
@@ -91,7 +91,7 @@ class Transfers(Resource):
     def get(
         self, transfer_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> Transfer:
-        """Read a transfer (contract, "GET /v1/transfers/:id").
+        """Read a transfer (interface T5).
 
         Args:
             transfer_id: the transfer, `txn_…`.

@@ -18,7 +18,7 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 
 
 class Webhooks(Resource):
-    """Endpoints of yours that events are posted to (contract, "Webhook")."""
+    """Endpoints of yours that events are posted to (interface W1 to W13)."""
 
     def create(
         self,
@@ -30,7 +30,7 @@ class Webhooks(Resource):
         timeout: TimeoutOption = UNSET,
         max_retries: RetriesOption = UNSET,
     ) -> Webhook:
-        """Register an endpoint for events (contract, "POST /v1/webhooks").
+        """Register an endpoint for events (interface W1).
 
         Sent again only when the service certainly did not process it, since each call registers an endpoint.
 

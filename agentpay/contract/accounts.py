@@ -1,4 +1,4 @@
-"""Agent accounts: what they are, what they hold, and the requests about them (contract, "Account")."""
+"""Agent accounts: what they are, what they hold, and the requests about them (interface A1 to A10)."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,11 +13,11 @@ from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
 
 METADATA_MAX_BYTES = 16 * 1024
-"""The largest `metadata` object of an account, in bytes as sent (D13)."""
+"""The largest `metadata` object of an account, in bytes as sent (interface A7)."""
 
 
 class AccountStatus(StrEnum):
-    """Whether an account may send: `paused` exactly while its policy is paused (D14)."""
+    """Whether an account may send: `paused` exactly while its policy is paused (interface A4)."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -25,7 +25,7 @@ class AccountStatus(StrEnum):
 
 @frozen(kw_only=True)
 class Account:
-    """An agent account that holds USDC on chain (contract, "Account").
+    """An agent account that holds USDC on chain (interface A2).
 
     A `status` that this version does not know stays a plain string.
 
@@ -56,7 +56,7 @@ class Account:
 
 @frozen(kw_only=True)
 class Balance:
-    """The live on-chain balance of an account (contract, "Balance").
+    """The live on-chain balance of an account (interface A5).
 
     Attributes:
         account_id: identifier, `acct_…`.
@@ -74,7 +74,7 @@ class CreateAccount(Request):
     """Body of `POST /v1/accounts`.
 
     Attributes:
-        name: 1 to 100 characters after trimming, no control characters (D13).
+        name: 1 to 100 characters after trimming, no control characters (interface A7).
         metadata: key-value pairs of the caller's own, at most 16 KiB as sent; stored, never used.
     """
 

@@ -61,7 +61,10 @@ def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has
 
 
 def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
-    """Return a fault for each string within a JSON value that holds NUL or a lone surrogate (D5)."""
+    """Return a fault for each string within a JSON value that holds NUL or a lone surrogate.
+
+    See interface R9.
+    """
     if isinstance(value, str):
         if "\0" not in value and _is_unicode(value):
             return ()

@@ -20,7 +20,7 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 
 
 class Scope(Enum):
-    """Which keys may call an endpoint (contract, "Authentication"; D16)."""
+    """Which keys may call an endpoint (interface K2, K3, K5)."""
 
     OPERATOR = "operator"
     """Operator keys alone."""
@@ -41,7 +41,7 @@ class Repeat(Enum):
 
 @frozen(kw_only=True)
 class Subject:
-    """What the answers to an operation name when money does not simply move (D29).
+    """What the answers to an operation name when money does not simply move (interface E2 to E4).
 
     Attributes:
         kind: `transfer` or `session`; the field that names one is this and `_id`.

@@ -1,7 +1,6 @@
 """The errors of the service: their codes, their HTTP statuses and the bodies that carry them.
 
-The contract names the six codes of transfers ("Errors"); the others are D1 to D8 of the reference behaviour,
-and those of sessions (D39).
+The contract names six of the codes, this service the others (interface E5).
 """
 
 from enum import StrEnum
@@ -47,7 +46,9 @@ class ErrorCode(StrEnum):
 
 
 class RejectionReason(StrEnum):
-    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it (D27).
+    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it.
+
+    See interface E6.
 
     They stand as `error` in the transfer, and as `rejection_reason` in its event and its history entry. A
     request under its key is answered with `policy_violation`.
@@ -125,12 +126,12 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     "cannot go back.",
     ErrorCode.NOT_AT_REST: "Work is under way that did not end in time.",
 }
-"""What each code means: the conditions of the contract ("Errors"), and those of the reference behaviour."""
+"""What each code means (interface E5)."""
 
 
 @frozen(kw_only=True)
 class FieldFault:
-    """One thing that is wrong with a request (D1).
+    """One thing that is wrong with a request (interface E1).
 
     Attributes:
         field: path of the field, such as `allowed_counterparties[2]`; `body` for the whole body.
@@ -143,7 +144,7 @@ class FieldFault:
 
 @frozen(kw_only=True)
 class ErrorBody:
-    """Body of every error answer (D1). Fields that do not apply are left out.
+    """Body of every error answer (interface E1). Fields that do not apply are left out.
 
     Attributes:
         error: the code.

@@ -1,10 +1,10 @@
-"""The names of the event types (contract, "Event types"); the events themselves are in `events.py`."""
+"""The names of the event types (interface EV1); the events themselves are in `events.py`."""
 
 from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """Names of the event types (contract, "Event types")."""
+    """Names of the event types (interface EV1)."""
 
     TRANSFER_INITIATED = "transfer.initiated"
     TRANSFER_SETTLED = "transfer.settled"

@@ -1,4 +1,4 @@
-"""Events: the envelope and the nine payloads (contract, "Events"; D40).
+"""Events: the envelope and the nine payloads (interface EV1, EV2).
 
 Every type has a class, so that `match event: case TransferSettled(data=data)` is checked by the type checker.
 A type that this version does not know is an `UnknownEvent` with its raw data, never the wrong class.
@@ -16,7 +16,7 @@ from agentpay.contract.usdc import UsdcNumber, UsdcString
 
 @frozen(kw_only=True)
 class Event:
-    """What happened: the envelope that every event shares (contract, "Envelope").
+    """What happened: the envelope that every event shares (interface EV1).
 
     Attributes:
         id: identifier, `evt_…`; the same on every delivery attempt, so it is what to de-duplicate by.

@@ -119,7 +119,7 @@ def parse_timestamp(value: object) -> datetime:
     """Return the moment that an ISO 8601 string with a UTC offset names, in UTC.
 
     Raises:
-        ValueError: not such a string, or one without an offset (D5).
+        ValueError: not such a string, or one without an offset (interface R3).
     """
     if not isinstance(value, str):
         raise ValueError("must be an ISO 8601 string")
@@ -140,7 +140,7 @@ def parse_timestamp(value: object) -> datetime:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """Return the wire form of a moment: UTC, milliseconds, `Z` (D18)."""
+    """Return the wire form of a moment: UTC, milliseconds, `Z` (interface R3)."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -59,4 +59,4 @@ STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     429: (RETRY_AFTER,),
     503: (RETRY_AFTER,),
 }
-"""What an error answer carries beside `X-Request-Id`, by its status (D2, D7, D8)."""
+"""What an error answer carries beside `X-Request-Id`, by its status (interface E4, E7, R18)."""

@@ -1,7 +1,7 @@
 """The forms of identifiers and on-chain addresses that cross the wire.
 
 An identifier is a prefix and an opaque text. A client never takes one apart; a server refuses, before any
-look-up, what cannot be one of its own (D18).
+look-up, what cannot be one of its own (interface R13).
 """
 
 import re

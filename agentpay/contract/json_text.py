@@ -1,7 +1,7 @@
 """JSON text to Python values and back, with exact decimals; which models the values make is up to `codec.py`.
 
-What comes from the service and what comes from a caller are read differently: of a caller's text, all that D5
-and D6 refuse of its form is refused. Nothing is ever printed through binary floating point.
+What comes from the service and what comes from a caller are read differently: of a caller's text, all that
+interface R9 refuses of its form is refused. Nothing is ever printed through binary floating point.
 """
 
 import json
@@ -27,7 +27,7 @@ def parse_json(body: bytes) -> JsonValue:
 
 
 def parse_request_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from a caller, with all that D5 and D6 refuse of its form refused.
+    """Return the value of JSON from a caller, with all that interface R9 refuses of its form refused.
 
     Raises:
         InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.

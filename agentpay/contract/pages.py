@@ -1,4 +1,4 @@
-"""One page of a list (contract, "Pagination")."""
+"""One page of a list (interface R14)."""
 
 from typing import Generic, TypeVar
 

@@ -1,4 +1,4 @@
-"""Spending policies: the Policy object, the policy of one account, and its change (contract, "Policy")."""
+"""Spending policies: the Policy object, the policy of one account, and its change (interface PO1, PO2)."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -14,7 +14,7 @@ from agentpay.contract.usdc import UsdcNumber
 
 @frozen(kw_only=True)
 class Policy:
-    """The rules that every transfer of an account is checked against (contract, "Policy").
+    """The rules that every transfer of an account is checked against (interface PO1).
 
     Attributes:
         max_single_transfer: most USDC per transfer or session charge; None is no limit, 0 blocks every one.

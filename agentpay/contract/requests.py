@@ -1,4 +1,4 @@
-"""The mark of everything that a client sends: such models refuse fields they do not know (D5)."""
+"""The mark of everything that a client sends: such models refuse fields they do not know (interface R9)."""
 
 from enum import Enum
 from typing import Final, Literal
@@ -6,10 +6,10 @@ from typing import Final, Literal
 from attrs import frozen
 
 BODY_MAX_BYTES: Final = 64 * 1024
-"""The largest request body, in bytes (D6)."""
+"""The largest request body, in bytes (interface R11)."""
 
 MAX_NESTING: Final = 16
-"""How deep arrays and objects of a request body may nest (D6)."""
+"""How deep arrays and objects of a request body may nest (interface R9)."""
 
 
 @frozen

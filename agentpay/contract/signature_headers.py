@@ -1,4 +1,4 @@
-"""The names of the headers that carry the signatures of a delivery (contract, "Authentication", 5; D45).
+"""The names of the headers that carry the signatures of a delivery (interface W5, W12).
 
 They stand apart from the models of `webhooks.py`, so that who verifies a signature loads no model.
 """

@@ -1,4 +1,4 @@
-"""The history of an account (contract, "Transaction history entry"; D38)."""
+"""The history of an account (interface H1 to H4)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,7 +12,7 @@ from agentpay.contract.usdc import UsdcString
 
 
 class TransactionType(StrEnum):
-    """What a history entry records (D38)."""
+    """What a history entry records (interface H2)."""
 
     TRANSFER = "transfer"
     SESSION_SETTLEMENT = "session_settlement"
@@ -21,14 +21,14 @@ class TransactionType(StrEnum):
 
 
 class TransactionStatus(StrEnum):
-    """Whether the money moved (D38)."""
+    """Whether the money moved (interface H2)."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
 
 
 class TransactionStatusFilter(StrEnum):
-    """Which entries a listing returns (contract, "GET /v1/accounts/:id/transactions")."""
+    """Which entries a listing returns (interface H1)."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
@@ -36,7 +36,7 @@ class TransactionStatusFilter(StrEnum):
 
 
 class Direction(StrEnum):
-    """Whether money went out of the account or came in (D38)."""
+    """Whether money went out of the account or came in (interface H2)."""
 
     IN = "in"
     OUT = "out"
@@ -44,7 +44,7 @@ class Direction(StrEnum):
 
 @frozen(kw_only=True)
 class Transaction:
-    """One entry of an account's history; a field that does not apply is None (D38).
+    """One entry of an account's history; a field that does not apply is None (interface H2).
 
     Attributes:
         transaction_id: identifier of the entry, `entry_…`.

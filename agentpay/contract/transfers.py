@@ -1,4 +1,4 @@
-"""Transfers of USDC out of an account (contract, "Transfer", "POST /v1/transfers")."""
+"""Transfers of USDC out of an account (interface T1 to T15)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,7 +12,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class TransferStatus(StrEnum):
-    """How far a transfer has come (contract, "Transfer"; D27, D28)."""
+    """How far a transfer has come (interface T3, T4)."""
 
     PENDING_APPROVAL = "pending_approval"
     SUBMITTED = "submitted"
@@ -26,7 +26,7 @@ _FINAL = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferSta
 
 @frozen(kw_only=True)
 class Transfer:
-    """One transfer of USDC (contract, "Transfer").
+    """One transfer of USDC (interface T2).
 
     A `status` that this version does not know stays a plain string; `from_` is `from` on the wire.
 
@@ -81,7 +81,7 @@ class CreateTransfer(Request):
         idempotency_key: max 128 characters; the same key never moves money out of an account twice within
             24 hours.
         memo: max 200 characters; required when the source account policy has `require_memo: true`.
-        category: spend category, 1 to 64 characters (D25).
+        category: spend category, 1 to 64 characters (interface PO10).
     """
 
     from_: str = field(alias="from_")

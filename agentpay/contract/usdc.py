@@ -32,14 +32,14 @@ UsdcAmount = Annotated[
     "USDC to move, as a decimal string",
     Form({"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "not": {"pattern": r"^[0.]+$"}}),
 ]
-"""The amount of a request that moves money: a string, at least 0.000001 (D10)."""
+"""The amount of a request that moves money: a string, at least 0.000001 (interface R6)."""
 
 UsdcNumber = Annotated[
     Decimal,
     "USDC as an exact JSON number",
     Form({"minimum": 0, "maximum": Decimal("999999999.999999")}),
 ]
-"""A limit or a threshold: a JSON number from 0 to 999999999.999999, never a binary float (D9)."""
+"""A limit or a threshold: a JSON number from 0 to 999999999.999999, never a binary float (interface R8)."""
 
 
 def to_decimal(value: Decimal | int | str) -> Decimal:
@@ -125,7 +125,7 @@ def parse_string(value: object) -> Decimal:
 
 
 def parse_amount(value: object) -> Decimal:
-    r"""Return the amount that a request asks to move (contract, "POST /v1/transfers"; D10).
+    r"""Return the amount that a request asks to move (interface R5, R6).
 
     Raises:
         ValueError: not a string of the form `[0-9]{1,9}(\.[0-9]{1,6})?`, or below 0.000001.
@@ -143,7 +143,7 @@ def parse_amount(value: object) -> Decimal:
 
 
 def parse_number(value: object) -> Decimal:
-    """Return the amount that a request or a response carries as a JSON number (D9).
+    """Return the amount that a request or a response carries as a JSON number (interface R8).
 
     Raises:
         ValueError: not a number, not from 0 to 999999999.999999, or with more than 6 decimals.

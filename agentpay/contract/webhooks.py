@@ -1,4 +1,4 @@
-"""Webhook endpoints: registration and its result (contract, "POST /v1/webhooks"; D41, D42)."""
+"""Webhook endpoints: registration and its result (interface W1 to W4)."""
 
 from datetime import datetime
 from typing import Annotated
@@ -16,7 +16,7 @@ from agentpay.contract.usdc import UsdcNumber
 
 @frozen(kw_only=True)
 class Webhook:
-    """A registered endpoint (D42).
+    """A registered endpoint (interface W2).
 
     Its `repr` does not show the secret.
 
@@ -49,7 +49,7 @@ _EVENT_NAMES = tuple(member.value for member in EventType)
 
 
 def _parse_url(value: object) -> str:
-    """Check the form of a webhook's URL (D46); where it leads is checked when it is posted to."""
+    """Check the form of a webhook's URL (interface W4); where it leads is checked when it is posted to."""
     if not isinstance(value, str):
         raise ValueError("must be a string")
     if len(value) > _URL_MAX_CHARACTERS:

@@ -1,7 +1,7 @@
 """From a delivery to its handlers, for any framework: what to answer, what to run, and what failing means.
 
 A receiver asks `accept` what a delivery is, answers at once, and has `process` or `process_async` run the
-handlers afterwards (contract, "Delivery", 2). The rules of processing are one generator, `_flow`, which does
+handlers afterwards (interface W6). The rules of processing are one generator, `_flow`, which does
 no I/O and is served by two short drivers. Reading requests is the business of the modules beside this one.
 """
 

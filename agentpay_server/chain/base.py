@@ -107,7 +107,7 @@ class SignatureStatus:
         is_final: whether it has reached the finality that counts as settled here. A failure is final only
             when it is irreversible: should its block vanish, the same bytes may yet succeed.
         failure: why it moved nothing; None when it succeeded, or is not final yet.
-        is_irreversible: whether it can no longer vanish with the block that it is in (D35). What is
+        is_irreversible: whether it can no longer vanish with the block that it is in (interface T12). What is
             irreversible is final.
         is_refused: whether the chain has refused it without executing it, and never will execute it: it has
             expired, whatever the block height. It is not final then, because it is on no chain.
@@ -162,7 +162,7 @@ class Chain(Protocol):
         ...
 
     def explorer_url(self, signature: str) -> str:
-        """Where a person can look a transaction up (D34)."""
+        """Where a person can look a transaction up (interface T11)."""
         ...
 
     async def latest_blockhash(self) -> Blockhash:

@@ -1,4 +1,4 @@
-"""Where a person looks a transaction up (D34). Pure text; it asks no chain."""
+"""Where a person looks a transaction up (interface T11). Pure text; it asks no chain."""
 
 from typing import Final
 from urllib.parse import quote, urlsplit

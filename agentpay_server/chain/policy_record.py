@@ -1,4 +1,6 @@
-"""The on-chain policy record (D26) as data: what it says, how large it is, and how to read it back.
+"""The on-chain policy record as data: what it says, how large it is, and how to read it back.
+
+See interface PO12.
 
 It is the metadata extension of a Token-2022 mint that never mints. `transactions.py` writes it.
 """

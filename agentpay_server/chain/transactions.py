@@ -42,7 +42,7 @@ MemoMode = Literal["id", "full"]
 
 
 def memo_text(transfer_id: str, caller_memo: str | None, mode: MemoMode = "id") -> str:
-    """Return what a transfer says on chain (D32).
+    """Return what a transfer says on chain (interface T10).
 
     It always starts with the transfer's id, which makes two equal transfers two transactions.
 
@@ -105,7 +105,9 @@ def provision_accounts(
     present_lamports: Mapping[int, int],
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what puts accounts on chain (D19): their authority addresses, funded, and their token accounts.
+    """Return what puts accounts on chain: their authority addresses, funded, and their token accounts.
+
+    See interface A10.
 
     It can be repeated: token accounts are created where there are none, and lamports are only topped up.
 
@@ -195,7 +197,9 @@ def write_policy_record(
     present: tuple[int, int] | None,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what makes an account's policy record (D26) say `record`, creating it if there is none.
+    """Return what makes an account's policy record say `record`, creating it if there is none.
+
+    See interface PO12.
 
     The policy itself is written where it is publishable and fits the packet, which holds some 430 bytes of it
     beside a creation and over 700 beside an update, both less 52 with a compute budget. Elsewhere the field

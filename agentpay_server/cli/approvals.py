@@ -1,4 +1,7 @@
-"""`agentpay-server approvals`: transfers that reached their account's `escalation_threshold` (D27)."""
+"""`agentpay-server approvals`: transfers that reached their account's `escalation_threshold`.
+
+See interface AP1 to AP5.
+"""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`agentpay-server operator-keys`: the keys of the operator that asks (D51)."""
+"""`agentpay-server operator-keys`: the keys of the operator that asks (interface K8, K9)."""
 
 import click
 

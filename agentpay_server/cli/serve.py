@@ -1,4 +1,4 @@
-"""`agentpay-server serve`: the server as a process (decisions, "What stands beside /v1", last paragraphs).
+"""`agentpay-server serve`: the server as a process.
 
 The options and what is refused of them; `process.py` does the serving. One JSON line on standard output says
 where it is reached and with which key; everything else is logged to standard error.

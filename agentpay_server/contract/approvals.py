@@ -1,4 +1,4 @@
-"""Approvals on the console: transfers that wait for an operator (D27)."""
+"""Approvals on the console: transfers that wait for an operator (interface CO5 to CO7)."""
 
 from datetime import datetime
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""The console: what an operator does on the dashboard (decisions, "What stands beside /v1").
+"""The console: what an operator does on the dashboard (interface CO1 to CO13).
 
 Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals, webhooks and
 operator keys have modules of their own.
@@ -33,7 +33,7 @@ class CreateAgentKey(Request):
 
 @frozen(kw_only=True)
 class AgentKey:
-    """An agent-scoped key, without the key itself (D16).
+    """An agent-scoped key, without the key itself (interface CO2).
 
     Attributes:
         key_id: identifier, `key_…`.
@@ -84,7 +84,7 @@ class ListAgentKeys(Request):
 
 @frozen(kw_only=True)
 class PolicyRecordView:
-    """The on-chain record of a policy (D26).
+    """The on-chain record of a policy (interface PO12).
 
     Attributes:
         address: the record's account on chain.

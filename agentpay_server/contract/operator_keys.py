@@ -1,4 +1,4 @@
-"""Operator keys: created, listed and revoked by the operator that they belong to (D51)."""
+"""Operator keys: created, listed and revoked by the operator that they belong to (interface K8, K9)."""
 
 from datetime import datetime
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""The sandbox: what only a test chain can do (decisions, "What stands beside /v1").
+"""The sandbox: what only a test chain can do (interface SB1 to SB10).
 
 Models and endpoints: test money, a second tenant, outside recipients, the clock, what can be made to fail,
 and snapshots.

@@ -1,6 +1,6 @@
-"""MPP sessions: a spending cap, paid into an escrow up front and settled in one batch (D39).
+"""MPP sessions: a spending cap, paid into an escrow up front and settled in one batch (interface S1 to S18).
 
-Models and endpoints (decisions, "What stands beside /v1"). The events of sessions are in
+Models and endpoints. The events of sessions are in
 `agentpay.contract.events`, with those of the contract.
 """
 
@@ -19,7 +19,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class SessionStatus(StrEnum):
-    """How far a session has come (D39)."""
+    """How far a session has come (interface S4)."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -29,7 +29,7 @@ class SessionStatus(StrEnum):
 
 
 class ClosingReason(StrEnum):
-    """Why a session closed without being asked to, or why its settlement waits (D52, D53)."""
+    """Why a session closed without being asked to, or why its settlement waits (interface S16)."""
 
     IDLE = "idle"
     """It was not charged for as long as the server's idle limit."""
@@ -61,7 +61,7 @@ _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
 @frozen(kw_only=True)
 class Session:
-    """One session: an account's promise of up to `cap_usdc` to one payee (contract, "Session").
+    """One session: an account's promise of up to `cap_usdc` to one payee (interface S1, S3).
 
     Attributes:
         session_id: identifier, `sess_…`.

@@ -1,4 +1,4 @@
-"""Webhooks on the console: records, secrets, events and deliveries (decisions, "What stands beside /v1")."""
+"""Webhooks on the console: records, secrets, events and deliveries (interface CO8 to CO12)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -29,7 +29,7 @@ class DeliveryStatusFilter(StrEnum):
 
 @frozen(kw_only=True)
 class RegisteredWebhook:
-    """A registered endpoint, without its secret (D42).
+    """A registered endpoint, without its secret (interface CO8).
 
     Attributes:
         webhook_id: identifier, `wh_…`.
@@ -63,7 +63,7 @@ class ListWebhooks(Request):
 
 @frozen(kw_only=True)
 class RotateSecret(Request):
-    """Body of `POST /console/webhooks/{webhook_id}/rotate-secret` (D45).
+    """Body of `POST /console/webhooks/{webhook_id}/rotate-secret` (interface CO10).
 
     Attributes:
         overlap_seconds: how long both secrets sign, from 0 to 30 days; 0 after a leak.
@@ -140,7 +140,7 @@ class DeliveryAttempt:
 
 @frozen(kw_only=True)
 class Delivery:
-    """One event on its way to one endpoint (D44).
+    """One event on its way to one endpoint (interface CO11).
 
     Attributes:
         delivery_id: identifier, `dlv_…`.

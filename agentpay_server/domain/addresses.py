@@ -1,4 +1,4 @@
-"""Which network addresses an event may be posted to where money is real: public ones alone (D46).
+"""Which network addresses an event may be posted to where money is real: public ones alone (interface W4).
 
 The resolved address is checked when the connection is made, not the name, so that a name that resolves to a
 public address now and to a private one later gains nothing. Of addresses that contain another address, mapped

@@ -1,4 +1,6 @@
-"""The form of API keys (D17): `ap_operator_` or `ap_agent_`, 43 base62 characters, a 6-character checksum.
+"""The form of API keys: `ap_operator_` or `ap_agent_`, 43 base62 characters, a 6-character checksum.
+
+See interface K6.
 
 A key is 256 random bits. The checksum lets a mistyped or invented key be refused before any look-up, and
 leaked keys be recognised in text. Only the SHA-256 digest of a key is ever stored.
@@ -15,7 +17,7 @@ _KEY: Final = re.compile(r"(ap_(?:operator|agent)_[0-9A-Za-z]{43})([0-9A-Za-z]{6
 
 
 class KeyKind(StrEnum):
-    """What a key is for (contract, "Authentication")."""
+    """What a key is for (interface K2, K3)."""
 
     OPERATOR = "operator"
     AGENT = "agent"

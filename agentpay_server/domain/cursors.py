@@ -1,4 +1,4 @@
-"""Cursors of lists: opaque texts that are bound to their list (D15).
+"""Cursors of lists: opaque texts that are bound to their list (interface R15).
 
 A cursor holds the sequence number below which the next page starts, and a digest of it with the name and the
 owner of its list, so that a cursor of another list, and an invented one, is recognised.

@@ -4,8 +4,8 @@
     pending ── anything else ───────────────► retrying ── 2xx ────────────────► delivered
                                               retrying ── the last try fails ─► undelivered
 
-The first attempt is due at once, the others 30 s, 5 min, 30 min and 2 h after the failure before (contract,
-"Delivery"; D44). Every attempt sends the same bytes. `delivered` and `undelivered` are final; a replay is a
+The first attempt is due at once, the others 30 s, 5 min, 30 min and 2 h after the failure before (interface
+W6 to W8, W11). Every attempt sends the same bytes. `delivered` and `undelivered` are final; a replay is a
 new delivery of the same event.
 """
 

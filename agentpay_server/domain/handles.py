@@ -1,4 +1,7 @@
-"""Display handles: how `@research-bot` follows from "Research Bot" (D12). Not unique, display only."""
+"""Display handles: how `@research-bot` follows from "Research Bot". Not unique, display only.
+
+See interface A9.
+"""
 
 import re
 import unicodedata

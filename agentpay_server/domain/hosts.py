@@ -1,4 +1,4 @@
-"""The hosts that a port accepts, so that DNS rebinding cannot reach a local server (D54).
+"""The hosts that a port accepts, so that DNS rebinding cannot reach a local server (interface R19).
 
 A browser sends the name of the page's host as `Host`, whatever address that name resolves to. A server on a
 loopback address therefore accepts loopback names and explicitly allowed hosts, and refuses every other name.

@@ -1,11 +1,13 @@
 """Whether a policy allows a spend: pure functions over what is asked, what is spent and what is held.
 
-The order of the rules is the order of D21, and the first that fails decides the answer: paused, (recipient),
-memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
-its value and what was asked. `paused` stands apart, because it is judged before the recipient is looked up.
+The order of the rules is that of interface PO6, and the first that fails decides the answer: paused,
+(recipient), memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal
+names the field, its value and what was asked. `paused` stands apart, because it is judged before the
+recipient is looked up.
 
 Which of the rules apply depends on what is asked for: a transfer answers to all of them, the opening of a
-session to those on whom and how much in all, each of its charges to the one on a single payment (D39).
+session to those on whom and how much in all, each of its charges to the one on a single payment (interface
+S5, S9).
 """
 
 from collections.abc import Callable, Iterable
@@ -35,7 +37,7 @@ class Purpose(StrEnum):
 
 @frozen(kw_only=True)
 class Recipient:
-    """Whom a spend pays, by every name that an allowlist may know it by (D23).
+    """Whom a spend pays, by every name that an allowlist may know it by (interface PO8).
 
     Attributes:
         account_id: the account of this service, if it is one.
@@ -75,7 +77,7 @@ class Means:
 
     Attributes:
         spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
-        available_micro: micro-USDC on chain, less amounts in flight (D30).
+        available_micro: micro-USDC on chain, less amounts in flight (interface T9).
     """
 
     spent_micro: int
@@ -126,7 +128,7 @@ def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
-    """Tell whether an amount waits for an operator: at the threshold it does (D22)."""
+    """Tell whether an amount waits for an operator: at the threshold it does (interface PO7)."""
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 

@@ -51,7 +51,10 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """Return the body of the answer; the 402 of a transfer or a session is exactly four fields (D1)."""
+        """Return the body of the answer; the 402 of a transfer or a session is exactly four fields.
+
+        See interface E2, E3.
+        """
         is_refused_payment = self.http_status == 402
         return ErrorBody(
             error=self.code,
@@ -65,7 +68,10 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
 
 def not_found(kind: str, identifier: str) -> Problem:
-    """A 404: the same for an identifier that does not exist and for one of another operator (D4)."""
+    """A 404: the same for an identifier that does not exist and for one of another operator.
+
+    See interface E9.
+    """
     return Problem(
         ErrorCode.NOT_FOUND,
         f"There is no {kind} {shown(identifier)} among those that this key may see; check the identifier.",
@@ -73,13 +79,13 @@ def not_found(kind: str, identifier: str) -> Problem:
 
 
 def invalid(*faults: FieldFault) -> Problem:
-    """A 400 that names every fault (D5)."""
+    """A 400 that names every fault (interface E1, R9)."""
     message = "The request is not valid; details names everything that is wrong with it."
     return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)
 
 
 def chain_unavailable() -> Problem:
-    """A 503 that left nothing behind: nothing is stored, nothing will be sent (D8, D29)."""
+    """A 503 that left nothing behind: nothing is stored, nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not answer, and nothing was done; try again shortly.",

@@ -1,4 +1,4 @@
-"""The life of a session, of its charges and of its escrow, as pure rules (D39, D40).
+"""The life of a session, of its charges and of its escrow, as pure rules (interface S1 to S18).
 
     (none) ── policy allows ──────────────────────────────► opening
     opening ── the escrow's funding is final on chain ────► open
@@ -55,7 +55,7 @@ take the treasury's SOL, session by session.
 PAYEES_CREATED_WITHIN_US: Final = 24 * 3_600_000_000
 
 WARNING_PERCENT: Final = 80
-"""The running total above which a session warns, in percent of its cap (contract, "Limits")."""
+"""The running total above which a session warns, in percent of its cap (interface S11)."""
 
 TRANSITIONS: Final = frozenset(
     {
@@ -111,7 +111,9 @@ class KeyHolder:
 def opening_verdict(
     holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
 ) -> Verdict:
-    """Judge a request to open a session by the session that holds its key, as D29 and D50 judge transfers.
+    """Judge a request to open a session by the session that holds its key, as one for a transfer is judged.
+
+    See interface I1 to I9.
 
     Args:
         holder: the session that holds the key under the account, if there is one.
@@ -136,8 +138,9 @@ def opening_refusal(
 ) -> Refusal | None:
     """Return why a session may not be opened for a valid recipient, or None.
 
-    The order is that of D21: paused, counterparty, category, daily spend with the whole cap, balance,
-    escalation. A cap that reaches `escalation_threshold` needs an operator's key, which is the approval.
+    The order is that of interface PO6: paused, counterparty, category, daily spend with the whole cap,
+    balance, escalation. A cap that reaches `escalation_threshold` needs an operator's key, which is the
+    approval.
 
     Args:
         policy: the account's policy.

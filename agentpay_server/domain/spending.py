@@ -1,4 +1,6 @@
-"""The arithmetic of the rolling 24-hour window (D24): exact, and as cheap at a million spends as at ten.
+"""The arithmetic of the rolling 24-hour window: exact, and as cheap at a million spends as at ten.
+
+See interface PO9.
 
 Every spend stores its account's running total, itself included. What was spent within the window is then a
 difference of two totals: the newest, less that of the last spend that has fallen out of the window. A spend

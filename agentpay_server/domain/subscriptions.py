@@ -1,4 +1,4 @@
-"""Which endpoints hear of what: pure rules over registered webhooks (D41, D43)."""
+"""Which endpoints hear of what: pure rules over registered webhooks (interface W3, EV4)."""
 
 from collections.abc import Collection
 

@@ -11,7 +11,7 @@
 
 `settled`, `rejected` and `failed` are final, but for a proof that turns out to have been none. Money moves in
 `submitted` alone. A key is held by one transfer of an account at a time, until 24 hours after that transfer
-became final; an unresolved one holds it for as long as it takes (D29, D50).
+became final; an unresolved one holds it for as long as it takes (interface I1 to I9, I9).
 """
 
 from enum import Enum
@@ -63,7 +63,7 @@ def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> 
 
 @frozen(kw_only=True)
 class Terms:
-    """The parameters that make two requests under one key the same request (D29)."""
+    """The parameters that make two requests under one key the same request (interface I6)."""
 
     account_id: str
     to: str
@@ -111,7 +111,7 @@ class Verdict(Enum):
 def verdict(
     holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
 ) -> Verdict:
-    """Judge a request by the transfer that holds its key (contract, "Idempotency rules"; D29, D50).
+    """Judge a request by the transfer that holds its key (interface I1 to I4, I1 to I9, I9).
 
     Args:
         holder: the transfer that holds the key under the source account, if there is one.

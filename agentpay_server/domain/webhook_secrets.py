@@ -1,4 +1,4 @@
-"""The form of webhook secrets (D42): `whsec_` and 43 base62 characters."""
+"""The form of webhook secrets (interface W2): `whsec_` and 43 base62 characters."""
 
 from typing import Final
 

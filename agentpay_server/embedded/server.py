@@ -246,7 +246,7 @@ class AgentPayServer:
         return self._running.async_client(api_key)
 
     def agent_client(self, account_id: str) -> AgentPay:
-        """Return the client of an agent: with a new agent-scoped key of one account (D16).
+        """Return the client of an agent: with a new agent-scoped key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -257,7 +257,7 @@ class AgentPayServer:
         return self.client(api_key=self.console.create_agent_key(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
-        """Return the async client of an agent: with a new agent-scoped key of one account (D16).
+        """Return the async client of an agent: with a new agent-scoped key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -268,7 +268,7 @@ class AgentPayServer:
         return self.async_client(api_key=self.console.create_agent_key(account_id).key)
 
     def agent_sessions(self, account_id: str) -> Sessions:
-        """Return sessions as an agent has them: with a new agent-scoped key of one account (D16).
+        """Return sessions as an agent has them: with a new agent-scoped key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -330,7 +330,7 @@ class AgentPayServer:
         Args:
             port: which one, 0 to 65535; 0 takes a free one.
             allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback
-                ones. A request for any other host is refused with 421 (D54).
+                ones. A request for any other host is refused with 421 (interface R19).
 
         Returns:
             The address of the server, which is `base_url` from then on.

@@ -1,4 +1,4 @@
-"""The ASGI application: the endpoint tables bound to their handlers, and the order of checks of D11.
+"""The ASGI application: the endpoint tables bound to their handlers, and the order of checks (interface R17).
 
 A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
 size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
@@ -338,7 +338,7 @@ def _require_admitted(scope: Scope) -> None:
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
-    """Refuse what the key may not do, from key and route alone, before any look-up (D3, D16)."""
+    """Refuse what the key may not do, from key and route alone, before any look-up (interface E9, K5)."""
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
@@ -376,7 +376,10 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _noted(send: Send, trace: _Trace) -> Send:
-    """Return a `send` that notes the status, and adds `X-Request-Id` to the answer of a request (D1)."""
+    """Return a `send` that notes the status, and adds `X-Request-Id` to the answer of a request.
+
+    See interface R16.
+    """
 
     async def noted(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Who asks, from the `Authorization` header (contract, "Authentication"; D2)."""
+"""Who asks, from the `Authorization` header (interface K1, E7)."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,7 @@
-"""Reading requests: the body under its limits, then body and query into their models (D5, D6)."""
+"""Reading requests: the body under its limits, then body and query into their models.
+
+See interface R9 to R11.
+"""
 
 import asyncio
 import json
@@ -154,7 +157,7 @@ def structured_query(query_string: bytes, model: type) -> object:
 
 
 def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
-    """Measure `metadata` as it was sent, white space and escapes included (D13)."""
+    """Measure `metadata` as it was sent, white space and escapes included (interface A7)."""
     if len(body) <= METADATA_MAX_BYTES:
         return ()
     text = body.decode("utf-8")

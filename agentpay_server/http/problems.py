@@ -1,4 +1,7 @@
-"""Problems as HTTP: the body, the status and the headers that each one asks for (D1, D2, D6, D7)."""
+"""Problems as HTTP: the body, the status and the headers that each one asks for.
+
+See interface E1, E4, E7, R11, R18.
+"""
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
@@ -8,7 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def unauthorized() -> Problem:
-    """A 401: the same for a key that is missing, malformed, unknown or revoked (D2)."""
+    """A 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
     # A new object each time. A shared one would collect the traceback of every raise, and with it the headers
     # of every refused request.
     return Problem(

@@ -1,4 +1,7 @@
-"""The limit on requests of one key: a bucket of tokens that fills evenly (D7). Off unless it is set."""
+"""The limit on requests of one key: a bucket of tokens that fills evenly. Off unless it is set.
+
+See interface R18.
+"""
 
 import math
 from collections.abc import Callable

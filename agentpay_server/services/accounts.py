@@ -1,4 +1,4 @@
-"""Accounts: provisioned on chain, then stored; read with their live balance (contract, "Account", "Balance").
+"""Accounts: provisioned on chain, then stored; read with their live balance (interface A1 to A10).
 
 The chain comes first and the row after, so that no half-made account is ever listed. What a crash between the
 two leaves behind is an empty token account that nobody was told of; its place in the custody tree is burned.
@@ -43,7 +43,7 @@ class Accounts:
         self._provisioning = Provisioning(context, settlement)
 
     async def create(self, principal: Principal, request: CreateAccount) -> Account:
-        """Provision an account on chain and return it (contract, "POST /v1/accounts"; D12, D13, D19).
+        """Provision an account on chain and return it (interface A1, A7 to A10).
 
         Raises:
             Problem: `chain_unavailable`; nothing is left behind.
@@ -60,7 +60,7 @@ class Accounts:
         return _account(record, 0)
 
     async def get(self, principal: Principal, account_id: str) -> Account:
-        """Return an account with its live balance (contract, "GET /v1/accounts/:id").
+        """Return an account with its live balance (interface A2).
 
         Raises:
             Problem: `not_found`, `chain_unavailable`.
@@ -70,7 +70,7 @@ class Accounts:
         return _account(record, balance)
 
     async def list(self, principal: Principal, query: ListAccounts) -> PageBody[Account]:
-        """Return a page of the operator's accounts, newest first (contract, "GET /v1/accounts"; D15).
+        """Return a page of the operator's accounts, newest first (interface R14, R15).
 
         Raises:
             Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
@@ -88,7 +88,7 @@ class Accounts:
         )
 
     async def balance(self, principal: Principal, account_id: str) -> Balance:
-        """Return the live balance of an account (contract, "GET /v1/accounts/:id/balance").
+        """Return the live balance of an account (interface A5).
 
         Raises:
             Problem: `not_found`, `chain_unavailable`.

@@ -1,4 +1,6 @@
-"""Watching what is settled until it cannot be undone, on chains where settled is not yet irreversible (D35).
+"""Watching what is settled until it cannot be undone, on chains where settled is not yet irreversible.
+
+See interface T12.
 
 Should a settled transaction vanish with its block, the same bytes are sent again, for as long as they may
 land, but never to a chain that expects them to fail: what they depend on may have vanished too and be on its

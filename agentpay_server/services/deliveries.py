@@ -1,4 +1,4 @@
-"""Delivering events: claimed, signed, posted, and booked with what follows (contract, "Delivery"; D44, D45).
+"""Delivering events: claimed, signed, posted, and booked with what follows (interface W5 to W12).
 
 A delivery is claimed by a lease that is committed before it is posted, and booked after. Whoever dies in
 between leaves a lease that runs out; the same attempt is then made again, so that an event is received at

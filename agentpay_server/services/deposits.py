@@ -1,4 +1,6 @@
-"""Deposits: money that came into an account's token account without the service having sent it (D38, D43).
+"""Deposits: money that came into an account's token account without the service having sent it.
+
+See interface H4, EV4.
 
 What came is told by the chain, as often as it is asked; it is booked once. A stretch of the history of a
 token account is booked in the commit that moves the account's cursor past it, under the lock of its row, so

@@ -1,4 +1,4 @@
-"""The history of an account (contract, "GET /v1/accounts/:id/transactions"; D38)."""
+"""The history of an account (interface H1 to H3)."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Operators and their keys: made, shown once, looked up by digest, revoked (D16, D17)."""
+"""Operators and their keys: made, shown once, looked up by digest, revoked (interface K6, K7)."""
 
 import secrets
 from typing import Final
@@ -122,7 +122,7 @@ class Keys:
     # --- Operator keys
 
     async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
-        """Make another key of the operator; it is shown here and never again (D51)."""
+        """Make another key of the operator; it is shown here and never again (interface K8, K9)."""
         return await self._context.database.run(self._insert_operator_key, principal, request)
 
     async def list_operator_keys(
@@ -158,7 +158,7 @@ class Keys:
     # --- Agent-scoped keys
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
-        """Make a key that is bound to one account; it is shown here and never again (D16).
+        """Make a key that is bound to one account; it is shown here and never again (interface K7).
 
         Raises:
             Problem: `not_found` of the account.

@@ -1,4 +1,4 @@
-"""Judging whether an account has run low (D43): by books that are not behind the chain.
+"""Judging whether an account has run low (interface EV4): by books that are not behind the chain.
 
 On a cluster the books learn of money from outside some time after it came. A balance that looks low by them
 may not be: then it is judged once they are no longer behind, by whoever next compares them with the chain.

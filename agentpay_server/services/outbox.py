@@ -68,7 +68,7 @@ class Outbox:
         )
 
     def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
-        """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (D43)."""
+        """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (interface EV4)."""
         for subscription in self._subscriptions:
             if not subscription.hears_of_drop(
                 self._account_id, before_micro=before_micro, after_micro=after_micro

@@ -1,4 +1,6 @@
-"""Policies: read, changed under a precondition, queued to be written on chain (contract, "Policy"; D20, D26).
+"""Policies: read, changed under a precondition, queued to be written on chain.
+
+See interface PO1 to PO4, PO11, PO12.
 
 The new policy is in force when the commit is done: every transfer reads it under the account's lock. Its
 on-chain record follows (`policy_records.py`) and never holds a change up.

@@ -1,4 +1,6 @@
-"""Writing policies on chain: one record per account, written again until the chain holds the newest (D26).
+"""Writing policies on chain: one record per account, written again until the chain holds the newest.
+
+See interface PO12.
 
 A write is repeatable: it says what the record shall say, not how it changes. What must not happen is that an
 older write lands after a newer one, so one write at a time is under way for an account, and it is followed to

@@ -1,4 +1,6 @@
-"""Posting an event to an endpoint: headers, one request, an answer or none, where it may go (D44, D46).
+"""Posting an event to an endpoint: headers, one request, an answer or none, where it may go.
+
+See interface W4, W5, W8, W9.
 
 Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
 resolved address. So the address that was checked, where money is real, is the one connected to, and no name
@@ -54,7 +56,7 @@ def signed_headers(
     secret: WebhookSecrets,
     next_secret: WebhookSecrets | None = None,
 ) -> dict[str, str]:
-    """Return the headers that an event is posted with (contract, "Authentication", 5; D44, D45).
+    """Return the headers that an event is posted with (interface W5, W9, W12).
 
     Args:
         body: what is posted.

@@ -1,4 +1,4 @@
-"""Putting accounts on chain: their authority addresses, funded, and their token accounts (D19).
+"""Putting accounts on chain: their authority addresses, funded, and their token accounts (interface A10).
 
 Where a send takes its time, accounts that are asked for at about the same moment share a transaction. It is
 all or nothing: should the chain refuse it, each is tried alone, so that what fails for one fails for nobody

@@ -1,4 +1,4 @@
-"""Snapshots: all that a server in memory knows, captured at rest and brought back (decisions, "sandbox").
+"""Snapshots: all that a server in memory knows, captured at rest and brought back (interface SB9, SB10).
 
 Whatever holds state that a caller can notice is a part, and captures itself: the database with its queues,
 the chain, the clock, the source of chance, armed faults, receivers within the process. Capturing and bringing

@@ -1,4 +1,4 @@
-"""Webhooks: registered, listed, deleted, and given new secrets (contract, "Webhook"; D41, D42, D45, D46)."""
+"""Webhooks: registered, listed, deleted, and given new secrets (interface W1 to W4, W12)."""
 
 import json
 from collections.abc import Sequence
@@ -77,7 +77,10 @@ def next_secret_place(webhook_id: str) -> Place:
 def sealed_secrets(
     webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
 ) -> Secrets:
-    """Return which sealed secrets sign at `now_us` (D45): the next one takes over when the overlap ends."""
+    """Return which sealed secrets sign at `now_us`: the next one takes over when the overlap ends.
+
+    See interface W12.
+    """
     first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
     if next_secret is None or next_secret_us is None:
         return Secrets(current=first, next=None)
@@ -94,7 +97,7 @@ class Webhooks:
         self._context = context
 
     async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
-        """Register an endpoint; its secret is shown here and never again (contract, "POST /v1/webhooks").
+        """Register an endpoint; its secret is shown here and never again (interface W1, W2).
 
         Raises:
             Problem: `invalid_request`, for a URL that events may not be posted to or an unknown account.
@@ -125,7 +128,7 @@ class Webhooks:
         await self._context.database.run(self._delete, principal, webhook_id)
 
     async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
-        """Make a new secret; both sign while the rotation overlaps (D45).
+        """Make a new secret; both sign while the rotation overlaps (interface W12).
 
         Two signatures fit into a delivery, so that a rotation waits for the overlap of the one before to end,
         unless it has no overlap itself, as after a leak.

@@ -1,4 +1,7 @@
-"""Statements about transactions that count as settled, and are watched until they cannot be undone (D35)."""
+"""Statements about transactions that count as settled, and are watched until they cannot be undone.
+
+See interface T12.
+"""
 
 from collections.abc import Iterable
 from typing import Final

@@ -1,4 +1,4 @@
-"""Statements about idempotency keys, the same for transfers and for sessions (D50).
+"""Statements about idempotency keys, the same for transfers and for sessions (interface I9).
 
 A row holds its key under its source account. An agent-scoped key finds what its own account holds; an
 operator key finds what any of the operator's accounts holds, and must not use a key for two of them. So the

@@ -1,4 +1,4 @@
-"""Statements about the on-chain records of policies and when they are to be written (D26)."""
+"""Statements about the on-chain records of policies and when they are to be written (interface PO12)."""
 
 from typing import Final
 

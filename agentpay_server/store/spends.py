@@ -73,7 +73,7 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
 
 
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (D24).
+    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (interface PO9).
 
     They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
     judges a spend, and whoever tells what remains, asks here.

@@ -1,4 +1,7 @@
-"""When transfers that wait for an operator have waited too long: at the time that each was given (D27)."""
+"""When transfers that wait for an operator have waited too long: at the time that each was given.
+
+See interface AP4.
+"""
 
 from agentpay_server.services.transfers.approvals import Approvals
 

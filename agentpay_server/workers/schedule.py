@@ -2,7 +2,7 @@
 
 On a running clock every worker has a loop that waits for its next due time, or for word that it has changed.
 On a manual clock nothing runs by itself: `advance` moves from one due time to the next and runs what is due
-at each (decisions, "What stands beside /v1").
+at each (interface SB5).
 """
 
 import asyncio

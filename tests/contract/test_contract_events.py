@@ -1,4 +1,4 @@
-"""Events: the envelope and the payloads have exactly the fields of the contract and of D40."""
+"""Events: the envelope and the payloads have exactly the fields of interface EV1."""
 
 from datetime import UTC, datetime
 from typing import Any

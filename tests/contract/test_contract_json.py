@@ -1,4 +1,7 @@
-"""The JSON codec: exact numbers both ways, and nothing taken that two readers could read differently (D5)."""
+"""The JSON codec: exact numbers both ways, and nothing taken that two readers could read differently.
+
+See interface R9.
+"""
 
 import json
 import time

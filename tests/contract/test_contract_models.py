@@ -1,4 +1,7 @@
-"""Models and JSON values: lenient with responses where the service may grow, strict with requests (D5)."""
+"""Models and JSON values: lenient with responses where the service may grow, strict with requests.
+
+See interface R9.
+"""
 
 import json
 import re

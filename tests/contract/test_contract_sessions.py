@@ -1,4 +1,7 @@
-"""What crosses the wire of sessions: their models, and the bodies of their refusals (D1, D39)."""
+"""What crosses the wire of sessions: their models, and the bodies of their refusals.
+
+See interface E1, S1 to S18.
+"""
 
 from decimal import Decimal
 from typing import Any

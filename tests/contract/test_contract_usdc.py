@@ -1,4 +1,4 @@
-"""Amounts of USDC: exact in every direction, refused where they cannot be (D9, D10)."""
+"""Amounts of USDC: exact in every direction, refused where they cannot be (interface R8, R6)."""
 
 import re
 import time

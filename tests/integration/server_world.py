@@ -60,7 +60,8 @@ def path_of(endpoint: Endpoint, **identifiers: str) -> str:
 
 
 def refused(response: httpx.Response, code: str) -> dict[str, Any]:
-    """Assert that an answer is the error `code`, with its status and body as D1 says; return the body."""
+    """Assert that an answer is the error `code`, with its status and body as interface E1 says; return the
+    body."""
     body = response.json()
     assert body["error"] == code, body
     assert response.status_code == HTTP_STATUS[ErrorCode(code)]
@@ -69,7 +70,7 @@ def refused(response: httpx.Response, code: str) -> dict[str, Any]:
 
 
 def assert_error_shape(response: httpx.Response) -> None:
-    """Assert what every error answer has (D1, D2, D6, D7)."""
+    """Assert what every error answer has (interface E1, E7, R11, R18)."""
     body = response.json()
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"].startswith("req_")

@@ -1,4 +1,7 @@
-"""Accounts and balances: the contract's fields, live balances, two operators apart (D4, D12 to D19)."""
+"""Accounts and balances: the contract's fields, live balances, two operators apart.
+
+See interface A1 to A10, E9.
+"""
 
 import re
 from typing import Any
@@ -55,7 +58,7 @@ def test_an_account_exists_on_chain_with_its_associated_token_account(
     account = client.accounts.create(name="a")
 
     authority, token_account, usdc = _on_chain(server, account)
-    assert authority is not None, "the authority address holds rent exemption (D19)"
+    assert authority is not None, "the authority address holds rent exemption (interface A10)"
     assert token_account is not None
     assert token_account.owner == account.chain_address
     expected, _ = Pubkey.find_program_address(
@@ -171,7 +174,8 @@ def test_a_balance_is_live_even_after_a_mint_that_the_service_knows_nothing_of(
     assert http.get(f"/console/accounts/{account.account_id}").json()["balance_usdc"] == "1.250000"
 
 
-# --- Status (D14) -----------------------------------------------------------------------------------------
+# --- Status (interface A4)
+# -----------------------------------------------------------------------------------------
 
 
 def test_status_is_paused_exactly_while_the_policy_is(http: httpx.Client):

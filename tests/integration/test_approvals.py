@@ -1,4 +1,7 @@
-"""Transfers that wait for an operator: approved, rejected, expired, and what everybody is told (D27)."""
+"""Transfers that wait for an operator: approved, rejected, expired, and what everybody is told.
+
+See interface AP1 to AP5.
+"""
 
 from collections.abc import Callable
 from decimal import Decimal

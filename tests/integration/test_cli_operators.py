@@ -1,4 +1,7 @@
-"""`agentpay-server operators create`: on the store itself, with a server running on it or not (D51)."""
+"""`agentpay-server operators create`: on the store itself, with a server running on it or not.
+
+See interface K8, K9.
+"""
 
 import asyncio
 import json

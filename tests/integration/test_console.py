@@ -1,4 +1,4 @@
-"""The console: an account in full, and the audit trail (decisions, "What stands beside /v1")."""
+"""The console: an account in full, and the audit trail (interface CO4, CO13)."""
 
 import httpx
 import pytest

@@ -1,4 +1,7 @@
-"""Deliveries under a clock that stands still: when each attempt is made, and what it sends (D44; P11)."""
+"""Deliveries under a clock that stands still: when each attempt is made, and what it sends.
+
+See interface W7 to W10; P11.
+"""
 
 import re
 import threading

@@ -1,4 +1,7 @@
-"""One post to one endpoint, over real sockets: what counts as an answer, and where it may go (D44, D46)."""
+"""One post to one endpoint, over real sockets: what counts as an answer, and where it may go.
+
+See interface W4, W5, W8.
+"""
 
 import asyncio
 import datetime as dt

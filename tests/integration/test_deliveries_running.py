@@ -1,4 +1,7 @@
-"""Deliveries on a running clock, over real sockets: prompt, and nobody waits for a slow receiver (D44)."""
+"""Deliveries on a running clock, over real sockets: prompt, and nobody waits for a slow receiver.
+
+See interface W7 to W10.
+"""
 
 import itertools
 import threading

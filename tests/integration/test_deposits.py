@@ -1,4 +1,4 @@
-"""Deposits: whoever sends USDC, by whatever transaction, it is booked once (D38)."""
+"""Deposits: whoever sends USDC, by whatever transaction, it is booked once (interface H4)."""
 
 import time
 from decimal import Decimal

@@ -1,4 +1,7 @@
-"""Duplicates that arrive together have one outcome (D29); what a payer writes stays with its operator."""
+"""Duplicates that arrive together have one outcome; what a payer writes stays with its operator.
+
+See interface I1 to I9.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

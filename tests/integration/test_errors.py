@@ -1,4 +1,7 @@
-"""Errors that no endpoint owns: keys, paths, methods, sizes, media types, the order of checks (D1 to D11)."""
+"""Errors that no endpoint owns: keys, paths, methods, sizes, media types, the order of checks.
+
+See interface R9 to R18, E1 to E11.
+"""
 
 import httpx
 import pytest
@@ -323,7 +326,8 @@ def test_a_body_that_is_no_object_is_400(shared_http, endpoint, body):
     assert faults(shared_http.request(endpoint.method, path, content=body)) == {"body": "must be an object"}
 
 
-# --- Order of checks (D11) --------------------------------------------------------------------------------
+# --- Order of checks (interface R17)
+# --------------------------------------------------------------------------------
 
 
 def test_401_comes_before_404_and_405_of_the_route(shared_server):
@@ -412,7 +416,8 @@ def test_paused_comes_before_the_recipient_and_the_recipient_before_the_rest(
     refused(http.post("/v1/transfers", json={**body, "idempotency_key": "2"}), "invalid_recipient")
 
 
-# --- Rate limit (D7) --------------------------------------------------------------------------------------
+# --- Rate limit (interface R18)
+# --------------------------------------------------------------------------------------
 
 
 def test_over_the_rate_limit_is_429_until_retry_after_has_passed():

@@ -1,4 +1,7 @@
-"""Events: written in the commit of what they tell of, with exactly their payload ("Events"; D40)."""
+"""Events: written in the commit of what they tell of, with exactly their payload.
+
+See interface EV1, EV2, EV5.
+"""
 
 import re
 from datetime import timedelta

@@ -1,4 +1,7 @@
-"""`balance.low_threshold`: once for each webhook, when the balance goes from at or above to below (D43)."""
+"""`balance.low_threshold`: once for each webhook, when the balance goes from at or above to below.
+
+See interface EV4.
+"""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""The history of an account: one entry of each kind, its exact fields, filters and `since` (D38)."""
+"""The history of an account: one entry of each kind, its exact fields, filters and `since` (interface H2)."""
 
 import re
 from typing import Any

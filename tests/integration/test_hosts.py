@@ -1,4 +1,4 @@
-"""`Host` on a port: a web page cannot reach a local server under a name of its own (D54)."""
+"""`Host` on a port: a web page cannot reach a local server under a name of its own (interface R19)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""One key, one transfer: replays, conflicts, retries, expiry, and many at once (D29; P4 to P7)."""
+"""One key, one transfer: replays, conflicts, retries, expiry, and many at once.
+
+See interface I1 to I9; P4 to P7.
+"""
 
 import asyncio
 import threading

@@ -170,6 +170,12 @@ def test_a_citation_is_read_whole() -> None:
     assert list(cited(text)) == ["T4", "I5", "AP1", "S1", "S4", "W12"]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_document_cites_what_the_project_does_not_hold(path: Path) -> None:
+_MADE_UP = {Path(__file__), ROOT / "tests" / "contract" / "test_openapi_document.py"}
+"""Files with citations that are examples themselves."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*DOCUMENTS, *SOURCES} - _MADE_UP), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_nothing_cites_what_the_project_does_not_hold(path: Path) -> None:
     assert _DECISION.findall(path.read_text("utf-8")) == []

@@ -1,4 +1,4 @@
-"""Agent-scoped keys: a matrix of what they may do, revocation, and what is never shown (D16, D17)."""
+"""Agent-scoped keys: a matrix of what they may do, revocation, and what is never shown (interface K5, K6)."""
 
 import json
 import logging

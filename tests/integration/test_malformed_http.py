@@ -1,4 +1,4 @@
-"""What is no request is answered as a request is: in JSON, with an identifier, and once (D1)."""
+"""What is no request is answered as a request is: in JSON, with an identifier, and once (interface E1)."""
 
 import json
 import logging

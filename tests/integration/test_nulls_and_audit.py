@@ -1,4 +1,4 @@
-"""`null` is a value only where the type says so (D5), and every mutation leaves an audit entry."""
+"""`null` is a value only where the type says so (interface R9), and every mutation leaves an audit entry."""
 
 import httpx
 import pytest

@@ -1,4 +1,7 @@
-"""Operator keys: made, listed and revoked by their operator; each can be replaced without a restart (D51)."""
+"""Operator keys: made, listed and revoked by their operator; each can be replaced without a restart.
+
+See interface K8, K9.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Pages: newest first, nothing twice and nothing skipped, cursors that fit their own list alone (D15)."""
+"""Pages: newest first, nothing twice and nothing skipped, cursors that fit their own list alone.
+
+See interface R15.
+"""
 
 from itertools import cycle
 

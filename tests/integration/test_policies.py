@@ -1,4 +1,4 @@
-"""Policies: how they are read and changed, and from when on they hold (contract, "Policy"; D9, D14, D20)."""
+"""Policies: how they are read and changed, and from when on they hold (interface PO1 to PO4, A4, R8)."""
 
 import threading
 from collections.abc import Iterator

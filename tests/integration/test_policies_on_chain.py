@@ -1,4 +1,4 @@
-"""The on-chain record of a policy: what it says, when it is there, and where to find it (D26)."""
+"""The on-chain record of a policy: what it says, when it is there, and where to find it (interface PO12)."""
 
 import hashlib
 import json

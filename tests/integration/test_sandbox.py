@@ -1,4 +1,4 @@
-"""The sandbox: test money, tenants, outside recipients, the clock (decisions, "What stands beside /v1")."""
+"""The sandbox: test money, tenants, outside recipients, the clock (interface SB1 to SB5)."""
 
 from datetime import UTC, datetime, timedelta
 

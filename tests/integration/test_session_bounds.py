@@ -1,4 +1,7 @@
-"""What bounds the SOL that sessions hold: how many an account may have, how small, and for how long (D52)."""
+"""What bounds the SOL that sessions hold: how many an account may have, how small, and for how long.
+
+See interface S6, S7, S17.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,4 +1,7 @@
-"""Sessions over HTTP and through their client: opened, charged, settled, read, refused (D39)."""
+"""Sessions over HTTP and through their client: opened, charged, settled, read, refused.
+
+See interface S1 to S18.
+"""
 
 from decimal import Decimal
 from typing import Any

@@ -1,4 +1,7 @@
-"""What is in the way of a settlement, what is not, and sessions that close by themselves (D39)."""
+"""What is in the way of a settlement, what is not, and sessions that close by themselves.
+
+See interface S13 to S17.
+"""
 
 from collections.abc import Callable
 from decimal import Decimal

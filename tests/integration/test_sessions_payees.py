@@ -1,4 +1,7 @@
-"""Payees whose token account is gone or frozen at the close: who is paid where, what is said (D52, D53)."""
+"""Payees whose token account is gone or frozen at the close: who is paid where, what is said.
+
+See interface S14 to S16.
+"""
 
 from collections.abc import Callable, Coroutine
 from itertools import count

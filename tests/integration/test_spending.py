@@ -1,4 +1,4 @@
-"""The daily limit and the balance: reached to the last unit, passed by none (D24; P9)."""
+"""The daily limit and the balance: reached to the last unit, passed by none (interface PO9; P9)."""
 
 import asyncio
 from collections import Counter

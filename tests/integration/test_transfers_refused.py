@@ -250,7 +250,7 @@ def test_a_recipient_that_can_hold_no_usdc_is_422_and_stores_nothing(
 def test_the_first_rule_that_fails_decides_the_answer(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ) -> None:
-    """In the order of D11 and D21: each step mends what was refused, and the next rule speaks."""
+    """In the order of interface R17 and PO6: each step mends what was refused, and the next rule speaks."""
     payer, payee = funded("100"), funded("1", name="Payee")
     settled = money.post(http, money.order(payer, payee.account_id, "1", key="used"))
     assert settled.status_code == 200

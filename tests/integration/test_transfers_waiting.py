@@ -1,4 +1,4 @@
-"""Waiting for transfers through the SDK, against a running server (D27, D28)."""
+"""Waiting for transfers through the SDK, against a running server (interface T4, AP2)."""
 
 import httpx
 import money

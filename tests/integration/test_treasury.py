@@ -1,4 +1,7 @@
-"""The treasury's SOL: counted, warned of, and named by `/readyz` when it pays for nothing more (D52)."""
+"""The treasury's SOL: counted, warned of, and named by `/readyz` when it pays for nothing more.
+
+See interface O1.
+"""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Registering, listing and deleting webhooks (contract, "POST /v1/webhooks"; D41, D42, D46)."""
+"""Registering, listing and deleting webhooks (interface W1, W3, W2, W4)."""
 
 import logging
 import re

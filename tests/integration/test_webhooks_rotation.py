@@ -1,4 +1,4 @@
-"""Rotating a secret: neither an old nor an updated receiver ever misses (D45)."""
+"""Rotating a secret: neither an old nor an updated receiver ever misses (interface W12)."""
 
 import re
 from datetime import timedelta

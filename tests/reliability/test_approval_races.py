@@ -1,4 +1,7 @@
-"""Approvals that race each other, and everything else that decides about them: one outcome (D27; P1, P9)."""
+"""Approvals that race each other, and everything else that decides about them: one outcome.
+
+See interface AP1 to AP5; P1, P9.
+"""
 
 import asyncio
 import random

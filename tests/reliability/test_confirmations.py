@@ -1,4 +1,7 @@
-"""What counts as settled is watched until it cannot be undone; a chain that forgets proves nothing (D35)."""
+"""What counts as settled is watched until it cannot be undone; a chain that forgets proves nothing.
+
+See interface T12.
+"""
 
 import logging
 from typing import Any

@@ -1,4 +1,7 @@
-"""One key at a time, where every call of the chain and the database lets others in (D29; P4, P5, P7, P9)."""
+"""One key at a time, where every call of the chain and the database lets others in.
+
+See interface I1 to I9; P4, P5, P7, P9.
+"""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Whose requests an idempotency key reaches: operators and agents in every order, and at once (D50).
+"""Whose requests an idempotency key reaches: operators and agents in every order, and at once (interface I9).
 
 What a server answers to requests at once must be what it would answer if they came one after the other, in
 some order. A model of the rule plays every order.
@@ -52,7 +52,7 @@ class Kept:
 
 @define
 class Model:
-    """What D29 and D50 say of requests under one key that come one after the other."""
+    """What interface I1 to I9 say of requests under one key that come one after the other."""
 
     now: float = 0.0
     kept: dict[int, Kept] = field(factory=dict)
@@ -176,7 +176,10 @@ async def play(
 
 
 def outcomes(model: Model, asks: list[Ask]) -> Iterator[tuple[Model, list[tuple[str, int | None]]]]:
-    """Play requests at once in every order; an equal one may also get the outcome of its twin (D29)."""
+    """Play requests at once in every order; an equal one may also get the outcome of its twin.
+
+    See interface I1 to I9.
+    """
     twins = [place for place, ask in enumerate(asks) if asks.count(ask) > 1]
     for order in itertools.permutations(range(len(asks))):
         for count in range(len(twins) + 1):

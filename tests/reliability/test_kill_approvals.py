@@ -1,4 +1,6 @@
-"""SIGKILL at every step of an approval, then another start: it is paid once, or still waits (P1, P2; D27).
+"""SIGKILL at every step of an approval, then another start: it is paid once, or still waits.
+
+See interface AP1 to AP5; P1, P2.
 
 The operator knows nothing but that no answer came, and approves again; the agent sends its key again. Then
 the chain is the judge.

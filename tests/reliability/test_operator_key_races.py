@@ -1,4 +1,4 @@
-"""Revocations at once never leave an operator without a key (D51)."""
+"""Revocations at once never leave an operator without a key (interface K8, K9)."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,7 @@
-"""The on-chain policy record comes to hold the newest policy, whatever the chain does meanwhile (D26)."""
+"""The on-chain policy record comes to hold the newest policy, whatever the chain does meanwhile.
+
+See interface PO12.
+"""
 
 import asyncio
 import hashlib

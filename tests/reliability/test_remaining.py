@@ -1,4 +1,6 @@
-"""What the console says of a daily limit, against what may be spent next (D24, D27, D39; P9).
+"""What the console says of a daily limit, against what may be spent next.
+
+See interface PO9, AP1 to AP5, S1 to S18; P9.
 
 At random moments of random histories, and at the exact moment at which something falls out of the window: a
 transfer of exactly `remaining_usdc` is allowed, and so is a session with that cap; one of a unit more is not.

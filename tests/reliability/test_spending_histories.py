@@ -1,4 +1,7 @@
-"""The rolling window against brute force, over random histories through the whole service (D24, P9)."""
+"""The rolling window against brute force, over random histories through the whole service.
+
+See interface PO9; P9.
+"""
 
 import random
 

@@ -108,7 +108,7 @@ class RpcChain:
         return self._tips.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """Where a person can look a transaction up (D34)."""
+        """Where a person can look a transaction up (interface T11)."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
 
     async def latest_blockhash(self) -> Blockhash:

@@ -10,7 +10,7 @@ from agentpay_server.chain.base import MOST_COMPUTE_UNITS
 
 
 class Finality(StrEnum):
-    """When a transaction counts as settled (D35)."""
+    """When a transaction counts as settled (interface T12)."""
 
     CONFIRMED = "confirmed"
     """Two thirds of the stake have voted for its block, which takes less than a second."""

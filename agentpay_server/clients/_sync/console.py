@@ -26,7 +26,7 @@ class Console(Resource):
     """What an operator does on the dashboard. Every method raises the exceptions of `agentpay.errors`."""
 
     def create_agent_key(self, account_id: str, *, name: str | None = None) -> NewAgentKey:
-        """Make a key that is bound to one account (D16).
+        """Make a key that is bound to one account (interface CO2).
 
         Args:
             account_id: the account, `acct_…`.
@@ -70,7 +70,7 @@ class Console(Resource):
         self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), UNSET, UNSET)
 
     def create_operator_key(self, name: str) -> NewOperatorKey:
-        """Create another operator key (D51).
+        """Create another operator key (interface K8, K9).
 
         To replace a key that has leaked, create another one with it, then revoke it.
 
@@ -149,7 +149,7 @@ class Console(Resource):
     def approvals(
         self, *, limit: int | None = None, cursor: str | None = None
     ) -> Page[PendingTransfer]:
-        """List the transfers that wait for approval, newest first (D27).
+        """List the transfers that wait for approval, newest first (interface CO5).
 
         Args:
             limit: transfers per page, 1 to 100; 20 by default.
@@ -164,7 +164,9 @@ class Console(Resource):
         return Page.first(fetch, cursor)
 
     def approve(self, transfer_id: str) -> Transfer:
-        """Approve a transfer: the policy in force is checked again, and the transfer is executed (D27).
+        """Approve a transfer: the policy in force is checked again, and the transfer is executed.
+
+        See interface AP3.
 
         Should the answer be lost, read the transfer: approving again never pays twice.
 
@@ -190,7 +192,7 @@ class Console(Resource):
         return transfer
 
     def reject(self, transfer_id: str, *, reason: str | None = None) -> Transfer:
-        """Reject a transfer that waits for approval, for good (D27).
+        """Reject a transfer that waits for approval, for good (interface AP4).
 
         Args:
             transfer_id: the transfer, `txn_…`.
@@ -255,7 +257,7 @@ class Console(Resource):
     def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
     ) -> str:
-        """Give a webhook a new secret (D45).
+        """Give a webhook a new secret (interface CO10).
 
         While the rotation overlaps, the contract's header is signed with the old secret and a second header
         with the new one; `agentpay.webhooks` looks at both.

@@ -15,7 +15,9 @@ from agentpay_server.contract.sessions import ChargeSession, OpenSession, Sessio
 
 
 class Sessions(Resource):
-    """MPP sessions: a cap in escrow, charged in small amounts, settled in one transaction (D39).
+    """MPP sessions: a cap in escrow, charged in small amounts, settled in one transaction.
+
+    See interface S1 to S18.
 
     Every method works with an operator key, and with an agent-scoped key of the account that pays. Every
     method raises the exceptions of `agentpay.errors`.

@@ -1,4 +1,7 @@
-"""The error answers of operations: one for each HTTP status, its codes as an enum, its body exactly (D1)."""
+"""The error answers of operations: one for each HTTP status, its codes as an enum, its body exactly.
+
+See interface E1 to E5.
+"""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Checks of a request from a socket, before anything else is decided about it (D54).
+"""Checks of a request from a socket, before anything else is decided about it (interface R19).
 
 Its framing must be unambiguous, its target a path or an absolute URL, and its host one that the port accepts.
 A request that fails is marked; the application then refuses it, so that its response, log line and metric are

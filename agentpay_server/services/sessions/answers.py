@@ -19,7 +19,7 @@ REJECTED: Final = "rejected"
 """The status of a session that was refused, and that there is not."""
 
 PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
-"""The idle limit on a public cluster, unless the settings name one (D52)."""
+"""The idle limit on a public cluster, unless the settings name one (interface S17)."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 

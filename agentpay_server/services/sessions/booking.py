@@ -1,4 +1,6 @@
-"""What is written when something becomes of a session: balances, spends, history and events (D38 to D40).
+"""What is written when something becomes of a session: balances, spends, history and events.
+
+See interface S18, EV1, H2.
 
 A cap leaves the balance when the escrow is funded, and counts as reserved until the session is settled. Then
 what was charged becomes a spend of that moment, and the rest comes back. The history tells of the settlement

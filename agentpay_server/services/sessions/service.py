@@ -1,8 +1,8 @@
-"""Sessions: a cap in escrow, charged in small amounts, settled in one transaction (D39).
+"""Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
 
-The order of checks is that of transfers (D11): the account, idempotency, paused, recipient, the rest of the
-policy, balance. This module looks things up and waits; `opening.py`, `charging.py` and `closing.py` decide
-and book, and `services/settlement.py` brings signed bytes to their end.
+The order of checks is that of transfers (interface R17): the account, idempotency, paused, recipient, the
+rest of the policy, balance. This module looks things up and waits; `opening.py`, `charging.py` and
+`closing.py` decide and book, and `services/settlement.py` brings signed bytes to their end.
 """
 
 from attrs import frozen

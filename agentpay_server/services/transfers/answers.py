@@ -1,4 +1,7 @@
-"""What callers are shown of a transfer: as it stands, or as the answer to who wants it made (D27, D28)."""
+"""What callers are shown of a transfer: as it stands, or as the answer to who wants it made.
+
+See interface T2, T4, T5, AP2.
+"""
 
 from typing import Final
 
@@ -58,5 +61,6 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
 
 
 def _code(error: str | None) -> ErrorCode:
-    # What an operator has decided, or nobody in time, is to the caller a rule that stood against it (D27).
+    # What an operator has decided, or nobody in time, is to the caller a rule that stood against it
+    # (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

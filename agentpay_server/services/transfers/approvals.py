@@ -1,4 +1,4 @@
-"""Transfers that wait for an operator: listed, approved, rejected, or expired (D27).
+"""Transfers that wait for an operator: listed, approved, rejected, or expired (interface AP1 to AP5).
 
     pending_approval ── approved, the policy allows it ─────────► submitted, as any other transfer
     pending_approval ── approved, the policy refuses it ────────► rejected, with the rule's own error

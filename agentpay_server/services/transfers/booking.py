@@ -1,4 +1,7 @@
-"""What is written when something becomes of a transfer: balances, history and events (D36 to D40, D43)."""
+"""What is written when something becomes of a transfer: balances, history and events.
+
+See interface T13, T14, H2, EV1, EV4.
+"""
 
 from decimal import Decimal
 
@@ -236,7 +239,7 @@ def _enter(
         }
     ]
     if payee is not None:
-        # What the payer wrote is private to its operator (D32).
+        # What the payer wrote is private to its operator (interface T10).
         is_own = payee_operator == transfer.operator_id
         rows.append(
             {

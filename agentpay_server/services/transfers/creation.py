@@ -1,4 +1,7 @@
-"""Deciding about a new transfer: what is stored of it, under which idempotency key (D28, D29)."""
+"""Deciding about a new transfer: what is stored of it, under which idempotency key.
+
+See interface T4, I1 to I9.
+"""
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER

@@ -1,7 +1,8 @@
-"""Transfers: from a request to money moved, refused or provably not moved (contract, "POST /v1/transfers").
+"""Transfers: from a request to money moved, refused or provably not moved (interface T1 to T15).
 
-The order is that of D11: `from`, idempotency, paused, recipient, the rest of the policy, balance. This module
-judges a request by who holds its key, and answers; `execution.py` has it decided and brought to its end.
+The order is that of interface R17: `from`, idempotency, paused, recipient, the rest of the policy, balance.
+This module judges a request by who holds its key, and answers; `execution.py` has it decided and brought to
+its end.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class Transfers:
         self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
-        """Move USDC, or say why not (contract, "POST /v1/transfers"; D21 to D33).
+        """Move USDC, or say why not (interface T1, T6 to T9, PO6, I1 to I9).
 
         Returns:
             The transfer: settled, or pending approval.
@@ -63,7 +64,8 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        # An agent does not join a request of its operator's, nor the reverse: they find other keys (D50).
+        # An agent does not join a request of its operator's, nor the reverse: they find other keys
+        # (interface I9).
         name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
         running = self._under_way.get(name)
         if running is None or running[0] != terms:
@@ -104,7 +106,7 @@ class Transfers:
             return answered(transfer, self._chain)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
-        """Return one transfer (contract, "GET /v1/transfers/:id"; D28).
+        """Return one transfer (interface T5).
 
         Raises:
             Problem: `not_found`, also for a transfer of another operator or of another account than an

@@ -69,7 +69,7 @@ class TransferSteps:
         return Operation.APPROVE if is_approved else Operation.TRANSFER
 
     async def sent(self) -> None:
-        """Write `transfer.initiated`: it was handed over, and finality is awaited (D37)."""
+        """Write `transfer.initiated`: it was handed over, and finality is awaited (interface T14)."""
         await self._database.run(self._initiate)
         self._context.wakeup.set()
 
@@ -85,7 +85,7 @@ class TransferSteps:
         return settled
 
     async def failed(self, signed: SignedTransaction, failure: Failure) -> TransferRecord:
-        """Book a transfer that the chain refused (D36)."""
+        """Book a transfer that the chain refused (interface T13)."""
         reason = failure.reason if failure.reason in _FAILURE_CODES else FailureReason.OTHER
         code, message = _FAILURE_CODES[reason], _FAILURE_MESSAGES[reason]
         failed, is_ours = await self._database.run(self._fail, signed, code, message)
@@ -95,7 +95,7 @@ class TransferSteps:
         return failed
 
     async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[TransferRecord]:
-        """Sign again, unless the account is paused by now (D36)."""
+        """Sign again, unless the account is paused by now (interface T13)."""
         blockhash = await self._context.chain.latest_blockhash()
         if blockhash.last_valid_block_height <= signed.last_valid_block_height:
             # Of a node that lags: the height that proved the expiry was already above it.

@@ -1,4 +1,4 @@
-"""Explorer links (D34), and what a program's refusal is called."""
+"""Explorer links (interface T11), and what a program's refusal is called."""
 
 import pytest
 

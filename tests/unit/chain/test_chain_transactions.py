@@ -230,7 +230,7 @@ def test_every_memo_in_full_mode_fits_and_starts_with_the_transfer_id(memo: str)
     assert len(build_transfer(text).raw) <= MAX_TRANSACTION_BYTES
 
 
-# --- The memo's text (D32)
+# --- The memo's text (interface T10)
 
 
 @pytest.mark.parametrize("memo", [None, "", "rent", "x" * 5_000])

@@ -1,4 +1,4 @@
-"""Where an event may be posted to: URLs by their form, addresses by their kind (D46)."""
+"""Where an event may be posted to: URLs by their form, addresses by their kind (interface W4)."""
 
 import ipaddress
 

@@ -1,4 +1,4 @@
-"""The form of keys (D17): recognised, and told from what is mistyped, by their text alone."""
+"""The form of keys (interface K6): recognised, and told from what is mistyped, by their text alone."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Cursors: opaque, bound to their list, and every other text refused (D15)."""
+"""Cursors: opaque, bound to their list, and every other text refused (interface R15)."""
 
 import base64
 

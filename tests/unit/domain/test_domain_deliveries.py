@@ -1,4 +1,4 @@
-"""The life of a delivery: what is received, and when the next attempt is due (contract, "Delivery")."""
+"""The life of a delivery: what is received, and when the next attempt is due (interface W6)."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Handles: the derivation of D12."""
+"""Handles: how they are derived (interface A9)."""
 
 import re
 

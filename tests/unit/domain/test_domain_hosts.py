@@ -1,4 +1,7 @@
-"""Which hosts a port answers to: loopback names on a loopback address, and those that were named (D54)."""
+"""Which hosts a port answers to: loopback names on a loopback address, and those that were named.
+
+See interface R19.
+"""
 
 import pytest
 from hypothesis import given

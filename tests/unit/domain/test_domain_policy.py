@@ -1,4 +1,7 @@
-"""What a policy allows: each rule, its boundary (D22), their order (D21) and what a refusal says."""
+"""What a policy allows: each rule, its boundary, their order (interface PO6) and what a refusal says.
+
+See interface PO7.
+"""
 
 from decimal import Decimal
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may do what, from the key alone (D3, D16)."""
+"""Who may do what, from the key alone (interface E9, K5)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Problems: the bodies of errors (D1), and what they show of a caller's text."""
+"""Problems: the bodies of errors (interface E1), and what they show of a caller's text."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The rolling 24-hour window: the prefix sums give what counting every spend gives (D24)."""
+"""The rolling 24-hour window: the prefix sums give what counting every spend gives (interface PO9)."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Which webhooks hear of what (D41), and when a balance is low (D43)."""
+"""Which webhooks hear of what (interface W3), and when a balance is low (interface EV4)."""
 
 import pytest
 from hypothesis import given

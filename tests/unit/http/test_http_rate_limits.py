@@ -1,4 +1,4 @@
-"""The limit on requests: a bucket per key that fills evenly (D7)."""
+"""The limit on requests: a bucket per key that fills evenly (interface R18)."""
 
 from datetime import UTC, datetime
 
