@@ -16,6 +16,7 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Cluster
 from worlds import Answer, Party
 
+from agentpay_server.services.late_landings import LateLandings
 from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
@@ -199,6 +200,21 @@ async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(wo
 def unknown(reply: Any, _: Cluster) -> Any:
     """Know no signature."""
     return {**reply, "value": [None for _ in reply["value"]]}
+
+
+async def test_of_several_servers_that_see_it_land_one_books_it(
+    world: ClusterWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, to = await world.account("10"), await world.account()
+    world.cluster.delays.append(LATE)
+    await until_settled(world, "key", source, to)
+    runtime = world.runtime
+    others = [LateLandings(runtime.context, runtime.settlement) for _ in range(3)]
+    while await watched(world) == [("transfer", "watched")]:
+        await asyncio.gather(*(other.look() for other in others))
+        await asyncio.sleep(0.5)
+    assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
+    assert caplog.text.count("transaction.landed_after_expiry") == 1
 
 
 # --- Sessions

@@ -412,7 +412,7 @@ async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
 
 
 async def test_an_endpoint_that_gives_no_answer_is_named_in_a_sentence() -> None:
-    code, said = await serve("--rpc-url", "http://127.0.0.1:9/?api-key=hunter2")
+    code, said = await serve("--rpc-url", "http://127.0.0.1:9/?api-key=hunter2", "--start-wait", "0")
     assert code == 1
     assert "gave no answer" in said
     assert "hunter2" not in said
