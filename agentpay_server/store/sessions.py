@@ -170,7 +170,10 @@ _UNSETTLED: Final = select(func.count()).where(
 _VANISHED_CAPS: Final = (
     select(func.coalesce(func.sum(confirmed_transactions.c.reserved), 0))
     .join(sessions, sessions.c.session_id == confirmed_transactions.c.subject)
-    .where(confirmed_transactions.c.reserved > 0, sessions.c.account_id == bindparam("account_id"))
+    .where(
+        confirmed_transactions.c.reserved > literal_column("0"),
+        sessions.c.account_id == bindparam("account_id"),
+    )
 )
 _ABANDONED: Final = (
     select(sessions)

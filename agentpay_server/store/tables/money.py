@@ -115,6 +115,14 @@ confirmed_transactions: Final = Table(
     sqlite_with_rowid=False,
 )
 
+Index(
+    "ix_confirmed_transactions_reserved",
+    confirmed_transactions.c.subject,
+    confirmed_transactions.c.reserved,
+    sqlite_where=text("reserved > 0"),
+    postgresql_where=text("reserved > 0"),
+)
+
 expired_transactions: Final = Table(
     "expired_transactions",
     metadata,

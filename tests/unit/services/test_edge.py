@@ -78,6 +78,6 @@ async def test_without_a_seed_everything_drawn_follows_from_the_entropy_of_the_e
 
 
 def test_the_certificates_are_read_once_for_all_posters() -> None:
-    clients = [posting.HttpPoster(public_only=True)._make_client() for _ in range(2)]
+    clients = [posting.HttpPoster(public_only=True)._make_client("https") for _ in range(2)]
     contexts = {id(client._transport._pool._ssl_context) for client in clients}
     assert contexts == {id(posting._ssl_context())}

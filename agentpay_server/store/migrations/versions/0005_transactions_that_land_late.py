@@ -24,6 +24,14 @@ def upgrade() -> None:
     op.add_column(
         "confirmed_transactions", sa.Column("reserved", sa.BigInteger(), server_default="0", nullable=False)
     )
+    op.create_index(
+        "ix_confirmed_transactions_reserved",
+        "confirmed_transactions",
+        ["subject", "reserved"],
+        unique=False,
+        sqlite_where=sa.text("reserved > 0"),
+        postgresql_where=sa.text("reserved > 0"),
+    )
     for column in (
         sa.Column("kind", sa.Text(), nullable=True),
         sa.Column("account_id", sa.Text(), nullable=True),
