@@ -79,7 +79,11 @@ class LateLandings:
         Raises:
             ChainUnavailableError: what became of one of them is not known now.
         """
-        for expired in await self._database.read(store.watched_of, subject_id):
+        watched = await self._database.read(store.watched_of, subject_id)
+        if watched:
+            # A node that has not seen as much as is finalized now does not count: what failed, failed before.
+            await self._chain.block_height()
+        for expired in watched:
             status = await self._chain.signature_status(expired.signature)
             if status is not None and status.is_final and status.failure is None:
                 await self._book(expired)

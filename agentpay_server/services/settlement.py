@@ -206,6 +206,9 @@ class Settlement:
                     return result
                 if is_sent:
                     await steps.sent()
+            except ChainUnavailableError:
+                # What became of an earlier transaction of the subject is not known now: it is driven on.
+                pass
             except Exception as error:  # noqa: BLE001 - it is stored and may be on its way: it is driven on
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=signed.signature)
         driver = self.drive(subject, signed, steps)
@@ -266,14 +269,14 @@ class Settlement:
     ) -> SignedTransaction | Ended[T]:
         """Bring one transaction to its end, and return what follows: itself, to look at it again."""
         outcome = await self.outcome(signed, steps.sent, operation=steps.operation, is_new=is_new)
-        if isinstance(outcome, Expired):
-            try:
+        try:
+            if isinstance(outcome, Expired):
                 await self._look_at_earlier(subject)
                 return await steps.expired(signed)
-            except ChainUnavailableError:
-                # What was proved is proved again before another is signed.
-                return signed
-        return Ended(await self._booked(subject, signed, steps, outcome))
+            return Ended(await self._booked(subject, signed, steps, outcome))
+        except ChainUnavailableError:
+            # What was proved is proved again, before another is signed or anything is given back.
+            return signed
 
     async def _booked(
         self, subject: str, signed: SignedTransaction, steps: Steps[T], end: Landed | Failure

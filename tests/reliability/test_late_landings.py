@@ -13,7 +13,7 @@ import cluster_worlds
 import clusters
 import pytest
 from cluster_worlds import ClusterWorld
-from clusters import NEVER, Cluster
+from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
 
 from agentpay_server.services.late_landings import LateLandings
@@ -175,6 +175,37 @@ async def test_a_transfer_whose_second_transaction_fails_because_the_first_has_l
     assert (await world.get_transfer(transfer_id))["status"] == "settled"
     assert (world.balance(source), world.balance(to)) == (0, 1_000_000)
     assert (await books(world, source))["balance"] == 0
+
+
+async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_booked_as_failed(
+    world: ClusterWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, to = await world.account("1"), await world.account()
+    world.cluster.delays.extend([LATE, LATE - 70])
+    asked = asyncio.ensure_future(until_settled(world, "key", source, to))
+    await asyncio.sleep(LATE)
+    (expired,) = await world.rows(tables.expired_transactions)
+    # Nodes lag behind for those that ask for it, while its successor fails for good.
+    world.cluster.tell("getSignatureStatuses", hidden(expired["signature"]), seconds=30)
+    await asyncio.sleep(28)
+    assert [row["status"] for row in await world.rows(tables.transfers)] == ["submitted"]
+    transfer_id = await asked
+    assert (await world.get_transfer(transfer_id))["tx_signature"] == expired["signature"]
+    assert (world.balance(source), world.balance(to)) == (0, 1_000_000)
+    assert "driver.repeats" not in caplog.text
+
+
+def hidden(signature: str) -> Change:
+    """Know nothing of one signature, on a node that has not come as far as the tip."""
+
+    def change(reply: Any, cluster: Cluster) -> Any:
+        landed = cluster.landed.get(signature)
+        if landed is None:
+            return reply
+        shown = [None if each and each["slot"] == landed.slot else each for each in reply["value"]]
+        return {"context": {"slot": landed.slot - 1}, "value": shown}
+
+    return change
 
 
 async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(world: ClusterWorld) -> None:
