@@ -15,7 +15,6 @@ from typing import Final
 from attrs import define, frozen
 
 from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
-from agentpay_server.domain.principals import Principal
 from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
@@ -34,8 +33,6 @@ _LIVES: Final = 2
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
-SERVICE_KEY_ID: Final = "service"
-"""What the audit trail names where no key asked for a change."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -167,7 +164,7 @@ class LateLandings:
             account_store.stop(connection, expired.account_id, now_us)
         audit.record(
             connection,
-            Principal(operator_id=account.operator_id, key_id=SERVICE_KEY_ID),
+            audit.Server(account.operator_id),
             action="transaction.landed_after_expiry",
             subject=expired.subject_id,
             now_us=now_us,

@@ -196,7 +196,7 @@ class Server:
                 storage=self._storage(life),
                 operator_key=world.operator_key,
                 rpc=world.rpc_settings,
-                mounts={"all://": self._receivers.transport(life, self.may_die)},
+                mounts={"all://hook.invalid": self._receivers.transport(life, self.may_die)},
                 edge=Edge(
                     entropy=self._chance.stream("entropy of", life.name),
                     rpc_client=lambda settings: _Caller(self, settings.timeout_seconds),

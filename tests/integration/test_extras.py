@@ -30,6 +30,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server._loading": frozenset(),
     "agentpay_server.installation": frozenset(),
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
+    "agentpay_server.http.port.fast": frozenset({"server", "fast"}),
     "agentpay_server.store.postgres": frozenset({"server", "postgres"}),
     "agentpay_server.store.postgres_connections": frozenset({"server", "postgres"}),
 }

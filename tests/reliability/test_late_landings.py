@@ -92,7 +92,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     assert f"replacement_tx_signature={second}" in record.getMessage()
     audit = (await world.request("GET", "/console/audit")).body["data"]
     (entry,) = [each for each in audit if each["action"] == "transaction.landed_after_expiry"]
-    assert (entry["subject"], entry["key_id"]) == (transfer_id, "service")
+    assert (entry["subject"], entry["key_id"]) == (transfer_id, None)
     assert (entry["after"]["tx_signature"], entry["after"]["replacement_tx_signature"]) == (first, second)
     assert await readiness(world) == (503, {"status": "not_ready", "not_ready": ["stopped_accounts"]})
     assert "agentpay_stopped_accounts 1.0" in (await world.http.get("/metrics")).text
