@@ -30,9 +30,11 @@ class Response(_Response, Protocol):
 
     def iter_bytes(self) -> Iterator[bytes]:
         """Yield the body, decompressed."""
+        ...
 
     def close(self) -> None:
         """Release the connection."""
+        ...
 
 
 class AsyncResponse(_Response, Protocol):
@@ -40,9 +42,11 @@ class AsyncResponse(_Response, Protocol):
 
     def aiter_bytes(self) -> AsyncIterator[bytes]:
         """Yield the body, decompressed."""
+        ...
 
     async def aclose(self) -> None:
         """Release the connection."""
+        ...
 
 
 class _AnyClient(Protocol):
@@ -58,6 +62,7 @@ class HttpClient(_AnyClient, Protocol):
 
     def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> Response:  # noqa: ANN401 - a request of either library
         """Send a request."""
+        ...
 
 
 class AsyncHttpClient(_AnyClient, Protocol):
@@ -65,6 +70,7 @@ class AsyncHttpClient(_AnyClient, Protocol):
 
     async def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> AsyncResponse:  # noqa: ANN401 - a request of either library
         """Send a request."""
+        ...
 
 
 class Transport(Protocol):
@@ -72,9 +78,11 @@ class Transport(Protocol):
 
     def handle_request(self, request: Any) -> Response:  # noqa: ANN401 - a request of either library
         """Send a request."""
+        ...
 
     def close(self) -> None:
         """Close the connections."""
+        ...
 
 
 class AsyncTransport(Protocol):
@@ -82,9 +90,11 @@ class AsyncTransport(Protocol):
 
     async def handle_async_request(self, request: Any) -> AsyncResponse:  # noqa: ANN401 - a request of either library
         """Send a request."""
+        ...
 
     async def aclose(self) -> None:
         """Close the connections."""
+        ...
 
 
 def library_of(http_client: object, transport: object, *, is_async: bool) -> ModuleType | None:

@@ -63,7 +63,7 @@ def simulate(
     shrink_for: float,
     is_json: bool,
 ) -> None:
-    """Run servers, a cluster, agents and faults on virtual time, and judge what they do.
+    """Run servers under faults on virtual time, from one seed.
 
     Servers and SDK are the real ones; database, cluster and network are simulated. Nothing leaves the
     process. A seed always gives the same run. The first run that breaks a rule is made smaller and its

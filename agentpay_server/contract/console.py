@@ -217,6 +217,7 @@ ALLOW_SIGNING: Final = Endpoint(
     responses={200: AccountDetail},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Let an account spend again that was stopped, once its history was compared with the chain.",
+    echoes={"account_id": "account_id"},
 )
 LIST_AUDIT: Final = Endpoint(
     name="console.audit.list",

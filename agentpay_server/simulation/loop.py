@@ -260,7 +260,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Report what went wrong outside of any call."""
         self.on_exception(context)
 
-    def run_in_executor(self, *_: object) -> NoReturn:
+    def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:  # noqa: ARG002
         """Raise: a thread runs when it likes."""
         raise RuntimeError("a simulation has no threads")
 

@@ -132,13 +132,13 @@ def test_a_directory_that_a_server_uses_is_refused(tmp_path: Path) -> None:
 
 def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
     url = asyncio.run(stores.fresh_url())
-    (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM alembic_version"))
-    asyncio.run(stores.administer(url, "UPDATE alembic_version SET version_num = '0001'"))
+    (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM agentpay.agentpay_version"))
+    asyncio.run(stores.administer(url, "UPDATE agentpay.agentpay_version SET version_num = '0001'"))
     result = run("Second", "--database-url", url)
     assert result.exit_code == 1
     assert "older version of agentpay-server" in result.stderr
     assert "start a server of this version on it first" in result.stderr
-    asyncio.run(stores.administer(url, f"UPDATE alembic_version SET version_num = '{version}'"))
+    asyncio.run(stores.administer(url, f"UPDATE agentpay.agentpay_version SET version_num = '{version}'"))
     stores.run.free.append(url)
 
 

@@ -71,11 +71,12 @@ def _is_framed(scope: Scope) -> bool:
 
 
 def _target(scope: Scope) -> bytes:
-    target: bytes | None = scope.get(TARGET)
-    if target is None:
-        raw_path, query = scope["raw_path"], scope["query_string"]
-        target = raw_path + b"?" + query if query else raw_path
-    return target
+    if TARGET in scope:
+        target: bytes = scope[TARGET]
+        return target
+    raw_path: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
+    return raw_path + b"?" + query if query else raw_path
 
 
 def _authority(scope: Scope) -> str | None:

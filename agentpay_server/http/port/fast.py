@@ -53,14 +53,21 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
             # `admit` reads the whole target; the base class would fail on some forms of it.
             self.url = b"/"
         super().on_headers_complete()
-        if self.parser.should_upgrade() and self._should_upgrade():
+        parser: Any = self.parser
+        is_upgrade = parser.should_upgrade()
+        if is_upgrade and self._should_upgrade():
             # It becomes a WebSocket, which has no request cycle.
             return
         if not self.pipeline:
             self._running = self.cycle
-        if self.parser.should_upgrade():
+        if is_upgrade:
             # After an Upgrade the parser does not read another request.
             self.cycle.keep_alive = False
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over to a WebSocket."""
+        self._leave()
+        super().handle_websocket_upgrade()
 
     def on_message_complete(self) -> None:
         """Note the end of a request."""

@@ -117,7 +117,6 @@ if TYPE_CHECKING:
         ) -> None: ...
         def _unset_keepalive_if_required(self) -> None: ...
         def on_response_complete(self) -> None: ...
-        def handle_websocket_upgrade(self, *head: object) -> None: ...
         def _should_upgrade_to_ws(self) -> bool: ...
         def shutdown(self) -> None: ...
 
@@ -195,12 +194,11 @@ class Guarded(_Parser):
         self._await(None)
         self.transport.abort()
 
-    def handle_websocket_upgrade(self, *head: object) -> None:
-        """Hand the connection over to a WebSocket, which the application bounds."""
+    def _leave(self) -> None:
+        """Leave the connection to a WebSocket, which the application bounds."""
         self._is_websocket = True
         self._await(None)
         self._port.connections.closed(self)
-        super().handle_websocket_upgrade(*head)
 
     def _should_upgrade_to_ws(self) -> bool:
         """Return whether to upgrade; a host that the port does not accept is refused as for any request."""
@@ -327,6 +325,11 @@ class GuardedH11(Guarded, H11Protocol):
 
     def _is_in_head(self) -> bool:
         return bool(self.conn.trailing_data[0])
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to a WebSocket."""
+        self._leave()
+        super().handle_websocket_upgrade(event)
 
 
 def _closing(send: Send) -> Send:

@@ -37,6 +37,7 @@ DETAIL = {
     "remaining_usdc": None,
     "next_release_at": None,
     "next_release_usdc": None,
+    "signing_stopped_at": None,
 }
 DELIVERY = {
     "delivery_id": "dlv_a",
@@ -73,6 +74,12 @@ CASES = {
         "account_id",
     ),
     "console.accounts.get": (lambda c: c.console.account("acct_a"), 200, DETAIL, "account_id"),
+    "console.accounts.allow_signing": (
+        lambda c: c.console.allow_signing("acct_a"),
+        200,
+        DETAIL,
+        "account_id",
+    ),
     "console.approvals.approve": (lambda c: c.console.approve("txn_a"), 200, TRANSFER, "transfer_id"),
     "console.approvals.reject": (lambda c: c.console.reject("txn_a"), 200, TRANSFER, "transfer_id"),
     "sandbox.faults.set": (lambda c: c.sandbox.set_fault("chain_down"), 200, FAULT, "name"),
