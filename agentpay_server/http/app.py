@@ -60,6 +60,7 @@ from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
+from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.store.database import DatabaseUnavailableError
@@ -81,7 +82,7 @@ class _Trace:
 
     __slots__ = ("error", "request_id", "route", "status", "transfer_id")
 
-    def __init__(self, request_id: str | None, route: str = NO_ROUTE) -> None:
+    def __init__(self, request_id: str, route: str = NO_ROUTE) -> None:
         self.request_id = request_id
         self.route = route
         self.status: int | None = None
@@ -95,6 +96,8 @@ class Application:
     def __init__(self, runtime: Runtime) -> None:
         self._keys = runtime.keys
         self._identifiers = runtime.context.identifiers
+        # Of their own source: what watches a server must not change the identifiers that follow from a seed.
+        self._operation_ids = Identifiers(runtime.context.clock, SystemRandomness())
         self._requests = runtime.context.metrics.requests
         self.settings = runtime.context.settings
         self.metrics = runtime.context.metrics
@@ -125,7 +128,7 @@ class Application:
             return
         start = asyncio.get_running_loop().time()
         if scope["path"] in self._operations and REFUSED not in scope:
-            trace = _Trace(None, scope["path"])
+            trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), scope["path"])
             answer = await self._operations.answer(scope["path"], scope["method"])
             await _respond(
                 _noted(send, trace), answer.status, answer.body, list(answer.headers), answer.content_type
@@ -384,8 +387,7 @@ def _noted(send: Send, trace: _Trace) -> Send:
     async def noted(message: Message) -> None:
         if message["type"] == "http.response.start":
             trace.status = message["status"]
-            if trace.request_id is not None:
-                message["headers"].append((b"x-request-id", trace.request_id.encode("ascii")))
+            message["headers"].append((b"x-request-id", trace.request_id.encode("ascii")))
         await send(message)
 
     return noted

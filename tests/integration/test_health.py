@@ -103,6 +103,7 @@ def test_a_server_that_works_is_alive_and_ready_and_asks_for_no_key(shared_serve
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
     for answer in (health, ready):
         assert answer.headers.get_list("content-type") == ["application/json"]
+        assert answer.headers["x-request-id"].startswith("req_")
         assert answer.headers["cache-control"] == "no-store"
 
 
