@@ -1,5 +1,7 @@
 """A failing run is made small, and its timeline can be read."""
 
+import pytest
+
 from agentpay_server.simulation.plan import drawn
 from agentpay_server.simulation.shrinking import Shrinker
 from agentpay_server.simulation.world import Outcome, simulate
@@ -12,10 +14,11 @@ def first_failing() -> Outcome:
     )
 
 
+@pytest.mark.timeout(400)
 def test_what_is_not_needed_is_left_out(plant) -> None:
     plant("a_body_tells_its_attempt")
     failing = first_failing()
-    small = Shrinker(failing, seconds=20).shrink()
+    small = Shrinker(failing, seconds=200).shrink()
     assert small.violations[0].what == failing.violations[0].what
     assert len(small.calls) <= 3 < len(failing.calls)
     assert len(small.struck) <= 3 < len(failing.struck)
