@@ -21,7 +21,11 @@ TRANSFER_FAILED: Final = "transfers.fail"
 SESSION_FAILED: Final = "sessions.fail"
 OPERATOR_CREATED: Final = "operators.create"
 
-UNPROMPTED: Final = frozenset({APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED})
+LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
+
+UNPROMPTED: Final = frozenset(
+    {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
+)
 """The actions that are no endpoint's."""
 
 

@@ -165,7 +165,7 @@ class LateLandings:
         audit.record(
             connection,
             audit.Server(account.operator_id),
-            action="transaction.landed_after_expiry",
+            action=audit.LANDED_AFTER_EXPIRY,
             subject=expired.subject_id,
             now_us=now_us,
             before={"tx_signature": expired.signature, "state": "expired"},

@@ -18,6 +18,7 @@ from agentpay_server.contract.console import AuditEntry
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.services.audit import UNPROMPTED
+from agentpay_server.store import accounts as account_store
 from agentpay_server.store import audit as audit_store
 from agentpay_server.store import tables
 
@@ -353,6 +354,8 @@ class Stage:
         path_ids = {**ids, "name": "chain_slow"}
         if key == "console.operator_keys.revoke":
             path_ids["key_id"] = ids["operator_key_id"]
+        if key == "console.accounts.allow_signing":
+            path_ids["account_id"] = ids["stopped_id"]
         if key == "console.approvals.reject":
             path_ids["transfer_id"] = ids["other_transfer_id"]
         path = endpoint.path.format(**path_ids)
@@ -369,11 +372,15 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         for amount in (10, 11)
     ]
     session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
+    stopped = client.accounts.create(name="Stopped").account_id
+    database = server._running.runtime.context.database
+    server._running.call(database.run(account_store.stop, stopped, 1))
     webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
     server.sandbox.set_fault("chain_slow", 1)
     ids = {
         "account_id": payer.account_id,
         "payee_id": payee.account_id,
+        "stopped_id": stopped,
         "transfer_id": waiting[0].transfer_id,
         "other_transfer_id": waiting[1].transfer_id,
         "session_id": session.session_id,
