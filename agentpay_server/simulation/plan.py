@@ -151,10 +151,12 @@ def drawn(
     odds = {kind: value * _strength(random_) * strength for kind, value in ODDS.items()}
     pauses = {kind: value / factor for kind, value in EVERY_SECONDS.items() if (factor := _strength(random_))}
     lying = {kind: value * _strength(random_) * strength for kind, value in LIES.items()}
+    # Drawn in any case: the rest of the run is the same where a caller repeats the number.
+    some_servers = random_.choice((1, 2, 3, 3, 3, 4, 5))
     return Plan(
         seed=seed,
         minutes=minutes,
-        servers=servers or random_.choice((1, 2, 3, 3, 3, 4, 5)),
+        servers=servers or some_servers,
         agents=agents,
         odds={kind: value for kind, value in (odds | (lying if lies else {})).items() if value},
         every_seconds={kind: value / strength for kind, value in pauses.items()} if strength else {},

@@ -203,6 +203,9 @@ class Server:
                 ),
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
+            if life.is_dead:
+                # Killed meanwhile: its coroutines are closed, and what they still await fails.
+                return
             self._note("does not start", type(error).__name__, error)
             is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)
             if not is_expected or not (world.faults.are_on or world.is_healing):

@@ -79,6 +79,11 @@ def test_what_is_left_out_changes_no_draw_of_others() -> None:
         assert asked(part.lines, agent)[:2] == asked(whole.lines, agent)[:2]
 
 
+def test_a_plan_is_the_same_where_its_number_of_servers_is_given() -> None:
+    for seed in range(20):
+        assert drawn(seed, servers=drawn(seed).servers) == drawn(seed)
+
+
 def test_nodes_lie_unless_told_otherwise() -> None:
     def lying(*, lies: bool) -> list[str]:
         return [kind for seed in range(5) for kind in drawn(seed, lies=lies).odds if kind.startswith("lie.")]
