@@ -1,7 +1,8 @@
 """What a change must pass, and what a developer runs by hand.
 
 lint, unasync, types, tests, stores,
-simulate, docs, package              all that a change must pass; the default
+docs, package                        all that a change must pass; the default
+simulate                             servers under faults on virtual time, with fresh seeds
 pythons                              the tests on each Python that is supported and installed
 lowest                               the tests with the lowest versions of what is needed directly
 successor                            the tests with httpx2 wherever httpx is imported
@@ -18,7 +19,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "simulate", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False

@@ -41,7 +41,7 @@ _TOLD_EVERY_SECONDS: Final = 0.5
 @click.option(
     "--agents", type=click.IntRange(1, 100), default=8, show_default=True, help="Agents that spend."
 )
-@click.option("--lies/--no-lies", default=True, help="Whether RPC nodes return wrong heights and slots.")
+@click.option("--lies/--no-lies", default=False, help="Whether RPC nodes return wrong heights and slots.")
 @click.option(
     "--shrink-for",
     type=Seconds(),

@@ -134,7 +134,7 @@ def drawn(
     minutes: float = 5.0,
     servers: int | None = None,
     agents: int = 8,
-    lies: bool = True,
+    lies: bool = False,
     strength: float = 1.0,
 ) -> Plan:
     """Return the run that a seed draws.

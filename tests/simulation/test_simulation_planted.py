@@ -22,7 +22,7 @@ SAMPLE = (
 def found(budget_seconds: float) -> Outcome | None:
     seed, spent = FIRST_SEED, 0.0
     while spent < budget_seconds:
-        outcome = simulate(drawn(seed, minutes=1.5))
+        outcome = simulate(drawn(seed, minutes=1.5, lies=True))
         if outcome.violations:
             return outcome
         seed, spent = seed + 1, spent + outcome.cpu_seconds
