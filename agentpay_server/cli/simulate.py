@@ -11,7 +11,7 @@ from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Seconds
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.world import Outcome, World
+    from agentpay_server._simulation.world import Outcome, World
 
 _SEEDS: Final = 10**9
 _SHOWN_LINES: Final = 400
@@ -69,8 +69,8 @@ def simulate(
     process. A seed always gives the same run. The first run that breaks a rule is made smaller and its
     timeline printed, with exit code 1.
     """
-    from agentpay_server.simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
-    from agentpay_server.simulation.world import simulate as run  # noqa: PLC0415
+    from agentpay_server._simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
+    from agentpay_server._simulation.world import simulate as run  # noqa: PLC0415
 
     output, show = Output(is_json=is_json), _Progress()
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
@@ -152,7 +152,7 @@ class _Progress:
 
 def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -> None:
     """Print what went wrong, and the timeline of the smallest run in which it does."""
-    from agentpay_server.simulation.shrinking import Shrinker  # noqa: PLC0415
+    from agentpay_server._simulation.shrinking import Shrinker  # noqa: PLC0415
 
     click.echo(f"VIOLATION {outcome.violations[0]}", err=True)
     click.echo(f"again: agentpay-server simulate {again} --servers {outcome.plan.servers}", err=True)

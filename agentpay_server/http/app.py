@@ -60,9 +60,11 @@ from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
+from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.runtime import Runtime
 from agentpay_server.services.http_faults import HttpFault
+from agentpay_server.settings import Settings
 from agentpay_server.store.database import DatabaseUnavailableError
 
 REQUEST_PREFIX: Final = "req_"
@@ -99,8 +101,8 @@ class Application:
         # Of their own source: what watches a server must not change the identifiers that follow from a seed.
         self._operation_ids = Identifiers(runtime.context.clock, SystemRandomness())
         self._requests = runtime.context.metrics.requests
-        self.settings = runtime.context.settings
-        self.metrics = runtime.context.metrics
+        self.settings: Settings = runtime.context.settings
+        self.metrics: Metrics = runtime.context.metrics
         self._operations = Operations(runtime)
         self._in_service: Counter[str] = Counter()
         handlers = {

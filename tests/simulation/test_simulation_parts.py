@@ -6,12 +6,12 @@ import contextvars
 import pytest
 from solders.keypair import Keypair
 
-from agentpay_server.simulation.chance import ACTOR, Actor, Chance
-from agentpay_server.simulation.cluster import Cluster, Described, Landed
-from agentpay_server.simulation.faults import Faults
-from agentpay_server.simulation.loop import SimulatedLoop, StuckError
-from agentpay_server.simulation.plan import Plan, Skew
-from agentpay_server.simulation.timeline import Timeline
+from agentpay_server._simulation.chance import ACTOR, Actor, Chance
+from agentpay_server._simulation.cluster import Cluster, Described, Landed
+from agentpay_server._simulation.faults import Faults
+from agentpay_server._simulation.loop import SimulatedLoop, StuckError
+from agentpay_server._simulation.plan import Plan, Skew
+from agentpay_server._simulation.timeline import Timeline
 
 
 def new_loop() -> SimulatedLoop:

@@ -3,8 +3,8 @@
 import pytest
 from planted import BUGS
 
-from agentpay_server.simulation.plan import drawn
-from agentpay_server.simulation.world import Outcome, simulate
+from agentpay_server._simulation.plan import drawn
+from agentpay_server._simulation.world import Outcome, simulate
 
 BUDGET_SECONDS = 60.0
 FIRST_SEED = 1_000

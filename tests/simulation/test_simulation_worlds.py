@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from agentpay_server.simulation.plan import KINDS, Plan, drawn
-from agentpay_server.simulation.world import simulate
+from agentpay_server._simulation.plan import KINDS, Plan, drawn
+from agentpay_server._simulation.world import simulate
 
 DIGEST = """
 import hashlib
-from agentpay_server.simulation.plan import drawn
-from agentpay_server.simulation.world import simulate
+from agentpay_server._simulation.plan import drawn
+from agentpay_server._simulation.world import simulate
 outcome = simulate(drawn(11, minutes=0.4), keeps=True, keeps_all=True)
 print(outcome.digest, len(outcome.lines), hashlib.sha256("\\n".join(outcome.lines).encode()).hexdigest())
 """

@@ -136,14 +136,15 @@ class Guarded(_Parser):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.logger, self.access_log = _LOGGER, False
+        self.logger: logging.Logger = _LOGGER
+        self.access_log: bool = False
         self._port = port
         self._wait: Wait | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._is_websocket = False
         self._refusal: Problem | None = None
-        self.app = self._serve
+        self.app: ASGIApp = self._serve
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for a request."""

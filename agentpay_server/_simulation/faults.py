@@ -4,9 +4,9 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
-from agentpay_server.simulation.chance import Chance
-from agentpay_server.simulation.plan import Plan
-from agentpay_server.simulation.timeline import Timeline
+from agentpay_server._simulation.chance import Chance
+from agentpay_server._simulation.plan import Plan
+from agentpay_server._simulation.timeline import Timeline
 
 
 class Faults:

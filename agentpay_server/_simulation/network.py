@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from agentpay_server._simulation.loop import never
 from agentpay_server.embedded.transports import exchange
-from agentpay_server.simulation.loop import never
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.servers import Life, Server
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.servers import Life, Server
+    from agentpay_server._simulation.world import World
 
 _Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 _KEYED: Final = ("/v1/transfers", "/sessions")

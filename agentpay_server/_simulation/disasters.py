@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.world import World
 
 Disaster = Callable[["World", random.Random], object]
 

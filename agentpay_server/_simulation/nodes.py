@@ -11,11 +11,11 @@ from typing import Any, Final
 from attrs import define
 from solders.account import Account
 
+from agentpay_server._simulation.cluster import FINALIZED_SLOTS, GENESIS, USDC_MINT, Cluster, Landed
+from agentpay_server._simulation.faults import Faults
 from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.simulation.cluster import FINALIZED_SLOTS, GENESIS, USDC_MINT, Cluster, Landed
-from agentpay_server.simulation.faults import Faults
 
 _CONFIRMED_SLOTS: Final = 1
 _PREFLIGHT_FAILED: Final = -32002

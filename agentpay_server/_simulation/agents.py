@@ -15,12 +15,12 @@ from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError
+from agentpay_server._simulation.chance import ACTOR, Actor
+from agentpay_server._simulation.network import AgentTransport
 from agentpay_server.clients._async.client import AsyncServerClient
-from agentpay_server.simulation.chance import ACTOR, Actor
-from agentpay_server.simulation.network import AgentTransport
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.world import World
 
 SMALLEST_CAP_MICRO: Final = 10_000
 _RECENT_SESSIONS: Final = 6

@@ -13,13 +13,13 @@ import httpx
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
+from agentpay_server._simulation.agents import SimulatedClient, pay
 from agentpay_server.contract.sessions import Session
 from agentpay_server.embedded.transports import exchange
-from agentpay_server.simulation.agents import SimulatedClient, pay
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.servers import Server
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.servers import Server
+    from agentpay_server._simulation.world import World
 
 LIVENESS_SECONDS: Final = 180.0
 """How long after the last fault nothing may be in flight any more."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attrs import evolve
 
-from agentpay_server.simulation.plan import Plan
-from agentpay_server.simulation.world import Outcome, simulate
+from agentpay_server._simulation.plan import Plan
+from agentpay_server._simulation.world import Outcome, simulate
 
 _SECONDS_AFTER: float = 1.0
 

@@ -10,7 +10,7 @@ from agentpay.errors import WebhookError
 from agentpay.webhooks import unwrap
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.world import World
 
 
 class Mail:

@@ -17,26 +17,26 @@ from solders.keypair import Keypair
 from agentpay.contract.accounts import Account
 from agentpay.contract.event_types import EventType
 from agentpay.errors import AgentPayError
+from agentpay_server._simulation import ending
+from agentpay_server._simulation.agents import Agent, Operator, SimulatedClient, Stranger, usdc
+from agentpay_server._simulation.chance import ACTOR, Actor, Chance
+from agentpay_server._simulation.cluster import Cluster
+from agentpay_server._simulation.database import SharedDatabase
+from agentpay_server._simulation.disasters import disasters
+from agentpay_server._simulation.faults import Faults
+from agentpay_server._simulation.judges import Judges, Limits
+from agentpay_server._simulation.logs import LogJudge, judged_logs
+from agentpay_server._simulation.loop import SimulatedLoop
+from agentpay_server._simulation.mail import Mail
+from agentpay_server._simulation.network import Receivers
+from agentpay_server._simulation.nodes import Nodes
+from agentpay_server._simulation.plan import Plan
+from agentpay_server._simulation.rpc import RpcLink
+from agentpay_server._simulation.servers import Life, Server, close_task
+from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.settings import Settings
-from agentpay_server.simulation import ending
-from agentpay_server.simulation.agents import Agent, Operator, SimulatedClient, Stranger, usdc
-from agentpay_server.simulation.chance import ACTOR, Actor, Chance
-from agentpay_server.simulation.cluster import Cluster
-from agentpay_server.simulation.database import SharedDatabase
-from agentpay_server.simulation.disasters import disasters
-from agentpay_server.simulation.faults import Faults
-from agentpay_server.simulation.judges import Judges, Limits
-from agentpay_server.simulation.logs import LogJudge, judged_logs
-from agentpay_server.simulation.loop import SimulatedLoop
-from agentpay_server.simulation.mail import Mail
-from agentpay_server.simulation.network import Receivers
-from agentpay_server.simulation.nodes import Nodes
-from agentpay_server.simulation.plan import Plan
-from agentpay_server.simulation.rpc import RpcLink
-from agentpay_server.simulation.servers import Life, Server, close_task
-from agentpay_server.simulation.timeline import Timeline
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
+from agentpay_server._simulation.chance import ACTOR, Actor, Chance
+from agentpay_server._simulation.database import DatabaseLink
+from agentpay_server._simulation.network import Receivers
+from agentpay_server._simulation.rpc import RpcLink
 from agentpay_server.clock import MACHINE_NOW_US
 from agentpay_server.http.app import Application
 from agentpay_server.runtime import Edge, Runtime, start_runtime
-from agentpay_server.simulation.chance import ACTOR, Actor, Chance
-from agentpay_server.simulation.database import DatabaseLink
-from agentpay_server.simulation.network import Receivers
-from agentpay_server.simulation.rpc import RpcLink
 from agentpay_server.storage import Storage
 from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
 
 if TYPE_CHECKING:
-    from agentpay_server.simulation.world import World
+    from agentpay_server._simulation.world import World
 
 _STOP_SECONDS: Final = 30.0
 _TASKS_KEPT: Final = 64

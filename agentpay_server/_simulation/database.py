@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Executable, MetaData
 
-from agentpay_server.simulation.chance import Chance
-from agentpay_server.simulation.faults import Faults
-from agentpay_server.simulation.loop import never
-from agentpay_server.simulation.timeline import Timeline
+from agentpay_server._simulation.chance import Chance
+from agentpay_server._simulation.faults import Faults
+from agentpay_server._simulation.loop import never
+from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.store.connection import Connection, Parameters, Rows
 from agentpay_server.store.database import DatabaseUnavailableError
 from agentpay_server.store.memory import MemoryDatabase

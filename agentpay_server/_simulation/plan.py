@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import Factory, evolve, frozen
 
-from agentpay_server.simulation.chance import Chance
+from agentpay_server._simulation.chance import Chance
 
 ODDS: Final[Mapping[str, float]] = {
     # The database, for each unit of work

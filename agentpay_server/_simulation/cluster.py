@@ -22,14 +22,14 @@ from solders.transaction import Transaction, VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
+from agentpay_server._simulation.chance import Chance
+from agentpay_server._simulation.faults import Faults
+from agentpay_server._simulation.loop import SimulatedLoop
+from agentpay_server._simulation.plan import Plan
+from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain import instructions, machine, machines
 from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.simulation.chance import Chance
-from agentpay_server.simulation.faults import Faults
-from agentpay_server.simulation.loop import SimulatedLoop
-from agentpay_server.simulation.plan import Plan
-from agentpay_server.simulation.timeline import Timeline
 
 FINALIZED_SLOTS: Final = 31
 """How many slots after its own a block can no longer be undone."""

@@ -8,14 +8,14 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from agentpay_server._simulation.chance import Chance
+from agentpay_server._simulation.faults import Faults
+from agentpay_server._simulation.loop import SimulatedLoop, never
+from agentpay_server._simulation.nodes import Node, Nodes
+from agentpay_server._simulation.plan import Plan
+from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.simulation.chance import Chance
-from agentpay_server.simulation.faults import Faults
-from agentpay_server.simulation.loop import SimulatedLoop, never
-from agentpay_server.simulation.nodes import Node, Nodes
-from agentpay_server.simulation.plan import Plan
-from agentpay_server.simulation.timeline import Timeline
 
 _NODE_IS_BEHIND = -32005
 

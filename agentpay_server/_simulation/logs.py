@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from agentpay_server._simulation.chance import ACTOR
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.domain.problems import Problem
-from agentpay_server.simulation.chance import ACTOR
 from agentpay_server.store.database import DatabaseUnavailableError
 
 _EXPECTED: Final = (ChainUnavailableError, DatabaseUnavailableError, Problem, TimeoutError)

@@ -14,7 +14,7 @@ from attrs import Factory, define
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError
-from agentpay_server.simulation.cluster import Cluster, Described, Landed
+from agentpay_server._simulation.cluster import Cluster, Described, Landed
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0

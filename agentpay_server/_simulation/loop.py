@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
-from agentpay_server.simulation.chance import ACTOR, Actor
+from agentpay_server._simulation.chance import ACTOR, Actor
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
