@@ -15,9 +15,6 @@ LIBRARIES = pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "h
 class OwnTransport:
     """A transport without a base class."""
 
-    def __init__(self):
-        self.library = httpx
-
     def handle_request(self, request):
         return answer(200, ACCOUNT)
 
