@@ -21,6 +21,8 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 class AsyncPolicies(AsyncResource):
     """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def get(
         self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
     ) -> AccountPolicy:

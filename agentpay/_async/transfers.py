@@ -23,6 +23,8 @@ from agentpay.errors import AgentPayError
 class AsyncTransfers(AsyncResource):
     """Transfers of USDC out of accounts (interface T1 to T15)."""
 
+    __module__ = "agentpay"
+
     def __init__(self, exchange: Exchange, http: AsyncHttp, timeout: float | None) -> None:
         super().__init__(exchange)
         self._http = http

@@ -4,12 +4,14 @@
 # ruff: noqa: ASYNC109
 
 from collections.abc import Sequence
+from typing import cast
 
 from agentpay._arguments import names
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay._settings import RetriesOption, TimeoutOption
 from agentpay.contract import endpoints
+from agentpay.contract.choices import EventType
 from agentpay.contract.policies import Limit
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
@@ -19,11 +21,13 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 class AsyncWebhooks(AsyncResource):
     """Endpoints of yours that events are posted to (interface W1 to W13)."""
 
+    __module__ = "agentpay"
+
     async def create(
         self,
         *,
         url: str,
-        events: Sequence[str],
+        events: Sequence[EventType],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
         timeout: TimeoutOption = UNSET,
@@ -51,7 +55,7 @@ class AsyncWebhooks(AsyncResource):
         """
         body = CreateWebhook(
             url=url,
-            events=names("events", events),
+            events=cast("tuple[EventType, ...]", names("events", events)),
             account_ids=names("account_ids", account_ids),
             low_balance_threshold_usdc=None
             if low_balance_threshold_usdc is None

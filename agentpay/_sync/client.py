@@ -38,6 +38,11 @@ class AgentPay:
         webhooks: register endpoints for events.
     """
 
+    # Slots are attributes of the class, so that `Mock(spec=AgentPay)` has the resources too.
+    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+
+    __module__ = "agentpay"
+
     def __init__(
         self,
         *,

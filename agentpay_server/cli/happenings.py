@@ -14,7 +14,7 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.event_types import EventType
-from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
 from agentpay_server.clients import ServerClient
@@ -143,11 +143,11 @@ class Stage:
         self._say(f"Registering a webhook with a threshold of {threshold_usdc} USDC")
         webhook = self._server.webhooks.create(
             url=_NOWHERE,
-            events=[EventType.BALANCE_LOW_THRESHOLD],
+            events=["balance.low_threshold"],
             account_ids=[self.account_id],
             low_balance_threshold_usdc=threshold_usdc,
         )
-        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id or "")
+        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id)
 
     def _payee(self) -> str:
         """Return whom the account may pay: an outside recipient, made now, unless the policy names others."""
@@ -194,7 +194,7 @@ def _settled_transfer(stage: Stage, _: ExitStack) -> Trace:
     amount_usdc = stage.allowed_usdc()
     stage.hold(amount_usdc)
     transfer = stage.pay(amount_usdc)
-    if transfer.status != TransferStatus.SETTLED:
+    if transfer.status != "settled":
         raise CannotHappenError(
             f"transfer {transfer.transfer_id} is {transfer.status}: the policy of {stage.account_id} asks "
             "for approval; give a smaller --amount, or leave it out"

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -60,7 +61,7 @@ _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
 
 @frozen(kw_only=True)
-class Session:
+class Session(Model):
     """One session: an account's promise of up to `cap_usdc` to one payee (interface S1, S3).
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from agentpay.contract.transfers import TransferStatus
 from agentpay_server.console import Console
 from agentpay_server.http.exchange import Call, Reply
 from agentpay_server.runtime import Runtime
@@ -43,7 +42,7 @@ def v1_handlers(runtime: Runtime) -> Mapping[str, Handler]:
 
     async def create_transfer(call: Call) -> Reply:
         transfer = await transfers.create(call.principal, call.body)
-        is_settled = transfer.status == TransferStatus.SETTLED
+        is_settled = transfer.status == "settled"
         return Reply(status=200 if is_settled else 202, model=transfer)
 
     async def create_webhook(call: Call) -> Reply:

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Final
 
+from agentpay._deliveries import signed_headers
 from agentpay.contract import codec, identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
@@ -32,7 +33,7 @@ from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import Answer, HttpPoster, no_answer, signed_headers
+from agentpay_server.services.posting import Answer, HttpPoster, no_answer
 from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import SealedSecret, sealed_secrets
 from agentpay_server.store import deliveries as store

@@ -14,15 +14,17 @@ ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
     APIConnectionError APIError APITimeoutError Account AccountPausedError AccountPolicy
-    AccountStatus AgentPay AgentPayError AnswerMismatchError AsyncAgentPay AsyncPage
-    AuthenticationError Balance ChainUnavailableError ClosedClientError ConfigurationError
-    ConflictError DecodingError Direction FieldFault IdempotencyConflictError
-    InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
-    NotFoundError Page PermissionDeniedError Policy PolicyViolationError PreconditionFailedError
+    AccountStatus Accounts AgentPay AgentPayError AnswerMismatchError AsyncAccounts AsyncAgentPay
+    AsyncPage AsyncPages AsyncPolicies AsyncTransfers AsyncWebhooks AuthenticationError Balance
+    ChainUnavailableError ClosedClientError ConfigurationError ConflictError DecodingError Direction
+    ErrorBody ErrorCode EventType FieldFault IdempotencyConflictError InsecureConnectionWarning
+    InsufficientBalanceError InvalidRecipientError InvalidRequestError Model NotFoundError Page
+    PermissionDeniedError Policies Policy PolicyViolationError PreconditionFailedError
     RateLimitedError ServerError ServiceUnavailableError SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
-    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET
-    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
+    SessionOutcomeUnknownError Transaction TransactionStatus TransactionStatusFilter TransactionType
+    Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus
+    Transfers UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError
+    Webhooks __version__
 """
 
 METHODS = {
@@ -43,7 +45,7 @@ def methods(value):
 
 
 def test_these_names_are_public_and_no_others():
-    assert sorted(agentpay.__all__) == PUBLIC.split()
+    assert sorted(agentpay.__all__) == sorted(PUBLIC.split())
     assert set(agentpay.__all__) <= set(dir(agentpay))
     for name in agentpay.__all__:
         assert getattr(agentpay, name) is not None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from agentpay.contract import codec
 from agentpay.contract.errors import MEANINGS, ErrorCode
-from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema
+from agentpay.contract.schemas import IDENTIFIERS, Schema
 
 _ULID: Final = "01kdvdna0049bdrk9b68rp8kma"
 _SIGNATURE: Final = "5VERv8NMvzbJMEkV8xnrLkEaWRtSz9CosKDYjCJjBRnbJLgp8uirBgmQpjKhoR4tjF3ZpRzrFmBV6UjKdiSZkQUW"
@@ -86,6 +86,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
     "BalanceLowThresholdData": {"balance_usdc": "9.250000"},
     "Delivery": {"status": "delivered"},
+    "ErrorBody": {"error": "policy_violation", "message": "max_single_transfer is 25 and 30 was asked for."},
     "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
     "ListEvents": {"type": "transfer.settled"},
     "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
