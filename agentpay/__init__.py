@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
+    from agentpay._options import CallOptions
+    from agentpay._raw import RawResponse
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
     from agentpay.contract.accounts import Account, AccountStatus, Balance
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         InvalidRecipientError,
         InvalidRequestError,
         NotFoundError,
+        OutcomeUnknownError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -82,6 +85,7 @@ __all__ = [
     "AsyncPage",
     "AuthenticationError",
     "Balance",
+    "CallOptions",
     "ChainUnavailableError",
     "ClosedClientError",
     "ConfigurationError",
@@ -95,12 +99,14 @@ __all__ = [
     "InvalidRecipientError",
     "InvalidRequestError",
     "NotFoundError",
+    "OutcomeUnknownError",
     "Page",
     "PermissionDeniedError",
     "Policy",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitedError",
+    "RawResponse",
     "ServerError",
     "ServiceUnavailableError",
     "SessionCapExceededError",
@@ -126,7 +132,9 @@ _HOMES = {
     "AgentPay": "agentpay._sync.client",
     "AsyncAgentPay": "agentpay._async.client",
     "AsyncPage": "agentpay._async.paging",
+    "CallOptions": "agentpay._options",
     "Page": "agentpay._sync.paging",
+    "RawResponse": "agentpay._raw",
     "Account": "agentpay.contract.accounts",
     "AccountStatus": "agentpay.contract.accounts",
     "Balance": "agentpay.contract.accounts",
