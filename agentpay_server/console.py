@@ -6,11 +6,7 @@ import attrs
 
 from agentpay.contract import json_text
 from agentpay.contract.accounts import Account, AccountStatus
-from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody
-from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.clock import from_us
-from agentpay_server.contract.console import (
+from agentpay.contract.console import (
     AccountDetail,
     AgentKey,
     AuditEntry,
@@ -20,12 +16,16 @@ from agentpay_server.contract.console import (
     NewAgentKey,
     PolicyRecordView,
 )
-from agentpay_server.contract.operator_keys import (
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.operator_keys import (
     CreateOperatorKey,
     ListOperatorKeys,
     NewOperatorKey,
     OperatorKey,
 )
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.clock import from_us
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.spending import remaining
