@@ -73,8 +73,8 @@ NO_ROUTE: Final = "none"
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
-"""Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
+DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
+"""The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Application:
             _require_admitted(scope)
             if scope["path"] in DOCUMENTS and scope["method"] == "GET":
                 trace.route = scope["path"]
-                body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
+                body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
                 await _respond(send, 200, body, [])
                 return
             headers = _headers(scope)
@@ -243,9 +243,9 @@ class Application:
 
 
 @cache
-def document_text(*, beside: bool) -> str:
-    """Return an OpenAPI document: of `/v1`, or of what stands beside it."""
-    return openapi.printed(BOUND_ENDPOINTS, beside=beside)
+def document_text(*, extensions: bool) -> str:
+    """Return an OpenAPI document: of `/v1`, or of the extensions."""
+    return openapi.printed(BOUND_ENDPOINTS, extensions=extensions)
 
 
 class _Path:

@@ -143,7 +143,7 @@ def test_every_endpoint_is_called_by_the_sdk():
         assert fits(endpoint, asked(V1_CALLS[endpoint.name])), endpoint.name
 
 
-def test_every_endpoint_beside_v1_is_called_by_the_server_client():
+def test_every_extension_is_called_by_the_server_client():
     assert set(EXTENSION_CALLS) == {endpoint.name for endpoint in EXTENSIONS}
     for endpoint in EXTENSIONS:
         assert fits(endpoint, asked(EXTENSION_CALLS[endpoint.name], ServerClient)), endpoint.name
