@@ -11,6 +11,7 @@ import attrs
 
 from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
+from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, PolicyRecordView
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
@@ -20,7 +21,6 @@ from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import from_us
-from agentpay_server.contract.console import ALLOW_SIGNING, AccountDetail, PolicyRecordView
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.handles import handle_of
 from agentpay_server.domain.principals import Principal

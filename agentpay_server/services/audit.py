@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 from attrs import frozen
 
 from agentpay.contract import codec, json_text
+from agentpay.contract.console import AuditEntry, ListAudit
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
 from agentpay_server.clock import from_us
-from agentpay_server.contract.console import AuditEntry, ListAudit
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.services.context import Context

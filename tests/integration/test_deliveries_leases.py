@@ -13,13 +13,13 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
+from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, to_us
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.contract.webhooks import ListDeliveries, ListEvents, ReplayEvent
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import manual_clock, start_runtime
