@@ -23,7 +23,6 @@ from agentpay_server.contract.sandbox import Fund
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import manual_clock, start_runtime
-from agentpay_server.sandbox import Sandbox
 from agentpay_server.services import deliveries as service
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.posting import HttpPoster
@@ -138,7 +137,7 @@ async def with_events(runtime, count: int, principal: Principal | None = None) -
     payer, payee = [
         await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None)) for name in "ab"
     ]
-    await Sandbox(runtime).fund(principal, payer.account_id, Fund(amount=1000))
+    await runtime.sandbox.fund(principal, payer.account_id, Fund(amount=1000))
     webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
     for number in range(count):
         request = CreateTransfer(
