@@ -35,7 +35,7 @@ def llms_text() -> str:
     lines += ["## Documents", ""]
     lines.append("- [openapi.json](openapi.json): OpenAPI 3.1 of `/v1`, and of the webhooks that it sends.")
     lines.append(
-        "- [openapi-beside.json](openapi-beside.json): that of `/sessions`, `/console` and `/sandbox`."
+        "- [openapi-extensions.json](openapi-extensions.json): OpenAPI 3.1 of the extensions, outside `/v1`."
     )
     return "\n".join(lines) + "\n"
 
