@@ -34,7 +34,7 @@ def llms_text() -> str:
     lines += ["## Documents", ""]
     lines.append("- [openapi.json](openapi.json): OpenAPI 3.1 of `/v1`, and of the webhooks that it sends.")
     lines.append(
-        "- [openapi-beside.json](openapi-beside.json): that of `/sessions`, `/console` and `/sandbox`."
+        "- [openapi-extensions.json](openapi-extensions.json): OpenAPI 3.1 of the extensions, outside `/v1`."
     )
     return "\n".join(lines) + "\n"
 
@@ -47,7 +47,7 @@ def opening_of(page: str) -> str:
 
 def _item(title: str, path: str) -> str:
     opening = opening_of((ROOT / "docs" / path).read_text("utf-8"))
-    sentence = re.split(r'(?<=[.:]) (?=[A-Z`"])', opening, maxsplit=1)[0].rstrip(":.")
+    sentence = re.split(r'(?<=[.:]) (?=[A-Z`"\[])', opening, maxsplit=1)[0].rstrip(":.")
     return f"- [{title}]({path}): {sentence}."
 
 

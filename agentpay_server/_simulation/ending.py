@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from agentpay.contract.accounts import Account
+from agentpay.contract.sessions import Session
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
-from agentpay_server.contract.sessions import Session
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
