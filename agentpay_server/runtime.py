@@ -29,8 +29,10 @@ from agentpay_server.randomness import (
     SystemRandomness,
     randomness,
 )
+from agentpay_server.sandbox import Sandbox
 from agentpay_server.services import identity
 from agentpay_server.services.accounts import Accounts
+from agentpay_server.services.audit import AuditTrail
 from agentpay_server.services.confirmations import Confirmations
 from agentpay_server.services.context import Context
 from agentpay_server.services.decisions import Decisions
@@ -124,6 +126,8 @@ class Runtime:
         schedule: due work.
         faults: what the sandbox lets fail.
         http_faults: those of requests.
+        audit: who changed what.
+        sandbox: what only a test chain can do.
         treasury: what pays fees and rents.
         snapshots: all that the server has known, and the way back.
         operator: the operator that the server was first started with.
@@ -148,6 +152,8 @@ class Runtime:
     schedule: Schedule
     faults: Faults
     http_faults: HttpFaults
+    audit: AuditTrail
+    sandbox: Sandbox
     treasury: Treasury
     snapshots: Snapshots
     operator: FirstOperator
@@ -346,6 +352,16 @@ async def _started(
         schedule=schedule,
         faults=faults,
         http_faults=http_faults,
+        audit=AuditTrail(context),
+        sandbox=Sandbox(
+            context,
+            keys=keys,
+            deposits=deposits,
+            settlement=settlement,
+            schedule=schedule,
+            faults=faults,
+            snapshots=snapshots,
+        ),
         treasury=treasury,
         snapshots=snapshots,
         # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.

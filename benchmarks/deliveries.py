@@ -18,7 +18,6 @@ from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server.clock import SECOND_US
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.runtime import Runtime, manual_clock, start_runtime
-from agentpay_server.sandbox import Sandbox
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.outbox import new_delivery
 from agentpay_server.store import deliveries as store
@@ -62,7 +61,7 @@ async def _with_deliveries(receiver: Receiver) -> Runtime:
         (await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None))).account_id
         for name in ("payer", "payee")
     ]
-    await Sandbox(runtime).fund(principal, payer, Fund(amount=100))
+    await runtime.sandbox.fund(principal, payer, Fund(amount=100))
     webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
     transfer = CreateTransfer(from_=payer, to=payee, amount=1, idempotency_key="key")
     await runtime.transfers.create(principal, transfer)

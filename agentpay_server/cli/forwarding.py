@@ -12,11 +12,11 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import codec
+from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
-from agentpay_server.contract.webhooks import RecordedEvent
 from agentpay_server.domain.deliveries import after_attempt
 from agentpay_server.services.posting import HttpPoster, signed_headers
 

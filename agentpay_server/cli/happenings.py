@@ -13,13 +13,13 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.console import AccountDetail
 from agentpay.contract.event_types import EventType
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
 from agentpay_server.clients import ServerClient
-from agentpay_server.contract.console import AccountDetail
-from agentpay_server.contract.sessions import Session
 
 USUAL_USDC: Final = Decimal(1)
 """What is moved where nobody says how much, and the policy allows it."""

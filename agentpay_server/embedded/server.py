@@ -13,6 +13,7 @@ from typing import Final, Literal, NoReturn, Self, TypeVar, overload
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
+from agentpay.contract.deliveries import Delivery, RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
@@ -24,7 +25,6 @@ from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us
-from agentpay_server.contract.webhooks import Delivery, RecordedEvent
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (

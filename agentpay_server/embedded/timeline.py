@@ -13,10 +13,10 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract import codec
+from agentpay.contract.deliveries import Delivery, RecordedEvent
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.clock import from_us
 from agentpay_server.contract.sandbox import ADVANCE_CLOCK
-from agentpay_server.contract.webhooks import Delivery, RecordedEvent
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
     ChainTransaction,

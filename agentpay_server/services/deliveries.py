@@ -11,11 +11,7 @@ import time
 from typing import Final
 
 from agentpay.contract import codec, identifiers
-from agentpay.contract.errors import FieldFault
-from agentpay.contract.pages import PageBody
-from agentpay.webhooks import WebhookSecrets
-from agentpay_server.clock import from_us, real_now_us
-from agentpay_server.contract.webhooks import (
+from agentpay.contract.deliveries import (
     REPLAY_EVENT,
     Delivery,
     DeliveryAttempt,
@@ -24,6 +20,10 @@ from agentpay_server.contract.webhooks import (
     RecordedEvent,
     ReplayEvent,
 )
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.webhooks import WebhookSecrets
+from agentpay_server.clock import from_us, real_now_us
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.deliveries import LEASE_US, after_attempt
 from agentpay_server.domain.principals import Principal

@@ -12,9 +12,9 @@ from session_desk import Desk
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.contract.console import AuditEntry
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.domain.api_keys import KeyKind, new_key
 from agentpay_server.services.audit import UNPROMPTED

@@ -17,9 +17,9 @@ from receivers import Receiver, answer, closed_port, drop, hang
 from server_world import START, UNKNOWN, Funded, faults, raw_client
 
 from agentpay import AgentPay, ConflictError, webhooks
+from agentpay.contract.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.webhooks import Delivery
 from agentpay_server.services import posting
 from agentpay_server.store import tables
 

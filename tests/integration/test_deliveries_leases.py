@@ -13,17 +13,16 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
+from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, to_us
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.contract.webhooks import ListDeliveries, ListEvents, ReplayEvent
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
 from agentpay_server.runtime import manual_clock, start_runtime
-from agentpay_server.sandbox import Sandbox
 from agentpay_server.services import deliveries as service
 from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.posting import HttpPoster
@@ -138,7 +137,7 @@ async def with_events(runtime, count: int, principal: Principal | None = None) -
     payer, payee = [
         await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None)) for name in "ab"
     ]
-    await Sandbox(runtime).fund(principal, payer.account_id, Fund(amount=1000))
+    await runtime.sandbox.fund(principal, payer.account_id, Fund(amount=1000))
     webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
     for number in range(count):
         request = CreateTransfer(

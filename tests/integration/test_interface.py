@@ -10,15 +10,15 @@ from typing import Any, get_args, get_origin
 import attrs
 import pytest
 
+from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
+from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
-from agentpay_server.contract.sessions import ClosingReason, SessionStatus
-from agentpay_server.contract.webhooks import DeliveryStatusFilter
 from agentpay_server.http.openapi.schemas import wire_name
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ def test_a_refusal_keeps_nothing_of_the_requests_that_it_refused(
         for _ in range(count):
             assert refused(http).status_code == status
         # A refusal that is raised again and again collects the frames of each time, with all they hold.
-        # The type is asked, not the object: a lazy one of another library would begin its work when asked.
+        # Ask the type, not the object: a lazy object of another library would start to load.
         problems = [each for each in gc.get_objects() if issubclass(type(each), Problem)]
         return max((sum(1 for _ in traceback.walk_tb(each.__traceback__)) for each in problems), default=0)
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from server_world import START
 from sqlalchemy import select, update
 
+from agentpay.contract.deliveries import Delivery
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.webhooks import Delivery
 from agentpay_server.randomness import randomness
 from agentpay_server.services.identity import WrongKeyError, custody_seed
 from agentpay_server.services.vault import Place as PlaceOfSecret

@@ -3,6 +3,7 @@
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
+<<<<<<< HEAD
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer
 from agentpay_server.contract import approvals, console, operator_keys, webhooks
@@ -10,6 +11,12 @@ from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay_server.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay_server.contract.webhooks import (
+=======
+from agentpay.contract import approvals, console, deliveries, operator_keys
+from agentpay.contract.approvals import PendingTransfer, RejectTransfer
+from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
+from agentpay.contract.deliveries import (
+>>>>>>> main
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     NewSecret,
@@ -18,6 +25,10 @@ from agentpay_server.contract.webhooks import (
     ReplayEvent,
     RotateSecret,
 )
+from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import UNSET
+from agentpay.contract.transfers import Transfer
 
 
 class AsyncConsole(AsyncResource):
@@ -235,8 +246,13 @@ class AsyncConsole(AsyncResource):
         """
 
         async def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
+<<<<<<< HEAD
             request = prepare(webhooks.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
             body: PageBody[RegisteredWebhook] = await self._call(request, {})
+=======
+            request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[RegisteredWebhook] = await self._call(request, UNSET, UNSET)
+>>>>>>> main
             return body
 
         return AsyncPages(fetch, cursor)
@@ -250,7 +266,11 @@ class AsyncConsole(AsyncResource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
+<<<<<<< HEAD
         await self._call(prepare(webhooks.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
+=======
+        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
+>>>>>>> main
 
     async def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -271,7 +291,7 @@ class AsyncConsole(AsyncResource):
             NotFoundError: no such webhook of this operator.
         """
         request = prepare(
-            webhooks.ROTATE_SECRET,
+            deliveries.ROTATE_SECRET,
             path={"webhook_id": webhook_id},
             body=RotateSecret(overlap_seconds=overlap_seconds),
         )
@@ -300,7 +320,13 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
+<<<<<<< HEAD
             body: PageBody[RecordedEvent] = await self._call(prepare(webhooks.LIST_EVENTS, query=query), {})
+=======
+            body: PageBody[RecordedEvent] = await self._call(
+                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
+            )
+>>>>>>> main
             return body
 
         return AsyncPages(fetch, cursor)
@@ -320,7 +346,7 @@ class AsyncConsole(AsyncResource):
             InvalidRequestError: no such webhook of this operator.
         """
         request = prepare(
-            webhooks.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
+            deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
         )
         page: PageBody[Delivery] = await self._call(request, {})
         return page.data
@@ -352,7 +378,13 @@ class AsyncConsole(AsyncResource):
                 "limit": limit,
                 "cursor": cursor,
             }
+<<<<<<< HEAD
             body: PageBody[Delivery] = await self._call(prepare(webhooks.LIST_DELIVERIES, query=query), {})
+=======
+            body: PageBody[Delivery] = await self._call(
+                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
+            )
+>>>>>>> main
             return body
 
         return AsyncPages(fetch, cursor)

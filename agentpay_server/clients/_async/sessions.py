@@ -6,10 +6,14 @@ from decimal import Decimal
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
+from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
+<<<<<<< HEAD
+=======
+from agentpay.contract.requests import UNSET
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session
+>>>>>>> main
 from agentpay.contract.usdc import to_decimal
-from agentpay_server.contract import sessions
-from agentpay_server.contract.sessions import ChargeSession, OpenSession, Session
 
 
 class AsyncSessions(AsyncResource):

@@ -4,6 +4,7 @@
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
+<<<<<<< HEAD
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer
 from agentpay_server.contract import approvals, console, operator_keys, webhooks
@@ -11,6 +12,12 @@ from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay_server.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay_server.contract.webhooks import (
+=======
+from agentpay.contract import approvals, console, deliveries, operator_keys
+from agentpay.contract.approvals import PendingTransfer, RejectTransfer
+from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
+from agentpay.contract.deliveries import (
+>>>>>>> main
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     NewSecret,
@@ -19,6 +26,10 @@ from agentpay_server.contract.webhooks import (
     ReplayEvent,
     RotateSecret,
 )
+from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import UNSET
+from agentpay.contract.transfers import Transfer
 
 
 class Console(Resource):
@@ -236,8 +247,13 @@ class Console(Resource):
         """
 
         def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
+<<<<<<< HEAD
             request = prepare(webhooks.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
             body: PageBody[RegisteredWebhook] = self._call(request, {})
+=======
+            request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
+            body: PageBody[RegisteredWebhook] = self._call(request, UNSET, UNSET)
+>>>>>>> main
             return body
 
         return Page.first(fetch, cursor)
@@ -251,7 +267,11 @@ class Console(Resource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
+<<<<<<< HEAD
         self._call(prepare(webhooks.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
+=======
+        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
+>>>>>>> main
 
     def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -272,7 +292,7 @@ class Console(Resource):
             NotFoundError: no such webhook of this operator.
         """
         request = prepare(
-            webhooks.ROTATE_SECRET,
+            deliveries.ROTATE_SECRET,
             path={"webhook_id": webhook_id},
             body=RotateSecret(overlap_seconds=overlap_seconds),
         )
@@ -301,7 +321,13 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
+<<<<<<< HEAD
             body: PageBody[RecordedEvent] = self._call(prepare(webhooks.LIST_EVENTS, query=query), {})
+=======
+            body: PageBody[RecordedEvent] = self._call(
+                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
+            )
+>>>>>>> main
             return body
 
         return Page.first(fetch, cursor)
@@ -321,7 +347,7 @@ class Console(Resource):
             InvalidRequestError: no such webhook of this operator.
         """
         request = prepare(
-            webhooks.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
+            deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
         )
         page: PageBody[Delivery] = self._call(request, {})
         return page.data
@@ -353,7 +379,13 @@ class Console(Resource):
                 "limit": limit,
                 "cursor": cursor,
             }
+<<<<<<< HEAD
             body: PageBody[Delivery] = self._call(prepare(webhooks.LIST_DELIVERIES, query=query), {})
+=======
+            body: PageBody[Delivery] = self._call(
+                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
+            )
+>>>>>>> main
             return body
 
         return Page.first(fetch, cursor)

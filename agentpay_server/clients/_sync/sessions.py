@@ -7,10 +7,14 @@ from decimal import Decimal
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
+from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
+<<<<<<< HEAD
+=======
+from agentpay.contract.requests import UNSET
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session
+>>>>>>> main
 from agentpay.contract.usdc import to_decimal
-from agentpay_server.contract import sessions
-from agentpay_server.contract.sessions import ChargeSession, OpenSession, Session
 
 
 class Sessions(Resource):
