@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
     from agentpay._options import CallOptions
+    from agentpay._params import (
+        CreateAccountParams,
+        CreateTransferParams,
+        CreateWebhookParams,
+        ListAccountsParams,
+        ListTransactionsParams,
+        PolicyParams,
+    )
     from agentpay._raw import RawResponse
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
@@ -90,6 +98,9 @@ __all__ = [
     "ClosedClientError",
     "ConfigurationError",
     "ConflictError",
+    "CreateAccountParams",
+    "CreateTransferParams",
+    "CreateWebhookParams",
     "DecodingError",
     "Direction",
     "FieldFault",
@@ -98,11 +109,14 @@ __all__ = [
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
+    "ListAccountsParams",
+    "ListTransactionsParams",
     "NotFoundError",
     "OutcomeUnknownError",
     "Page",
     "PermissionDeniedError",
     "Policy",
+    "PolicyParams",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitedError",
@@ -134,6 +148,12 @@ _HOMES = {
     "AsyncPage": "agentpay._async.paging",
     "CallOptions": "agentpay._options",
     "Page": "agentpay._sync.paging",
+    "CreateAccountParams": "agentpay._params",
+    "CreateTransferParams": "agentpay._params",
+    "CreateWebhookParams": "agentpay._params",
+    "ListAccountsParams": "agentpay._params",
+    "ListTransactionsParams": "agentpay._params",
+    "PolicyParams": "agentpay._params",
     "RawResponse": "agentpay._raw",
     "Account": "agentpay.contract.accounts",
     "AccountStatus": "agentpay.contract.accounts",

@@ -3,20 +3,10 @@
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
-<<<<<<< HEAD
-from agentpay.contract.pages import PageBody
-from agentpay.contract.transfers import Transfer
-from agentpay_server.contract import approvals, console, operator_keys, webhooks
-from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
-from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
-from agentpay_server.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
-from agentpay_server.contract.webhooks import (
-=======
 from agentpay.contract import approvals, console, deliveries, operator_keys
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay.contract.deliveries import (
->>>>>>> main
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     NewSecret,
@@ -27,7 +17,6 @@ from agentpay.contract.deliveries import (
 )
 from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import Transfer
 
 
@@ -246,13 +235,8 @@ class AsyncConsole(AsyncResource):
         """
 
         async def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
-<<<<<<< HEAD
-            request = prepare(webhooks.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = await self._call(request, {})
-=======
             request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = await self._call(request, UNSET, UNSET)
->>>>>>> main
+            body: PageBody[RegisteredWebhook] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -266,11 +250,7 @@ class AsyncConsole(AsyncResource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-<<<<<<< HEAD
-        await self._call(prepare(webhooks.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
-=======
-        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
->>>>>>> main
+        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
 
     async def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -320,13 +300,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
-<<<<<<< HEAD
-            body: PageBody[RecordedEvent] = await self._call(prepare(webhooks.LIST_EVENTS, query=query), {})
-=======
-            body: PageBody[RecordedEvent] = await self._call(
-                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
-            )
->>>>>>> main
+            body: PageBody[RecordedEvent] = await self._call(prepare(deliveries.LIST_EVENTS, query=query), {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -378,13 +352,7 @@ class AsyncConsole(AsyncResource):
                 "limit": limit,
                 "cursor": cursor,
             }
-<<<<<<< HEAD
-            body: PageBody[Delivery] = await self._call(prepare(webhooks.LIST_DELIVERIES, query=query), {})
-=======
-            body: PageBody[Delivery] = await self._call(
-                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
-            )
->>>>>>> main
+            body: PageBody[Delivery] = await self._call(prepare(deliveries.LIST_DELIVERIES, query=query), {})
             return body
 
         return AsyncPages(fetch, cursor)

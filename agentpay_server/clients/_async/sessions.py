@@ -8,11 +8,7 @@ from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
-<<<<<<< HEAD
-=======
-from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session
->>>>>>> main
 from agentpay.contract.usdc import to_decimal
 
 

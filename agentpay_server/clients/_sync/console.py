@@ -4,20 +4,10 @@
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
-<<<<<<< HEAD
-from agentpay.contract.pages import PageBody
-from agentpay.contract.transfers import Transfer
-from agentpay_server.contract import approvals, console, operator_keys, webhooks
-from agentpay_server.contract.approvals import PendingTransfer, RejectTransfer
-from agentpay_server.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
-from agentpay_server.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
-from agentpay_server.contract.webhooks import (
-=======
 from agentpay.contract import approvals, console, deliveries, operator_keys
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, CreateAgentKey, NewAgentKey
 from agentpay.contract.deliveries import (
->>>>>>> main
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     NewSecret,
@@ -28,7 +18,6 @@ from agentpay.contract.deliveries import (
 )
 from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import Transfer
 
 
@@ -247,13 +236,8 @@ class Console(Resource):
         """
 
         def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
-<<<<<<< HEAD
-            request = prepare(webhooks.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = self._call(request, {})
-=======
             request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = self._call(request, UNSET, UNSET)
->>>>>>> main
+            body: PageBody[RegisteredWebhook] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -267,11 +251,7 @@ class Console(Resource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-<<<<<<< HEAD
-        self._call(prepare(webhooks.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
-=======
-        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
->>>>>>> main
+        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
 
     def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -321,13 +301,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
-<<<<<<< HEAD
-            body: PageBody[RecordedEvent] = self._call(prepare(webhooks.LIST_EVENTS, query=query), {})
-=======
-            body: PageBody[RecordedEvent] = self._call(
-                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
-            )
->>>>>>> main
+            body: PageBody[RecordedEvent] = self._call(prepare(deliveries.LIST_EVENTS, query=query), {})
             return body
 
         return Page.first(fetch, cursor)
@@ -379,13 +353,7 @@ class Console(Resource):
                 "limit": limit,
                 "cursor": cursor,
             }
-<<<<<<< HEAD
-            body: PageBody[Delivery] = self._call(prepare(webhooks.LIST_DELIVERIES, query=query), {})
-=======
-            body: PageBody[Delivery] = self._call(
-                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
-            )
->>>>>>> main
+            body: PageBody[Delivery] = self._call(prepare(deliveries.LIST_DELIVERIES, query=query), {})
             return body
 
         return Page.first(fetch, cursor)

@@ -9,11 +9,7 @@ from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
-<<<<<<< HEAD
-=======
-from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session
->>>>>>> main
 from agentpay.contract.usdc import to_decimal
 
 
