@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from agentpay._async.policies import AsyncPolicies
     from agentpay._async.transfers import AsyncTransfers
     from agentpay._async.webhooks import AsyncWebhooks
+    from agentpay._options import CallOptions
+    from agentpay._params import (
+        CreateAccountParams,
+        CreateTransferParams,
+        CreateWebhookParams,
+        ListAccountsParams,
+        ListTransactionsParams,
+        PolicyParams,
+    )
+    from agentpay._raw import RawResponse
     from agentpay._sync.accounts import Accounts
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     from agentpay._sync.transfers import Transfers
     from agentpay._sync.webhooks import Webhooks
     from agentpay.contract.accounts import Account, Balance
+    from agentpay.contract.approvals import PendingTransfer
     from agentpay.contract.choices import (
         AccountStatus,
         Direction,
@@ -36,10 +47,20 @@ if TYPE_CHECKING:
         TransactionType,
         TransferStatus,
     )
+    from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+    from agentpay.contract.deliveries import (
+        Delivery,
+        DeliveryAttempt,
+        NewSecret,
+        RecordedEvent,
+        RegisteredWebhook,
+    )
     from agentpay.contract.errors import ErrorBody
     from agentpay.contract.models import Model
+    from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
+    from agentpay.contract.sessions import Session
     from agentpay.contract.transactions import Transaction
     from agentpay.contract.transfers import Transfer
     from agentpay.contract.webhooks import Webhook
@@ -63,6 +84,7 @@ if TYPE_CHECKING:
         InvalidRecipientError,
         InvalidRequestError,
         NotFoundError,
+        OutcomeUnknownError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -87,10 +109,12 @@ __all__ = [
     "APIError",
     "APITimeoutError",
     "Account",
+    "AccountDetail",
     "AccountPausedError",
     "AccountPolicy",
     "AccountStatus",
     "Accounts",
+    "AgentKey",
     "AgentPay",
     "AgentPayError",
     "AnswerMismatchError",
@@ -101,13 +125,20 @@ __all__ = [
     "AsyncPolicies",
     "AsyncTransfers",
     "AsyncWebhooks",
+    "AuditEntry",
     "AuthenticationError",
     "Balance",
+    "CallOptions",
     "ChainUnavailableError",
     "ClosedClientError",
     "ConfigurationError",
     "ConflictError",
+    "CreateAccountParams",
+    "CreateTransferParams",
+    "CreateWebhookParams",
     "DecodingError",
+    "Delivery",
+    "DeliveryAttempt",
     "Direction",
     "ErrorBody",
     "ErrorCode",
@@ -118,17 +149,31 @@ __all__ = [
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
+    "ListAccountsParams",
+    "ListTransactionsParams",
     "Model",
+    "NewAgentKey",
+    "NewOperatorKey",
+    "NewSecret",
     "NotFoundError",
+    "OperatorKey",
+    "OutcomeUnknownError",
     "Page",
+    "PendingTransfer",
     "PermissionDeniedError",
     "Policies",
     "Policy",
+    "PolicyParams",
+    "PolicyRecordView",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitedError",
+    "RawResponse",
+    "RecordedEvent",
+    "RegisteredWebhook",
     "ServerError",
     "ServiceUnavailableError",
+    "Session",
     "SessionCapExceededError",
     "SessionClosedError",
     "SessionOutcomeUnknownError",
@@ -153,9 +198,11 @@ __all__ = [
 
 _HOMES = {
     "Account": "agentpay.contract.accounts",
+    "AccountDetail": "agentpay.contract.console",
     "AccountPolicy": "agentpay.contract.policies",
     "AccountStatus": "agentpay.contract.choices",
     "Accounts": "agentpay._sync.accounts",
+    "AgentKey": "agentpay.contract.console",
     "AgentPay": "agentpay._sync.client",
     "AsyncAccounts": "agentpay._async.accounts",
     "AsyncAgentPay": "agentpay._async.client",
@@ -164,15 +211,35 @@ _HOMES = {
     "AsyncPolicies": "agentpay._async.policies",
     "AsyncTransfers": "agentpay._async.transfers",
     "AsyncWebhooks": "agentpay._async.webhooks",
+    "AuditEntry": "agentpay.contract.console",
     "Balance": "agentpay.contract.accounts",
+    "CallOptions": "agentpay._options",
+    "CreateAccountParams": "agentpay._params",
+    "CreateTransferParams": "agentpay._params",
+    "CreateWebhookParams": "agentpay._params",
+    "Delivery": "agentpay.contract.deliveries",
+    "DeliveryAttempt": "agentpay.contract.deliveries",
     "Direction": "agentpay.contract.choices",
     "ErrorBody": "agentpay.contract.errors",
     "ErrorCode": "agentpay.contract.choices",
     "EventType": "agentpay.contract.choices",
+    "ListAccountsParams": "agentpay._params",
+    "ListTransactionsParams": "agentpay._params",
     "Model": "agentpay.contract.models",
+    "NewAgentKey": "agentpay.contract.console",
+    "NewOperatorKey": "agentpay.contract.operator_keys",
+    "NewSecret": "agentpay.contract.deliveries",
+    "OperatorKey": "agentpay.contract.operator_keys",
     "Page": "agentpay._sync.paging",
+    "PendingTransfer": "agentpay.contract.approvals",
     "Policies": "agentpay._sync.policies",
     "Policy": "agentpay.contract.policies",
+    "PolicyParams": "agentpay._params",
+    "PolicyRecordView": "agentpay.contract.console",
+    "RawResponse": "agentpay._raw",
+    "RecordedEvent": "agentpay.contract.deliveries",
+    "RegisteredWebhook": "agentpay.contract.deliveries",
+    "Session": "agentpay.contract.sessions",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",
@@ -187,16 +254,14 @@ _HOMES = {
 """Where the public names live; those that are not here live in `agentpay.errors`."""
 
 
-if not TYPE_CHECKING:
-    # Type checkers take a module with `__getattr__` for one that has every name.
-    def __getattr__(name: str) -> object:
-        if name in ("errors", "testing", "webhooks"):
-            return import_module(f"agentpay.{name}")
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
-        globals()[name] = value
-        return value
+def __getattr__(name: str) -> object:
+    if name in ("errors", "webhooks"):
+        return import_module(f"agentpay.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

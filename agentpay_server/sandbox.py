@@ -37,24 +37,42 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
 from agentpay_server.faults import Operation, Step, fault_point
-from agentpay_server.runtime import Runtime
 from agentpay_server.services import audit, snapshots
-from agentpay_server.services.deposits import book_deposit
-from agentpay_server.services.faults import ArmedFault
+from agentpay_server.services.context import Context
+from agentpay_server.services.deposits import Deposits, book_deposit
+from agentpay_server.services.faults import ArmedFault, Faults
+from agentpay_server.services.keys import Keys
 from agentpay_server.services.policies import own_account
-from agentpay_server.services.settlement import Landed
+from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.snapshots import Snapshots
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
+from agentpay_server.workers.schedule import Schedule
 
 
 class Sandbox:
     """The operations of the sandbox, for any operator."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._context = runtime.context
+    def __init__(
+        self,
+        context: Context,
+        *,
+        keys: Keys,
+        deposits: Deposits,
+        settlement: Settlement,
+        schedule: Schedule,
+        faults: Faults,
+        snapshots: Snapshots,
+    ) -> None:
+        self._context = context
+        self._keys = keys
+        self._deposits = deposits
+        self._settlement = settlement
+        self._schedule = schedule
+        self._faults = faults
+        self._snapshots = snapshots
 
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator's; it is in the history as a deposit.
@@ -89,7 +107,7 @@ class Sandbox:
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
         """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
-        context, deposits = self._context, self._runtime.deposits
+        context, deposits = self._context, self._deposits
 
         def booked(connection: Connection) -> None:
             # What a cluster lists as irreversible comes later than what has landed.
@@ -116,7 +134,7 @@ class Sandbox:
                 confirmed.watch(connection, signed, account.account_id)
 
         with deposits.expecting(signed.signature):
-            end = await self._runtime.settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            end = await self._settlement.outcome(signed, operation=Operation.FUND, is_new=True)
             if not isinstance(end, Landed):
                 raise chain_unavailable()
             outcome = end
@@ -133,7 +151,7 @@ class Sandbox:
         """Make a second tenant, with a key that is shown once."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
-        operator = await self._runtime.keys.create_operator(request.name, asked_by=principal)
+        operator = await self._keys.create_operator(request.name, asked_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
@@ -184,7 +202,7 @@ class Sandbox:
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
         if before_us + duration_us > LATEST_US:
             raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
-        await self._runtime.schedule.advance(duration_us)
+        await self._schedule.advance(duration_us)
         if duration_us:
             await self._context.database.run(
                 audit.record,
@@ -208,7 +226,7 @@ class Sandbox:
                 real.
         """
         self._require_test_chain()
-        faults = self._runtime.faults
+        faults = self._faults
         faults.check(name, request)
         await self._record(principal, SET_FAULT, name, self._armed(name), _audited(request))
         return _fault(faults.set(name, request))
@@ -220,7 +238,7 @@ class Sandbox:
             Problem: `invalid_request` where there is no such fault.
         """
         self._require_test_chain()
-        faults = self._runtime.faults
+        faults = self._faults
         faults.check_name(name)
         before = self._armed(name)
         if before is not None:
@@ -230,7 +248,7 @@ class Sandbox:
     async def clear_faults(self, principal: Principal) -> None:
         """Let nothing fail any more."""
         self._require_test_chain()
-        faults = self._runtime.faults
+        faults = self._faults
         armed = faults.armed()
         if armed:
             names = sorted(fault.name for fault in armed)
@@ -243,7 +261,7 @@ class Sandbox:
         self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = [fault for fault in self._runtime.faults.armed() if fault.seq < before]
+        rows = [fault for fault in self._faults.armed() if fault.seq < before]
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
 
     async def snapshot(self, principal: Principal) -> Snapshot:
@@ -254,7 +272,7 @@ class Sandbox:
                 money is real.
         """
         self._require_test_chain()
-        return _snapshot(await self._runtime.snapshots.take(principal))
+        return _snapshot(await self._snapshots.take(principal))
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
         """Go back to a snapshot of the operator's, for every tenant; what is under way is cut off.
@@ -263,7 +281,7 @@ class Sandbox:
             Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        return _snapshot(await self._runtime.snapshots.restore(principal, snapshot_id))
+        return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
         """Go back to where the server was when it had started, for every tenant.
@@ -272,11 +290,11 @@ class Sandbox:
             Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        await self._runtime.snapshots.reset(principal)
+        await self._snapshots.reset(principal)
 
     def _armed(self, name: str) -> dict[str, object] | None:
         """Return what the audit trail says of a fault that is armed now; None if it is not."""
-        found = (fault for fault in self._runtime.faults.armed() if fault.name == name)
+        found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
 
@@ -300,7 +318,7 @@ class Sandbox:
 
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._runtime.settlement.outcome(
+        outcome = await self._settlement.outcome(
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):

@@ -149,8 +149,8 @@ class Schemas:
 
     def _reference(self, kind: Any) -> Schema:  # noqa: ANN401 - a model, an enum or a closed set
         if get_origin(kind) is Literal:
-            values = get_args(kind)
-            return {"type": "string"} | ({"enum": list(values)} if len(values) > 1 else {"const": values[0]})
+            first, *others = get_args(kind)
+            return {"type": "string"} | ({"enum": [first, *others]} if others else {"const": first})
         name = component_name(kind)
         if name not in self.components:
             # A reference from within finds it there already.

@@ -6,12 +6,12 @@ import click
 from attrs import frozen
 
 from agentpay import errors
+from agentpay.contract.deliveries import Delivery, DeliveryStatusFilter
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
 from agentpay_server.clients import ServerClient
-from agentpay_server.contract.webhooks import Delivery, DeliveryStatusFilter
 
 
 def _last_answer(delivery: Delivery) -> str | int | None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay import AgentPay, errors
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.contract.sessions import Session
 from agentpay_server.embedded.server import AgentPayServer
 
 RESEARCH: Final = "Research bot"

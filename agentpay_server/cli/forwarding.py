@@ -13,11 +13,11 @@ from attrs import frozen
 
 from agentpay._deliveries import signed_headers
 from agentpay.contract import codec
+from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
-from agentpay_server.contract.webhooks import RecordedEvent
 from agentpay_server.domain.deliveries import after_attempt
 from agentpay_server.services.posting import HttpPoster
 

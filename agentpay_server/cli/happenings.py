@@ -13,13 +13,13 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.console import AccountDetail
 from agentpay.contract.event_types import EventType
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
 from agentpay_server.clients import ServerClient
-from agentpay_server.contract.console import AccountDetail
-from agentpay_server.contract.sessions import Session
 
 USUAL_USDC: Final = Decimal(1)
 """What is moved where nobody says how much, and the policy allows it."""
@@ -147,7 +147,7 @@ class Stage:
             account_ids=[self.account_id],
             low_balance_threshold_usdc=threshold_usdc,
         )
-        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id)
+        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id or "")
 
     def _payee(self) -> str:
         """Return whom the account may pay: an outside recipient, made now, unless the policy names others."""

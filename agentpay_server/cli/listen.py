@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from agentpay import errors
+from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay.webhooks import WebhookSecrets
@@ -24,7 +25,6 @@ from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Identifier, Seconds
 from agentpay_server.clients import AsyncServerClient
-from agentpay_server.contract.webhooks import RecordedEvent
 from agentpay_server.domain.webhook_secrets import new_secret
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one

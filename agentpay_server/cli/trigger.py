@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.cli.connection import RefusedError, takes_server
@@ -13,7 +14,6 @@ from agentpay_server.cli.happenings import CannotHappenError, Stage, Trace, happ
 from agentpay_server.cli.output import Output
 from agentpay_server.cli.values import Identifier, Usdc
 from agentpay_server.clients import ServerClient
-from agentpay_server.contract.webhooks import RecordedEvent
 
 _PATIENCE_SECONDS: Final = 10.0
 _LOOK_EVERY_SECONDS: Final = 0.05

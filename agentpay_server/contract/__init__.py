@@ -1,1 +1,1 @@
-"""What crosses the wire beside /v1: models and endpoint tables of sessions, console and sandbox."""
+"""What crosses the wire of the sandbox, and the table of every endpoint that the server serves."""

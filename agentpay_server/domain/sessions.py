@@ -25,8 +25,8 @@ from attrs import field, frozen, validators
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
+from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string
-from agentpay_server.contract.sessions import ClosingReason, SessionStatus
 from agentpay_server.domain.policy import (
     Means,
     Purpose,

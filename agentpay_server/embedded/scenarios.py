@@ -13,11 +13,11 @@ from attrs import field, frozen
 from agentpay._sync.client import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.choices import EventType
+from agentpay.contract.deliveries import Delivery
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import SECOND_US
-from agentpay_server.contract.sessions import Session
-from agentpay_server.contract.webhooks import Delivery
 from agentpay_server.domain.deliveries import RETRY_DELAYS_US
 from agentpay_server.embedded.inbox import WebhookInbox
 

@@ -1,4 +1,4 @@
-"""The ASGI application: the endpoint tables bound to their handlers, and the order of checks (interface R17).
+"""The ASGI application: the endpoint tables bound to their routes, and the order of checks (interface R17).
 
 A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
 size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
@@ -44,25 +44,15 @@ from agentpay_server.http.exchange import (
     DroppedError,
     Reply,
 )
-from agentpay_server.http.handlers import (
-    Handler,
-    approval_handlers,
-    console_account_handlers,
-    console_handlers,
-    key_handlers,
-    sandbox_handlers,
-    session_handlers,
-    snapshot_handlers,
-    v1_handlers,
-)
 from agentpay_server.http.operations import Operations
 from agentpay_server.http.problems import Headers, rendered
 from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, SystemRandomness
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.settings import Settings
 from agentpay_server.store.database import DatabaseUnavailableError
@@ -73,8 +63,8 @@ NO_ROUTE: Final = "none"
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-DOCUMENTS: Final = {"/openapi.json": False, "/openapi-beside.json": True}
-"""Where the OpenAPI documents are served, to anyone: whether it is that of what stands beside `/v1`."""
+DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
+"""The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -95,32 +85,22 @@ class _Trace:
 class Application:
     """The server as ASGI."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._keys = runtime.keys
-        self._identifiers = runtime.context.identifiers
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._identifiers = server.context.identifiers
         # Of their own source: what watches a server must not change the identifiers that follow from a seed.
-        self._operation_ids = Identifiers(runtime.context.clock, SystemRandomness())
-        self._requests = runtime.context.metrics.requests
-        self.settings: Settings = runtime.context.settings
-        self.metrics: Metrics = runtime.context.metrics
-        self._operations = Operations(runtime)
+        self._operation_ids = Identifiers(server.context.clock, SystemRandomness())
+        self._requests = server.context.metrics.requests
+        self.settings: Settings = server.context.settings
+        self.metrics: Metrics = server.context.metrics
+        self._operations = Operations(server)
         self._in_service: Counter[str] = Counter()
-        handlers = {
-            **v1_handlers(runtime),
-            **session_handlers(runtime),
-            **console_handlers(runtime),
-            **key_handlers(runtime),
-            **console_account_handlers(runtime),
-            **approval_handlers(runtime),
-            **sandbox_handlers(runtime),
-            **snapshot_handlers(runtime),
-        }
-        per_minute = runtime.context.settings.rate_limit_per_minute
-        limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
+        per_minute = server.context.settings.rate_limit_per_minute
+        limit = None if per_minute is None else RateLimit(server.context.clock, per_minute)
         if limit is not None:
-            runtime.snapshots.include(limit)
+            server.snapshots.include(limit)
         self._paths = Paths(
-            {path: _Path(path, methods, handlers, limit, runtime) for path, methods in METHODS_OF.items()}
+            {path: _Path(path, methods, limit, server) for path, methods in METHODS_OF.items()}
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,12 +125,12 @@ class Application:
             _require_admitted(scope)
             if scope["path"] in DOCUMENTS and scope["method"] == "GET":
                 trace.route = scope["path"]
-                body = document_text(beside=DOCUMENTS[scope["path"]]).encode("utf-8")
+                body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
                 await _respond(send, 200, body, [])
                 return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
-            scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
+            scope["agentpay.principal"] = await authenticated(headers, self._server.services.keys, request_id)
             _require_plain_path(scope)
             with self._served(scope):
                 await self._paths(scope, receive, send)
@@ -243,9 +223,9 @@ class Application:
 
 
 @cache
-def document_text(*, beside: bool) -> str:
-    """Return an OpenAPI document: of `/v1`, or of what stands beside it."""
-    return openapi.printed(BOUND_ENDPOINTS, beside=beside)
+def document_text(*, extensions: bool) -> str:
+    """Return an OpenAPI document: of `/v1`, or of the extensions."""
+    return openapi.printed(BOUND_ENDPOINTS, extensions=extensions)
 
 
 class _Path:
@@ -255,17 +235,16 @@ class _Path:
         self,
         path: str,
         endpoints: Mapping[str, Endpoint],
-        handlers: Mapping[str, Handler],
         limit: RateLimit | None,
-        runtime: Runtime,
+        server: Server,
     ) -> None:
         self._path = path
         self._endpoints = endpoints
-        self._handlers = handlers
+        self._server = server
         self._limit = limit
-        self._faults = runtime.http_faults
-        self._snapshots = runtime.snapshots
-        self._body_timeout_seconds = runtime.context.settings.body_timeout_seconds
+        self._faults = server.http_faults
+        self._snapshots = server.snapshots
+        self._body_timeout_seconds = server.context.settings.body_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace: _Trace = scope["agentpay.trace"]
@@ -326,7 +305,7 @@ class _Path:
             body = structured_body(raw, endpoint.request)
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
-        reply = await self._handlers[endpoint.name](call)
+        reply = await ROUTES[endpoint.name].answer(self._server.services, call)
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 

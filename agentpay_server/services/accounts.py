@@ -5,13 +5,18 @@ two leaves behind is an empty token account that nobody was told of; its place i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from agentpay.contract import codec, identifiers
+import attrs
+
+from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
+from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, PolicyRecordView
 from agentpay.contract.endpoints import CREATE_ACCOUNT
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
-from agentpay.contract.usdc import from_micro
+from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
@@ -20,6 +25,7 @@ from agentpay_server.domain.cursors import List
 from agentpay_server.domain.handles import handle_of
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import chain_unavailable
+from agentpay_server.domain.spending import remaining
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
@@ -27,7 +33,7 @@ from agentpay_server.services.policies import canonical_policy, own_account, sto
 from agentpay_server.services.provisioning import Provisioning
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as store
-from agentpay_server.store import confirmed
+from agentpay_server.store import confirmed, policy_records, sessions, spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import run_again_if_late
@@ -101,6 +107,28 @@ class Accounts:
             last_updated=from_us(self._context.clock.now_us()),
         )
 
+    async def detail(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Return an account with metadata, policy record, and what is spent of its daily limit.
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        account = await self.get(principal, account_id)
+        # What is told of the limits was true at one moment, at which a transfer would have been judged by it.
+        detail = await self._context.database.read(self._detail, principal, account_id)
+        shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
+        return AccountDetail(**(shown | detail))
+
+    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Let an account spend again for which nothing is signed, and return it.
+
+        Raises:
+            Problem: `not_found`, or `chain_unavailable`: the balance cannot be shown, and it may spend all
+                the same.
+        """
+        await self._context.database.run(self._allow_signing, principal, account_id)
+        return await self.detail(principal, account_id)
+
     async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
         """Return what the accounts hold on chain, in micro-USDC."""
         if not records:
@@ -162,6 +190,49 @@ class Accounts:
             },
         )
         return record
+
+    def _allow_signing(self, connection: Connection, principal: Principal, account_id: str) -> None:
+        record = own_account(connection, principal, account_id, lock=True)
+        if record.stopped_us is not None and store.allow_signing(connection, account_id):
+            audit.record(
+                connection,
+                principal,
+                action=ALLOW_SIGNING.name,
+                subject=account_id,
+                now_us=self._context.clock.now_us(),
+                before={"signing_stopped_at": format_timestamp(from_us(record.stopped_us))},
+                after={"signing_stopped_at": None},
+            )
+
+    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
+        record = own_account(connection, principal, account_id)
+        # The window ends where the next transfer's would: its time is never before the last spend's.
+        now_us = max(self._context.clock.now_us(), record.last_spend_us)
+        policy = stored_policy(record.policy)
+        spent = spends.against_daily_limit(connection, record, now_us)
+        release = spends.next_release(connection, record, now_us)
+        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
+        left = remaining(limit_micro=limit, spent_micro=spent)
+        written = policy_records.record(connection, account_id)
+        view = None
+        if written is not None:
+            view = PolicyRecordView(
+                address=written.address, version=written.written_version, tx_signature=written.tx_signature
+            )
+        return {
+            "status": AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
+            "policy": policy,
+            "metadata": None if record.metadata is None else json_text.parse_json(record.metadata.encode()),
+            "policy_version": record.policy_version,
+            "policy_record": view,
+            "spent_usdc": from_micro(spent),
+            "reserved_usdc": from_micro(sessions.reserved(connection, record)),
+            "remaining_usdc": None if left is None else from_micro(left),
+            # The wire has milliseconds: rounded up, so that it is never told too early.
+            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
+            "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+            "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
+        }
 
 
 def _account(record: AccountRecord, balance_micro: int) -> Account:

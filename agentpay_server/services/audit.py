@@ -7,13 +7,20 @@ without the sandbox.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from attrs import frozen
 
-from agentpay.contract import codec
+from agentpay.contract import codec, json_text
+from agentpay.contract.console import AuditEntry, ListAudit
+from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
+from agentpay_server.clock import from_us
+from agentpay_server.domain.cursors import List
+from agentpay_server.domain.principals import Principal
+from agentpay_server.services.context import Context
 from agentpay_server.store import audit as store
+from agentpay_server.store.audit import AuditRecord
 from agentpay_server.store.connection import Connection
 
 APPROVAL_EXPIRED: Final = "console.approvals.expire"
@@ -55,6 +62,24 @@ class Server:
     operator_id: str
     key_id: None = None
     request_id: None = None
+
+
+class AuditTrail:
+    """Reads the audit trail."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
+        """Return a page of what was changed by whom.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("audit", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_entry)
 
 
 def record(
@@ -99,6 +124,22 @@ def given(**values: object) -> dict[str, object]:
 def usdc(micro: int) -> str:
     """Return an amount as it is on the wire."""
     return format_string(from_micro(micro))
+
+
+def _entry(row: AuditRecord) -> AuditEntry:
+    return AuditEntry(
+        key_id=row.key_id,
+        action=row.action,
+        subject=row.subject,
+        before=_values(row.before),
+        after=_values(row.after),
+        request_id=row.request_id,
+        created_at=from_us(row.created_us),
+    )
+
+
+def _values(text: str | None) -> Any:  # noqa: ANN401 - a JSON value
+    return None if text is None else json_text.parse_json(text.encode())
 
 
 def _text(values: Mapping[str, object] | None) -> str | None:

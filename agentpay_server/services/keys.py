@@ -6,10 +6,7 @@ from typing import Final
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
-from agentpay.contract.pages import PageBody
-from agentpay_server.clock import from_us
-from agentpay_server.contract.console import (
+from agentpay.contract.console import (
     CREATE_AGENT_KEY,
     REVOKE_AGENT_KEY,
     AgentKey,
@@ -17,7 +14,8 @@ from agentpay_server.contract.console import (
     ListAgentKeys,
     NewAgentKey,
 )
-from agentpay_server.contract.operator_keys import (
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.operator_keys import (
     CREATE_OPERATOR_KEY,
     REVOKE_OPERATOR_KEY,
     CreateOperatorKey,
@@ -25,6 +23,8 @@ from agentpay_server.contract.operator_keys import (
     NewOperatorKey,
     OperatorKey,
 )
+from agentpay.contract.pages import PageBody
+from agentpay_server.clock import from_us
 from agentpay_server.domain.api_keys import LENT, KeyKind, digest_of, new_key
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from agentpay.contract import codec, identifiers
-from agentpay.contract.endpoints import CREATE_WEBHOOK
-from agentpay.contract.errors import ErrorCode, FieldFault
-from agentpay.contract.pages import PageBody
-from agentpay.contract.usdc import from_micro, to_micro
-from agentpay.contract.webhooks import CreateWebhook, Webhook
-from agentpay_server.clock import SECOND_US, from_us
-from agentpay_server.contract.webhooks import (
+from agentpay.contract.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     ListWebhooks,
@@ -20,6 +14,12 @@ from agentpay_server.contract.webhooks import (
     RegisteredWebhook,
     RotateSecret,
 )
+from agentpay.contract.endpoints import CREATE_WEBHOOK
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay_server.clock import SECOND_US, from_us
 from agentpay_server.domain.addresses import is_https
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal

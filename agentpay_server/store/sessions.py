@@ -9,8 +9,8 @@ from typing import Final
 from attrs import field, frozen
 from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
 
+from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.store import held_keys
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection

@@ -10,16 +10,13 @@ import pytest
 
 from agentpay import AgentPay
 from agentpay.contract.endpoints import ENDPOINTS, Repeat, Scope
+from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.requests import Request
+from agentpay.contract.sessions import SESSION_ENDPOINTS
 from agentpay.errors import AuthenticationError
 from agentpay_server.clients import ServerClient
-from agentpay_server.contract.approvals import APPROVAL_ENDPOINTS
-from agentpay_server.contract.console import CONSOLE_ENDPOINTS
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
-from agentpay_server.contract.sessions import SESSION_ENDPOINTS
-from agentpay_server.contract.webhooks import WEBHOOK_ENDPOINTS
 
 IN_THE_CONTRACT = {
     ("POST", "/v1/accounts"),
@@ -45,15 +42,8 @@ OF_AGENTS = {
     "sessions.get",
     "sessions.list",
 }
-BESIDE = (
-    *SESSION_ENDPOINTS,
-    *CONSOLE_ENDPOINTS,
-    *OPERATOR_KEY_ENDPOINTS,
-    *APPROVAL_ENDPOINTS,
-    *WEBHOOK_ENDPOINTS,
-    *SANDBOX_ENDPOINTS,
-)
-EVERYWHERE = (*ENDPOINTS, *BESIDE)
+EXTENSIONS = (*EXTENSION_ENDPOINTS, *SANDBOX_ENDPOINTS)
+EVERYWHERE = (*ENDPOINTS, *EXTENSIONS)
 OF_SESSIONS = {
     ("POST", "/sessions"),
     ("GET", "/sessions"),
@@ -74,7 +64,7 @@ V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "transfers.get": lambda c: c.transfers.get("txn_a"),
     "webhooks.create": lambda c: c.webhooks.create(url="https://example.com", events=["transfer.settled"]),
 }
-BESIDE_CALLS: dict[str, Callable[[ServerClient], Any]] = {
+EXTENSION_CALLS: dict[str, Callable[[ServerClient], Any]] = {
     "sessions.open": lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="5"),
     "sessions.charge": lambda c: c.sessions.charge("sess_a", amount="0.01"),
     "sessions.close": lambda c: c.sessions.close("sess_a"),
@@ -153,10 +143,10 @@ def test_every_endpoint_is_called_by_the_sdk():
         assert fits(endpoint, asked(V1_CALLS[endpoint.name])), endpoint.name
 
 
-def test_every_endpoint_beside_v1_is_called_by_the_server_client():
-    assert set(BESIDE_CALLS) == {endpoint.name for endpoint in BESIDE}
-    for endpoint in BESIDE:
-        assert fits(endpoint, asked(BESIDE_CALLS[endpoint.name], ServerClient)), endpoint.name
+def test_every_extension_is_called_by_the_server_client():
+    assert set(EXTENSION_CALLS) == {endpoint.name for endpoint in EXTENSIONS}
+    for endpoint in EXTENSIONS:
+        assert fits(endpoint, asked(EXTENSION_CALLS[endpoint.name], ServerClient)), endpoint.name
 
 
 def test_the_server_binds_every_endpoint():

@@ -13,7 +13,7 @@ from agentpay.contract import codec
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorBody, ErrorCode
 from agentpay.contract.pages import PageBody
-from agentpay_server.contract.sessions import (
+from agentpay.contract.sessions import (
     SESSION_ENDPOINTS,
     ChargeSession,
     ClosingReason,

@@ -25,7 +25,7 @@ from agentpay_server.embedded.transports import EmbeddedTransport
 from agentpay_server.http.app import DOCUMENTS, document_text
 
 ROOT = Path(__file__).parents[2]
-TEXTS = {name: document_text(beside=beside) for name, beside in DOCUMENTS.items()}
+TEXTS = {name: document_text(extensions=extensions) for name, extensions in DOCUMENTS.items()}
 PARSED: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in TEXTS.items()}
 OPERATIONS = {
     (method.upper(), path): (document, operation)
@@ -66,7 +66,9 @@ def parts(value, path=""):
 def test_the_committed_document_is_the_one_that_is_printed(name):
     committed = (ROOT / "docs" / name.removeprefix("/")).read_text(encoding="utf-8")
 
-    assert committed == TEXTS[name], "run: agentpay-server openapi [--beside] > docs/openapi[-beside].json"
+    assert committed == TEXTS[name], (
+        "run: agentpay-server openapi [--extensions] > docs/openapi[-extensions].json"
+    )
 
 
 @every_document
@@ -282,7 +284,9 @@ def test_a_document_is_served_to_anyone_and_to_readers_alone(name):
         assert send(server, "POST", name).status_code == 404
 
 
-@pytest.mark.parametrize(("options", "name"), [([], "/openapi.json"), (["--beside"], "/openapi-beside.json")])
+@pytest.mark.parametrize(
+    ("options", "name"), [([], "/openapi.json"), (["--extensions"], "/openapi-extensions.json")]
+)
 def test_the_command_prints_a_document(options, name):
     result = CliRunner().invoke(main, ["openapi", *options])
 

@@ -55,12 +55,12 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
     assert CliRunner().invoke(main, ["nonsense"]).exit_code == 2
 
 
-@pytest.mark.parametrize("beside", [[], ["--beside"]])
-def test_the_documents_are_printed_as_they_are_served(commands: CommandLine, beside: list[str]) -> None:
-    path = "/openapi-beside.json" if beside else "/openapi.json"
+@pytest.mark.parametrize("options", [[], ["--extensions"]])
+def test_the_documents_are_printed_as_they_are_served(commands: CommandLine, options: list[str]) -> None:
+    path = "/openapi-extensions.json" if options else "/openapi.json"
     served = httpx.get(commands.environment["AGENTPAY_BASE_URL"] + path)
-    assert commands.shown("openapi", *beside) == served.text
-    assert commands.shown("openapi", *beside, "--json") == served.text
+    assert commands.shown("openapi", *options) == served.text
+    assert commands.shown("openapi", *options, "--json") == served.text
 
 
 # --- Keys

@@ -14,13 +14,13 @@ from receivers import Receiver, closed_port, drop, hang
 from server_world import START, Funded
 
 from agentpay import webhooks
+from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.connection import Address
 from agentpay_server.cli.forwarding import Forward, Forwarder
 from agentpay_server.cli.listen import Listener
 from agentpay_server.cli.output import Output
-from agentpay_server.contract.webhooks import RecordedEvent
 
 pytestmark = pytest.mark.anyio
 

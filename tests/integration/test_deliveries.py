@@ -17,9 +17,9 @@ from receivers import Receiver, answer, closed_port, drop, hang
 from server_world import START, UNKNOWN, Funded, faults, raw_client
 
 from agentpay import AgentPay, ConflictError, webhooks
+from agentpay.contract.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.webhooks import Delivery
 from agentpay_server.services import posting
 from agentpay_server.store import tables
 
@@ -133,8 +133,8 @@ def test_each_delay_counts_from_the_failure_before_it(server: AgentPayServer, pa
     inbox.fail_next(times=2)
     pay()
     # The clock was moved without the schedule: the first attempt comes late, and the others after it.
-    server._running.runtime.context.clock.move_to(0)
-    server._running.runtime.context.clock._now_us += 7 * 1_000_000
+    server._running.server.context.clock.move_to(0)
+    server._running.server.context.clock._now_us += 7 * 1_000_000
     late = START + timedelta(seconds=7)
 
     server.sandbox.clock.advance(hours=1)

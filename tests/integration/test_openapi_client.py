@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the two packages that openapi-python-client generates."""
     place = tmp_path_factory.mktemp("generated")
-    for document, package in (("openapi.json", "generated_v1"), ("openapi-beside.json", "generated_beside")):
+    for document, package in (
+        ("openapi.json", "generated_v1"),
+        ("openapi-extensions.json", "generated_extensions"),
+    ):
         configuration = place / f"{package}.yaml"
         configuration.write_text(f"package_name_override: {package}\npost_hooks: []\n")
         files = {
@@ -42,7 +45,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def packages(generated: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
     monkeypatch.syspath_prepend(str(generated))
-    return import_module("generated_v1"), import_module("generated_beside")
+    return import_module("generated_v1"), import_module("generated_extensions")
 
 
 def operation(package: ModuleType, name: str) -> Any:
@@ -55,8 +58,8 @@ def models(package: ModuleType) -> Any:
 
 
 def test_a_generated_client_completes_the_quickstart(packages: tuple[ModuleType, ModuleType]) -> None:
-    v1, beside = packages
-    sent, asked = models(v1), models(beside)
+    v1, extensions = packages
+    sent, asked = models(v1), models(extensions)
     with AgentPayServer() as server:
         base_url = server.listen()
 
@@ -66,14 +69,14 @@ def test_a_generated_client_completes_the_quickstart(packages: tuple[ModuleType,
             )
 
         key = server.operator_key
-        with client_of(v1, key) as client, client_of(beside, key) as dashboard:
+        with client_of(v1, key) as client, client_of(extensions, key) as dashboard:
             create = operation(v1, "accounts.create")
             bot = create(client=client, body=sent.CreateAccount(name="Research bot"))
             shop = create(client=client, body=sent.CreateAccount(name="Data shop"))
             assert bot.handle == "@research-bot"
             assert bot.balance_usdc == "0.000000"
 
-            fund = operation(beside, "sandbox.accounts.fund")
+            fund = operation(extensions, "sandbox.accounts.fund")
             funding = fund(bot.account_id, client=dashboard, body=asked.Fund(amount="100"))
             assert funding.balance_usdc == "100.000000"
 
@@ -82,7 +85,7 @@ def test_a_generated_client_completes_the_quickstart(packages: tuple[ModuleType,
             assert (policy.max_single_transfer, policy.max_daily_spend, policy.paused) == (25, 40, False)
 
             key_request = asked.CreateAgentKey(account_id=bot.account_id)
-            made = operation(beside, "console.agent_keys.create")(client=dashboard, body=key_request)
+            made = operation(extensions, "console.agent_keys.create")(client=dashboard, body=key_request)
             with client_of(v1, made.key) as agent:
                 pay = operation(v1, "transfers.create")
                 order = sent.CreateTransfer(

@@ -57,7 +57,7 @@ values = ["0.000001", "1", "2.5", "7", "999999999.999999"]
 "body.to" = {{ dictionary = "recipients", probability = 0.8 }}
 "body.amount" = {{ dictionary = "amounts", probability = 0.6 }}
 """
-DOCUMENTS = ["openapi.json", "openapi-beside.json"]
+DOCUMENTS = ["openapi.json", "openapi-extensions.json"]
 
 
 def accounts_of(server: AgentPayServer) -> list[str]:

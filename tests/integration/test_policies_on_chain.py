@@ -13,10 +13,10 @@ from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.console import PolicyRecordView
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
-from agentpay_server.contract.console import PolicyRecordView
 
 SOMEONE = "So11111111111111111111111111111111111111112"
 

@@ -1,4 +1,4 @@
-"""The two documents: the contract's operations under `/v1`, and those that stand beside them.
+"""The two documents: the contract's operations under `/v1`, and those of the extensions.
 
 Each says all that the endpoint table knows: who may call, what is sent, every status with its body and its
 header fields, and where an answer leads. The first also has the webhooks.
@@ -38,9 +38,9 @@ _V1: Final = {
     "description": f"{_CONVENTIONS} The interface is labelled Beta.",
     "license": {"name": "MIT", "identifier": "MIT"},
 }
-_BESIDE: Final = {
-    "title": "Agent Payment Account Service: beside the interface",
-    "summary": "What the reference server offers beside `/v1`: the operator's console, and the sandbox.",
+_EXTENSIONS: Final = {
+    "title": "Agent Payment Account Service: extensions",
+    "summary": "What the reference server offers outside `/v1`: sessions, the operator API, the sandbox.",
     "version": __version__,
     "description": f"{_CONVENTIONS} Nothing here is part of the interface; other servers need not have it.",
     "license": {"name": "MIT", "identifier": "MIT"},
@@ -103,20 +103,20 @@ _DELIVERY_HEADERS: Final = (
 )
 
 
-def document(endpoints: Iterable[Endpoint], *, beside: bool) -> dict[str, Any]:
+def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, Any]:
     """Return a document as a JSON value, its exact numbers as `Decimal`.
 
     Args:
         endpoints: all of the server's.
-        beside: the document of what stands beside `/v1`, instead of that of `/v1`.
+        extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
     """
-    chosen = [endpoint for endpoint in endpoints if endpoint.path.startswith("/v1/") is not beside]
-    return _Printer(chosen).document(_BESIDE if beside else _V1, has_webhooks=not beside)
+    chosen = [endpoint for endpoint in endpoints if endpoint.path.startswith("/v1/") is not extensions]
+    return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 
 
-def printed(endpoints: Iterable[Endpoint], *, beside: bool) -> str:
+def printed(endpoints: Iterable[Endpoint], *, extensions: bool) -> str:
     """Return a document as text: JSON, indented, with a line end."""
-    value = document(endpoints, beside=beside)
+    value = document(endpoints, extensions=extensions)
     return json.dumps(value, indent=2, ensure_ascii=False, default=_number) + "\n"
 
 

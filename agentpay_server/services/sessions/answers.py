@@ -5,9 +5,9 @@ import math
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import Session, SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import SECOND_US, from_us
-from agentpay_server.contract.sessions import Session, SessionStatus
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.domain.sessions import Limits

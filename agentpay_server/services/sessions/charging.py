@@ -8,8 +8,8 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import CHARGE_SESSION, ChargeSession
 from agentpay.contract.usdc import to_micro
-from agentpay_server.contract.sessions import CHARGE_SESSION, ChargeSession
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
+from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.chain import escrow
 from agentpay_server.chain.base import (
     ChainUnavailableError,
@@ -19,7 +20,6 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.sessions import (
     MOST_PAYEES_CREATED,

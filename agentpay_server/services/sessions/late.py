@@ -8,8 +8,8 @@ landed.
 import attrs
 
 from agentpay.contract import identifiers
+from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
-from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.sessions import check_transition, closes_us
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
 from agentpay_server.services.context import Context

@@ -11,6 +11,7 @@ import attrs
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
 from agentpay_server.chain.base import (
@@ -21,7 +22,6 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal

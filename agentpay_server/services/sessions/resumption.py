@@ -8,8 +8,8 @@ import asyncio
 import math
 from typing import Any, Final
 
+from agentpay.contract.sessions import SessionStatus
 from agentpay_server.clock import real_now_us
-from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.transfers import LEASE_US
 from agentpay_server.services.context import Context
 from agentpay_server.services.sessions.closing import Closing

@@ -10,16 +10,16 @@ from attrs import frozen
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
-from agentpay.contract.usdc import format_number
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.escrow import ESCROW_BYTES
-from agentpay_server.contract.sessions import (
+from agentpay.contract.sessions import (
     ChargeSession,
     ListSessions,
     OpenSession,
     Session,
     SessionStatus,
 )
+from agentpay.contract.usdc import format_number
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, chain_unavailable, invalid, not_found

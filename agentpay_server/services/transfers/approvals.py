@@ -15,18 +15,18 @@ from typing import Final
 
 import attrs
 
-from agentpay.contract.errors import ErrorCode, RejectionReason
-from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody
-from agentpay.contract.transfers import Transfer, TransferStatus
-from agentpay_server.clock import from_us
-from agentpay_server.contract.approvals import (
+from agentpay.contract.approvals import (
     APPROVE_TRANSFER,
     REJECT_TRANSFER,
     ListApprovals,
     PendingTransfer,
     RejectTransfer,
 )
+from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.pages import PageBody
+from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay_server.clock import from_us
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.principals import Principal

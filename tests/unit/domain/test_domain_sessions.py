@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from agentpay.contract.errors import HTTP_STATUS
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
+from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import DAY_US, HOUR_US
-from agentpay_server.contract.sessions import SessionStatus
 from agentpay_server.domain.policy import Means, Recipient
 from agentpay_server.domain.sessions import (
     TRANSITIONS,

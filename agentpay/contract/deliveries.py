@@ -258,7 +258,7 @@ REPLAY_EVENT: Final = Endpoint(
     summary="Deliver an event once more.",
 )
 
-WEBHOOK_ENDPOINTS: Final = (
+DELIVERY_ENDPOINTS: Final = (
     LIST_WEBHOOKS,
     DELETE_WEBHOOK,
     ROTATE_SECRET,

@@ -1,0 +1,18 @@
+"""Every extension's endpoint: what a service may offer outside `/v1`, the sandbox excepted."""
+
+from typing import Final
+
+from agentpay.contract.approvals import APPROVAL_ENDPOINTS
+from agentpay.contract.console import CONSOLE_ENDPOINTS
+from agentpay.contract.deliveries import DELIVERY_ENDPOINTS
+from agentpay.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
+from agentpay.contract.sessions import SESSION_ENDPOINTS
+
+EXTENSION_ENDPOINTS: Final = (
+    *SESSION_ENDPOINTS,
+    *CONSOLE_ENDPOINTS,
+    *OPERATOR_KEY_ENDPOINTS,
+    *APPROVAL_ENDPOINTS,
+    *DELIVERY_ENDPOINTS,
+)
+"""Every operation outside `/v1` that a deployed service may offer."""

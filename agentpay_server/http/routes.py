@@ -1,0 +1,132 @@
+"""What answers each endpoint: one row per endpoint, by its name.
+
+A row says the status of the reply, which operation of which service is called with what, and whether the
+work goes on when the caller hangs up. Those about snapshots do not: they wait for such work, or cut it off.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay.contract.transfers import Transfer
+from agentpay_server.http.exchange import Call, Reply
+from agentpay_server.server import Services
+from agentpay_server.services.policies import VersionedPolicy
+
+
+@frozen
+class Route:
+    """How one endpoint is answered.
+
+    Attributes:
+        reply: the status of a success, whose body is what the handler returns; or what makes the reply of it.
+        handler: calls the operation.
+        is_owned: whether the operation runs in a task of the server's, to its end, whatever becomes of the
+            caller. Operations that own what must not be cut off themselves do without.
+    """
+
+    reply: int | Callable[[Any], Reply]
+    handler: Callable[[Services, Call], Coroutine[Any, Any, Any]]
+    is_owned: bool = False
+
+    async def answer(self, services: Services, call: Call) -> Reply:
+        """Return the reply to a call."""
+        work = self.handler(services, call)
+        result = await (services.tasks.complete(work) if self.is_owned else work)
+        return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
+
+
+def _transfer(transfer: Transfer) -> Reply:
+    return Reply(status=200 if transfer.status == "settled" else 202, model=transfer)
+
+
+def _policy(versioned: VersionedPolicy) -> Reply:
+    return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
+
+
+ROUTES: Final[Mapping[str, Route]] = {
+    "accounts.create": Route(201, lambda s, c: s.accounts.create(c.principal, c.body), is_owned=True),
+    "accounts.list": Route(200, lambda s, c: s.accounts.list(c.principal, c.query)),
+    "accounts.get": Route(200, lambda s, c: s.accounts.get(c.principal, c.path["account_id"])),
+    "accounts.balance": Route(200, lambda s, c: s.accounts.balance(c.principal, c.path["account_id"])),
+    "accounts.transactions": Route(
+        200, lambda s, c: s.history.list(c.principal, c.path["account_id"], c.query)
+    ),
+    "policies.get": Route(_policy, lambda s, c: s.policies.get(c.principal, c.path["account_id"])),
+    "policies.put": Route(
+        _policy,
+        lambda s, c: s.policies.put(
+            c.principal, c.path["account_id"], c.body, if_match=c.headers.get("if-match")
+        ),
+        is_owned=True,
+    ),
+    "transfers.create": Route(_transfer, lambda s, c: s.transfers.create(c.principal, c.body)),
+    "transfers.get": Route(200, lambda s, c: s.transfers.get(c.principal, c.path["transfer_id"])),
+    "webhooks.create": Route(201, lambda s, c: s.webhooks.create(c.principal, c.body)),
+    # Sessions
+    "sessions.open": Route(201, lambda s, c: s.sessions.open(c.principal, c.body)),
+    "sessions.charge": Route(200, lambda s, c: s.sessions.charge(c.principal, c.path["session_id"], c.body)),
+    "sessions.close": Route(200, lambda s, c: s.sessions.close(c.principal, c.path["session_id"])),
+    "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
+    "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
+    # The console
+    "console.accounts.get": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
+    "console.accounts.allow_signing": Route(
+        200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])
+    ),
+    "console.agent_keys.create": Route(201, lambda s, c: s.keys.create_agent_key(c.principal, c.body)),
+    "console.agent_keys.list": Route(200, lambda s, c: s.keys.list_agent_keys(c.principal, c.query)),
+    "console.agent_keys.revoke": Route(
+        204, lambda s, c: s.keys.revoke_agent_key(c.principal, c.path["key_id"])
+    ),
+    "console.operator_keys.create": Route(201, lambda s, c: s.keys.create_operator_key(c.principal, c.body)),
+    "console.operator_keys.list": Route(200, lambda s, c: s.keys.list_operator_keys(c.principal, c.query)),
+    "console.operator_keys.revoke": Route(
+        204, lambda s, c: s.keys.revoke_operator_key(c.principal, c.path["key_id"])
+    ),
+    "console.approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
+    "console.approvals.approve": Route(
+        200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True
+    ),
+    "console.approvals.reject": Route(
+        200, lambda s, c: s.approvals.reject(c.principal, c.path["transfer_id"], c.body), is_owned=True
+    ),
+    "console.audit.list": Route(200, lambda s, c: s.audit.list(c.principal, c.query)),
+    "console.webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
+    "console.webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
+    "console.webhooks.rotate_secret": Route(
+        200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
+    ),
+    "console.events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
+    "console.events.replay": Route(
+        202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
+    ),
+    "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
+    # The sandbox
+    "sandbox.accounts.fund": Route(
+        200, lambda s, c: s.sandbox.fund(c.principal, c.path["account_id"], c.body), is_owned=True
+    ),
+    "sandbox.operators.create": Route(201, lambda s, c: s.sandbox.create_operator(c.principal, c.body)),
+    "sandbox.token_accounts.create": Route(
+        201, lambda s, c: s.sandbox.create_token_account(c.principal), is_owned=True
+    ),
+    "sandbox.clock.get": Route(200, lambda s, _: s.sandbox.clock()),
+    "sandbox.clock.advance": Route(
+        200, lambda s, c: s.sandbox.advance_clock(c.principal, c.body), is_owned=True
+    ),
+    "sandbox.faults.set": Route(
+        200, lambda s, c: s.sandbox.set_fault(c.principal, c.path["name"], c.body), is_owned=True
+    ),
+    "sandbox.faults.delete": Route(
+        204, lambda s, c: s.sandbox.delete_fault(c.principal, c.path["name"]), is_owned=True
+    ),
+    "sandbox.faults.list": Route(200, lambda s, c: s.sandbox.list_faults(c.principal, c.query)),
+    "sandbox.faults.clear": Route(204, lambda s, c: s.sandbox.clear_faults(c.principal), is_owned=True),
+    "sandbox.snapshots.create": Route(201, lambda s, c: s.sandbox.snapshot(c.principal)),
+    "sandbox.snapshots.restore": Route(
+        200, lambda s, c: s.sandbox.restore(c.principal, c.path["snapshot_id"])
+    ),
+    "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
+}
+"""How each endpoint of `BOUND_ENDPOINTS` is answered."""
