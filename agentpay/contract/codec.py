@@ -353,9 +353,14 @@ OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
 """The fields of answers that are left out where they do not apply, instead of being null."""
 
 
+def omitted_when_none(kind: type) -> frozenset[str]:
+    """Return the fields of a model, or of its bases, that are left out where they do not apply."""
+    return frozenset(name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ()))
+
+
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
-    omitted = {name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ())}
+    omitted = omitted_when_none(kind)
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),

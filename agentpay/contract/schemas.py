@@ -180,7 +180,7 @@ class Schemas:
         never_null = (
             attribute.metadata == ALWAYS_SENT
             or (is_request and attribute.metadata != NULLABLE)
-            or attribute.name in codec.OMITTED_WHEN_NONE.get(owner, ())
+            or attribute.name in codec.omitted_when_none(owner)
         )
         if attribute.default is None and never_null and NoneType in get_args(kind):
             kind = _without_none(kind)
@@ -255,7 +255,7 @@ def _of_enum(enum: type[Enum]) -> Schema:
 def _is_required(model: type, attribute: "attrs.Attribute[Any]") -> bool:
     if issubclass(model, Request):
         return attribute.default is attrs.NOTHING
-    return attribute.name not in codec.OMITTED_WHEN_NONE.get(model, ())
+    return attribute.name not in codec.omitted_when_none(model)
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type annotation
