@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from agentpay._async.paging import AsyncPages
-from agentpay._async.resource import AsyncResource, Exchange
+from agentpay._async.client import AsyncAgentPay
+from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.pages import PageBody
@@ -90,9 +91,14 @@ class AsyncSandbox(AsyncResource):
         clock: the server's clock.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self.clock: AsyncSandboxClock = AsyncSandboxClock(exchange)
+    def __init__(self, client: AsyncAgentPay) -> None:
+        """Use the sandbox of a server.
+
+        Args:
+            client: a client of the server, with an operator key; its connections and settings are used.
+        """
+        super().__init__(client._caller)
+        self.clock: AsyncSandboxClock = AsyncSandboxClock(client._caller)
 
     async def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.

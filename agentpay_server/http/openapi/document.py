@@ -110,7 +110,7 @@ def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, An
         endpoints: all of the server's.
         extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
     """
-    chosen = [endpoint for endpoint in endpoints if endpoint.path.startswith("/v1/") is not extensions]
+    chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 
 

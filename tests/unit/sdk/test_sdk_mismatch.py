@@ -21,7 +21,6 @@ from sdk_world import (
 from test_sdk_sessions import SESSION
 
 from agentpay import AgentPay, AsyncAgentPay, errors
-from agentpay_server.clients import AsyncServerClient, ServerClient
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5", "idempotency_key": "key-1"}
@@ -68,20 +67,20 @@ CASES = {
     "sessions.close": (lambda c: c.sessions.close("sess_a"), 200, SESSION, "session_id"),
     "sessions.get": (lambda c: c.sessions.get("sess_a"), 200, SESSION, "session_id"),
     "console.agent_keys.create": (
-        lambda c: c.console.create_agent_key("acct_a", name="Bot"),
+        lambda c: c.console.agent_keys.create("acct_a", name="Bot"),
         201,
         {**KEY_VIEW, "key": "ap_agent_x"},
         "account_id",
     ),
-    "console.accounts.get": (lambda c: c.console.account("acct_a"), 200, DETAIL, "account_id"),
+    "console.accounts.get": (lambda c: c.console.accounts.get("acct_a"), 200, DETAIL, "account_id"),
     "console.accounts.allow_signing": (
-        lambda c: c.console.allow_signing("acct_a"),
+        lambda c: c.console.accounts.allow_signing("acct_a"),
         200,
         DETAIL,
         "account_id",
     ),
-    "console.approvals.approve": (lambda c: c.console.approve("txn_a"), 200, TRANSFER, "transfer_id"),
-    "console.approvals.reject": (lambda c: c.console.reject("txn_a"), 200, TRANSFER, "transfer_id"),
+    "console.approvals.approve": (lambda c: c.console.approvals.approve("txn_a"), 200, TRANSFER, "transfer_id"),
+    "console.approvals.reject": (lambda c: c.console.approvals.reject("txn_a"), 200, TRANSFER, "transfer_id"),
     "sandbox.faults.set": (lambda c: c.sandbox.set_fault("chain_down"), 200, FAULT, "name"),
     "sandbox.snapshots.restore": (lambda c: c.sandbox.restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
 }
@@ -117,21 +116,21 @@ PAGES = {
         "account_id",
     ),
     "sessions.list": (lambda c: c.sessions.list(account_id="acct_a"), 200, SESSION, "account_id"),
-    "console.events.list": (lambda c: c.console.events(type="transfer.settled"), 200, EVENT, "type"),
+    "console.events.list": (lambda c: c.console.events.list(type="transfer.settled"), 200, EVENT, "type"),
     "console.deliveries.list": (
-        lambda c: c.console.deliveries(event_id="evt_a", webhook_id="wh_a"),
+        lambda c: c.console.deliveries.list(event_id="evt_a", webhook_id="wh_a"),
         200,
         DELIVERY,
         "webhook_id",
     ),
-    "console.events.replay": (lambda c: c.console.replay_event("evt_a"), 202, DELIVERY, "event_id"),
+    "console.events.replay": (lambda c: c.console.events.replay("evt_a"), 202, DELIVERY, "event_id"),
 }
 """A call that lists things, the status of its answer, an item, and a field that every item repeats."""
 
 
 @pytest.fixture(params=["sync", "asyncio", "trio"])
 def caller(request):
-    caller = Caller(ServerClient) if request.param == "sync" else Caller(AsyncServerClient, request.param)
+    caller = Caller(AgentPay) if request.param == "sync" else Caller(AsyncAgentPay, request.param)
     yield caller
     caller(lambda client: client.close())
 
