@@ -15,11 +15,26 @@ if TYPE_CHECKING:
     from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
+    from agentpay._options import CallOptions
+    from agentpay._raw import RawResponse
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
     from agentpay.contract.accounts import Account, AccountStatus, Balance
+    from agentpay.contract.approvals import PendingTransfer
+    from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+    from agentpay.contract.deliveries import (
+        Delivery,
+        DeliveryAttempt,
+        NewSecret,
+        RecordedEvent,
+        RegisteredWebhook,
+    )
+    from agentpay.contract.identity import Identity, KeyKind
+    from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
+    from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
+    from agentpay.contract.spending import Budget
     from agentpay.contract.transactions import (
         Direction,
         Transaction,
@@ -49,6 +64,7 @@ if TYPE_CHECKING:
         InvalidRecipientError,
         InvalidRequestError,
         NotFoundError,
+        OutcomeUnknownError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -73,41 +89,63 @@ __all__ = [
     "APIError",
     "APITimeoutError",
     "Account",
+    "AccountDetail",
     "AccountPausedError",
     "AccountPolicy",
     "AccountStatus",
+    "AgentKey",
     "AgentPay",
     "AgentPayError",
     "AnswerMismatchError",
     "AsyncAgentPay",
     "AsyncPage",
+    "AuditEntry",
     "AuthenticationError",
     "Balance",
+    "Budget",
+    "CallOptions",
     "ChainUnavailableError",
     "ClosedClientError",
+    "ClosingReason",
     "ConfigurationError",
     "ConflictError",
     "DecodingError",
+    "Delivery",
+    "DeliveryAttempt",
     "Direction",
     "ExtensionNotOfferedError",
     "FieldFault",
     "IdempotencyConflictError",
+    "Identity",
     "InsecureConnectionWarning",
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
+    "KeyKind",
+    "NewAgentKey",
+    "NewOperatorKey",
+    "NewSecret",
     "NotFoundError",
+    "OperatorKey",
+    "OutcomeUnknownError",
     "Page",
+    "PendingTransfer",
     "PermissionDeniedError",
     "Policy",
+    "PolicyRecordView",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitedError",
+    "RawResponse",
+    "RecordedEvent",
+    "RegisteredWebhook",
     "ServerError",
     "ServiceUnavailableError",
+    "Session",
     "SessionCapExceededError",
     "SessionClosedError",
     "SessionOutcomeUnknownError",
+    "SessionStatus",
     "Transaction",
     "TransactionStatus",
     "TransactionType",
@@ -125,10 +163,31 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Session": "agentpay.contract.sessions",
+    "SessionStatus": "agentpay.contract.sessions",
+    "ClosingReason": "agentpay.contract.sessions",
+    "PendingTransfer": "agentpay.contract.approvals",
+    "AgentKey": "agentpay.contract.console",
+    "NewAgentKey": "agentpay.contract.console",
+    "AccountDetail": "agentpay.contract.console",
+    "PolicyRecordView": "agentpay.contract.console",
+    "AuditEntry": "agentpay.contract.console",
+    "OperatorKey": "agentpay.contract.operator_keys",
+    "NewOperatorKey": "agentpay.contract.operator_keys",
+    "RegisteredWebhook": "agentpay.contract.deliveries",
+    "NewSecret": "agentpay.contract.deliveries",
+    "RecordedEvent": "agentpay.contract.deliveries",
+    "Delivery": "agentpay.contract.deliveries",
+    "DeliveryAttempt": "agentpay.contract.deliveries",
+    "Identity": "agentpay.contract.identity",
+    "KeyKind": "agentpay.contract.identity",
+    "Budget": "agentpay.contract.spending",
     "AgentPay": "agentpay._sync.client",
     "AsyncAgentPay": "agentpay._async.client",
     "AsyncPage": "agentpay._async.paging",
+    "CallOptions": "agentpay._options",
     "Page": "agentpay._sync.paging",
+    "RawResponse": "agentpay._raw",
     "Account": "agentpay.contract.accounts",
     "AccountStatus": "agentpay.contract.accounts",
     "Balance": "agentpay.contract.accounts",

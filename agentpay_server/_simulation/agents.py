@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from agentpay._async.client import AsyncAgentPay
 from agentpay._http import AsyncHttp
 from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
@@ -17,7 +18,6 @@ from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError
 from agentpay_server._simulation.chance import ACTOR, Actor
 from agentpay_server._simulation.network import AgentTransport
-from agentpay._async.client import AsyncAgentPay
 from agentpay_server.clients import AsyncSandbox
 
 if TYPE_CHECKING:
@@ -251,7 +251,11 @@ class Operator(Worker):
         console, judges = self._client.console, self.world.judges
         asked_at = self.world.loop.time()
         try:
-            decided = await (console.approvals.approve(transfer_id) if is_approved else console.approvals.reject(transfer_id))
+            decided = await (
+                console.approvals.approve(transfer_id)
+                if is_approved
+                else console.approvals.reject(transfer_id)
+            )
         except ConflictError:
             self.world.waiting.pop(transfer_id, None)
             return
@@ -293,7 +297,7 @@ class Stranger(Worker):
         else:
             to = chance.choice(world.accounts).usdc_token_account
         self.note("operator", "sends", micro, "to", to[:12])
-        world.cluster.pay_from_outside(to, micro)
+        world.cluster.pay_from_outside(to, micro, slots_ago=chance.choice((0, 2, 20)))
 
 
 def usdc(micro: int) -> Decimal:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from agentpay.contract.accounts import Account
-from agentpay.contract.sessions import Session
+from agentpay.contract.sessions import Session, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
+from agentpay_server._simulation.database import NEXT_RELEASE
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ async def come_to_rest(world: "World") -> None:
     world.nodes.heal()
     for server in world.servers:
         server.rpc.down_until = 0.0
+        if world.database.release is NEXT_RELEASE:
+            # Those of before that are still at work go on, but none starts any more.
+            server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
         if world.loop.time() > began + _UP_SECONDS:
@@ -106,7 +110,7 @@ async def _under_way(world: "World", client: SimulatedClient, done: set[str]) ->
                 found.append((name, status))
             elif status not in ("open", "pending_approval"):
                 done.add(name)
-    for status in ("opening", "closing"):
+    for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
     for server in world.servers:
         if waiting := await _transfers_in_flight(server):

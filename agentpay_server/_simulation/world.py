@@ -271,9 +271,7 @@ class World:
         self._workers: list[Agent] = []
         for number in range(self.plan.accounts):
             account = await client.accounts.create(name=f"agent {number}")
-            await sandbox.fund(
-                account.account_id, usdc(random_.choice((200_000, 5_000_000, 50_000_000)))
-            )
+            await sandbox.fund(account.account_id, usdc(random_.choice((200_000, 5_000_000, 50_000_000))))
             limits = Limits()
             if number < self.plan.accounts - 1:
                 limits.single_micro = 60_000

@@ -5,11 +5,11 @@ See interface AP1 to AP5.
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.identifiers import TRANSFER
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay import AgentPay
 
 
 @click.group()

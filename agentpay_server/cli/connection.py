@@ -8,11 +8,10 @@ from typing import IO, Any, Final, NoReturn, TypeVar
 import click
 from attrs import field, frozen
 
-from agentpay import errors
+from agentpay import AgentPay, errors
 from agentpay.contract.printable import printable
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.variables import KEY_VARIABLE, URL_VARIABLE
-from agentpay import AgentPay
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

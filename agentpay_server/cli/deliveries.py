@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import click
 from attrs import frozen
 
-from agentpay import errors
+from agentpay import AgentPay, errors
 from agentpay.contract.deliveries import Delivery, DeliveryStatusFilter
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay import AgentPay
 
 
 def _last_answer(delivery: Delivery) -> str | int | None:
@@ -64,7 +63,10 @@ def list_deliveries(
 ) -> None:
     """List deliveries, newest first; JSON has every attempt."""
     found = server.console.deliveries.list(
-        status=status, event_id=event_id, webhook_id=webhook_id, limit=min(limit, 100)
+        status=None if status is None else DeliveryStatusFilter(status),
+        event_id=event_id,
+        webhook_id=webhook_id,
+        limit=min(limit, 100),
     )
     output.table(up_to(found, limit, output), _COLUMNS, empty="There are no such deliveries.")
 
@@ -117,9 +119,7 @@ class _Post:
     webhook_id: str | None
 
 
-def _named(
-    server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None
-) -> Iterator[_Post]:
+def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None) -> Iterator[_Post]:
     """Yield what identifiers stand for, in their order.
 
     The service finds an event by its identifier, and a delivery in the list alone.

@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay import AgentPay
 from agentpay.contract import identifiers
 from agentpay.contract.console import AccountDetail
 from agentpay.contract.event_types import EventType
@@ -19,7 +20,6 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
-from agentpay import AgentPay
 from agentpay_server.clients import Sandbox
 
 USUAL_USDC: Final = Decimal(1)

@@ -4,12 +4,12 @@ import secrets
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.identifiers import ACCOUNT, KEY
 from agentpay.contract.identity import KeyKind
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_json, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay import AgentPay
 from agentpay_server.domain.api_keys import new_key
 
 

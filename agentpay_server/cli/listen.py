@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from agentpay import errors
+from agentpay import AsyncAgentPay, errors
 from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
@@ -24,7 +24,6 @@ from agentpay_server.cli.connection import Address, address_of, takes_address, t
 from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Identifier, Seconds
-from agentpay import AsyncAgentPay
 from agentpay_server.domain.webhook_secrets import new_secret
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
@@ -13,7 +14,6 @@ from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.happenings import CannotHappenError, Stage, Trace, happening, new_account
 from agentpay_server.cli.output import Output
 from agentpay_server.cli.values import Identifier, Usdc
-from agentpay import AgentPay
 from agentpay_server.clients import Sandbox
 
 _PATIENCE_SECONDS: Final = 10.0

@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Final, Literal, NoReturn, Self, TypeVar, overload
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._async.console import AsyncConsole
+from agentpay._async.sessions import AsyncSessions
 from agentpay._sync.client import AgentPay
+from agentpay._sync.console import Console
+from agentpay._sync.sessions import Sessions
 from agentpay.contract.deliveries import Delivery, RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
-from agentpay._async.sessions import AsyncSessions
-from agentpay._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox

@@ -556,6 +556,9 @@ def test_the_client_raises_what_the_service_says(server: AgentPayServer) -> None
 async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
     one, other = escalated(key="one"), escalated(key="other")
     console = server.async_console
-    assert [item.transfer_id async for item in console.approvals.list()] == [other.transfer_id, one.transfer_id]
+    assert [item.transfer_id async for item in console.approvals.list()] == [
+        other.transfer_id,
+        one.transfer_id,
+    ]
     assert (await console.approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
     assert (await console.approvals.reject(other.transfer_id, reason="no")).status == "rejected"

@@ -12,9 +12,9 @@ from command_line import CommandLine, pending
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
+from agentpay._sync.deliveries import Events
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import _COMMANDS, main
-from agentpay._sync.deliveries import Events
 from agentpay_server.domain.api_keys import digest_of
 
 # --- What there is

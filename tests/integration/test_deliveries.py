@@ -544,7 +544,10 @@ def test_an_undelivered_event_is_replayed(
     assert receiver.posts[5].body == receiver.posts[0].body
     assert receiver.posts[5].headers["x-service-event-id"] == event_id
     assert receiver.posts[5].headers["x-service-delivery-attempt"] == "1"
-    assert [d.status for d in server.console.deliveries.list(event_id=event_id)] == ["delivered", "undelivered"]
+    assert [d.status for d in server.console.deliveries.list(event_id=event_id)] == [
+        "delivered",
+        "undelivered",
+    ]
 
 
 def test_a_delivered_event_can_be_replayed_too_and_retries_anew(server: AgentPayServer, pay):

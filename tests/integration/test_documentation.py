@@ -17,7 +17,11 @@ import agentpay_server
 from agentpay import errors, webhooks
 from agentpay._requests import Reply, _api_error
 from agentpay._sync.accounts import Accounts
+from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
+from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
+from agentpay._sync.keys import AgentKeys, OperatorKeys
 from agentpay._sync.policies import Policies
+from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
@@ -25,11 +29,7 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.integrations import WebhookRouter
 from agentpay_server import AgentPayServer, WebhookInbox, cli
-from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
-from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
-from agentpay._sync.keys import AgentKeys, OperatorKeys
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
-from agentpay._sync.sessions import Sessions
 from agentpay_server.embedded.scenarios import Scenario
 from agentpay_server.settings import Settings
 

@@ -23,7 +23,6 @@ from agentpay import (
 )
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay import AgentPay
 from agentpay_server.clients import Sandbox
 from agentpay_server.contract.sandbox import Fault, HttpEffect
 from agentpay_server.store import tables

@@ -262,7 +262,9 @@ def test_the_secret_is_shown_once_and_nowhere_else(
             for path in ("/console/webhooks", "/console/events", "/console/deliveries", "/console/audit")
         ]
 
-    seen = "".join([*answers, caplog.text, repr(webhook), repr(server), str(list(server.console.webhooks.list()))])
+    seen = "".join(
+        [*answers, caplog.text, repr(webhook), repr(server), str(list(server.console.webhooks.list()))]
+    )
     for secret in (webhook.secret, new):
         assert secret[-20:] not in seen
         assert "whsec_" not in seen

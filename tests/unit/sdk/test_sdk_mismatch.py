@@ -21,7 +21,13 @@ from sdk_world import (
 from test_sdk_sessions import SESSION
 
 from agentpay import AgentPay, AsyncAgentPay, errors
+from agentpay_server import AsyncSandbox, Sandbox
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+
+
+def sandbox_of(client):
+    return AsyncSandbox(client) if isinstance(client, AsyncAgentPay) else Sandbox(client)
+
 
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5", "idempotency_key": "key-1"}
 OPENING = {"account_id": "acct_a", "to": "acct_b", "cap_usdc": "5", "idempotency_key": "key-1"}
@@ -48,10 +54,28 @@ DELIVERY = {
     "next_attempt_at": None,
 }
 EVENT = {"id": "evt_a", "type": "transfer.settled", "created_at": "2026-01-31T12:00:00Z", "data": {}}
+BUDGET = {
+    "account_id": "acct_a",
+    "balance_usdc": "5.000000",
+    "available_usdc": "5.000000",
+    "max_single_transfer": None,
+    "max_daily_spend": 20,
+    "spent_usdc": "0.000000",
+    "reserved_usdc": "0.000000",
+    "remaining_usdc": "20.000000",
+    "next_release_at": None,
+    "next_release_usdc": None,
+    "escalation_threshold": None,
+    "paused": False,
+    "requires_memo": False,
+    "categories": None,
+    "allowed_counterparties": None,
+}
 SNAPSHOT = {"snapshot_id": "snap_a", "created_at": "2026-01-31T12:00:00Z"}
 FAULT = {"name": "chain_down", "times": None}
 
 CASES = {
+    "accounts.budget": (lambda c: c.accounts.budget("acct_a"), 200, BUDGET, "account_id"),
     "accounts.create": (lambda c: c.accounts.create(name="Agent"), 201, ACCOUNT, "name"),
     "accounts.get": (lambda c: c.accounts.get("acct_a"), 200, ACCOUNT, "account_id"),
     "accounts.balance": (lambda c: c.accounts.balance("acct_a"), 200, BALANCE, "account_id"),
@@ -79,10 +103,15 @@ CASES = {
         DETAIL,
         "account_id",
     ),
-    "console.approvals.approve": (lambda c: c.console.approvals.approve("txn_a"), 200, TRANSFER, "transfer_id"),
+    "console.approvals.approve": (
+        lambda c: c.console.approvals.approve("txn_a"),
+        200,
+        TRANSFER,
+        "transfer_id",
+    ),
     "console.approvals.reject": (lambda c: c.console.approvals.reject("txn_a"), 200, TRANSFER, "transfer_id"),
-    "sandbox.faults.set": (lambda c: c.sandbox.set_fault("chain_down"), 200, FAULT, "name"),
-    "sandbox.snapshots.restore": (lambda c: c.sandbox.restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
+    "sandbox.faults.set": (lambda c: sandbox_of(c).set_fault("chain_down"), 200, FAULT, "name"),
+    "sandbox.snapshots.restore": (lambda c: sandbox_of(c).restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
 }
 """A call, the status and the body of its answer, and a field that the answer repeats."""
 
@@ -114,6 +143,12 @@ PAGES = {
         200,
         TRANSACTION,
         "account_id",
+    ),
+    "transfers.list": (
+        lambda c: c.transfers.list(idempotency_key="key-1"),
+        200,
+        TRANSFER,
+        "idempotency_key",
     ),
     "sessions.list": (lambda c: c.sessions.list(account_id="acct_a"), 200, SESSION, "account_id"),
     "console.events.list": (lambda c: c.console.events.list(type="transfer.settled"), 200, EVENT, "type"),

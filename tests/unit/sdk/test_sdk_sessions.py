@@ -7,8 +7,7 @@ import httpx
 import pytest
 from sdk_world import KEY, URL, Caller, answer, cancelled, hang, page, refusal
 
-from agentpay import errors
-from agentpay import AgentPay, AsyncAgentPay
+from agentpay import AgentPay, AsyncAgentPay, errors
 
 SESSION = {
     "session_id": "sess_a",

@@ -1,0 +1,191 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""Sessions as a resource, an extension: opened and charged under one idempotency key each, closed, read."""
+
+import uuid
+from decimal import Decimal
+from typing import Literal, Unpack
+
+from agentpay._sync.paging import Page
+from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import sessions
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
+from agentpay.contract.usdc import to_decimal
+
+
+class Sessions(Resource):
+    """MPP sessions: a cap in escrow, charged in small amounts, settled in one transaction.
+
+    See interface S1 to S18.
+
+    Every method works with an operator key, and with an agent-scoped key of the account that pays. Every
+    method raises the exceptions of `agentpay.errors`.
+    """
+
+    def open(
+        self,
+        *,
+        account_id: str,
+        to: str,
+        cap_usdc: Decimal | int | str,
+        category: str | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Session:
+        """Open a session: put its cap into an escrow on chain.
+
+        The call is sent again when it may, always under one idempotency key, so that at most one session is
+        opened. Whoever must survive a crash of the own process stores a key first and passes it.
+
+        Args:
+            account_id: the account that pays, `acct_…`.
+            to: the payee: an `account_id`, or an on-chain USDC token account.
+            cap_usdc: USDC to put into escrow, with at most 6 decimals, and at least the server's smallest
+                cap, 0.01 by default. It counts against `max_daily_spend` in full until the session is
+                settled. Floats are refused.
+            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            idempotency_key: 1 to 128 characters; a random one by default.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The open session; a key that was used before returns its session as it stands now.
+
+        Raises:
+            TypeError: the cap is a float.
+            ValueError: the cap is negative, not finite, or has more than 6 decimals.
+            NotFoundError: no such account of this operator.
+            PolicyViolationError: the policy refuses it; the message names the limit. From
+                `escalation_threshold` on, a cap needs an operator key.
+            AccountPausedError: the account is paused.
+            InsufficientBalanceError: the account holds too little.
+            TransferFailedError: the escrow's funding provably did not land on chain.
+            IdempotencyConflictError: the key was used with other parameters.
+            ConflictError: the account has too many sessions that are not settled (`too_many_sessions`).
+            InvalidRequestError: the cap is below the server's smallest.
+            InvalidRecipientError: `to` can hold no USDC.
+            ChainUnavailableError: the blockchain cannot be reached; nothing was done.
+            SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key that the
+                error carries, never with another.
+        """
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        body = OpenSession(
+            account_id=account_id,
+            to=to,
+            cap_usdc=to_decimal(cap_usdc),
+            idempotency_key=key,
+            category=category,
+        )
+        request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
+        session: Session = self._call(request, options)
+        return session
+
+    def charge(
+        self,
+        session_id: str,
+        *,
+        amount: Decimal | int | str,
+        idempotency_key: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Session:
+        """Add a micropayment to a session's running total. Nothing moves on chain before it is closed.
+
+        Args:
+            session_id: the session, `sess_…`.
+            amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
+            idempotency_key: 1 to 128 characters; the same key never charges a session twice. A random one by
+                default.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The session with its new running total.
+
+        Raises:
+            TypeError: the amount is a float.
+            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            NotFoundError: no such session of this operator.
+            PolicyViolationError: the amount passes `max_single_transfer`.
+            AccountPausedError: the account is paused.
+            SessionCapExceededError: the running total would pass the cap.
+            SessionClosedError: the session takes no more charges.
+            IdempotencyConflictError: the key was used in this session with another amount.
+            ChainUnavailableError: the session is not open yet; nothing was charged.
+            SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key that the
+                error carries, never with another.
+        """
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        request = prepare(
+            sessions.CHARGE_SESSION,
+            path={"session_id": session_id},
+            body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
+            idempotency_key=key,
+        )
+        session: Session = self._call(request, options)
+        return session
+
+    def close(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
+        """Close a session: pay the payee what was charged, return the rest. Works while paused.
+
+        Args:
+            session_id: the session, `sess_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The settled session; closing again returns the same.
+
+        Raises:
+            NotFoundError: no such session of this operator.
+            SessionClosedError: its opening failed, so that there is nothing to close.
+            TransferFailedError: the payee's token account, or the account's own, cannot receive now; the
+                money is safe in the escrow. Call again once it can.
+            ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
+        """
+        request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
+        session: Session = self._call(request, options)
+        return session
+
+    def get(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
+        """Read a session.
+
+        Args:
+            session_id: the session, `sess_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such session of this operator.
+        """
+        request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
+        session: Session = self._call(request, options)
+        return session
+
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None = None,
+        idempotency_key: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Session]:
+        """List sessions, newest first. An agent-scoped key lists those of its account.
+
+        Args:
+            account_id: only those that this account pays.
+            status: only those that are `opening`, `open`, `closing`, `settled` or `failed`.
+            idempotency_key: only those that were asked for under this key.
+            limit: sessions per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The first page. Iterating over it yields all sessions, fetching further pages as needed.
+        """
+        query = {
+            "account_id": account_id,
+            "status": status,
+            "idempotency_key": idempotency_key,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(sessions.LIST_SESSIONS, options, query=query)
