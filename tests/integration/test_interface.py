@@ -14,8 +14,8 @@ from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
-from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
