@@ -62,7 +62,7 @@ class AsyncAgentKeys(AsyncResource):
 class AsyncOperatorKeys(AsyncResource):
     """Operator keys (interface K8, K9). All need an operator key."""
 
-    async def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.

@@ -63,7 +63,7 @@ class AgentKeys(Resource):
 class OperatorKeys(Resource):
     """Operator keys (interface K8, K9). All need an operator key."""
 
-    def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.

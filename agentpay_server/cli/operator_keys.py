@@ -41,7 +41,7 @@ def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
 
     NAME is a label for people, 1 to 100 characters.
     """
-    output.record_once(server.console.operator_keys.create(name), "New operator key")
+    output.record_once(server.console.operator_keys.create(name=name), "New operator key")
 
 
 @operator_keys.command("revoke")

@@ -79,7 +79,7 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.agent_keys.create": lambda c: c.console.agent_keys.create("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys.list()),
     "console.agent_keys.revoke": lambda c: c.console.agent_keys.revoke("key_a"),
-    "console.operator_keys.create": lambda c: c.console.operator_keys.create("ops"),
+    "console.operator_keys.create": lambda c: c.console.operator_keys.create(name="ops"),
     "console.operator_keys.list": lambda c: list(c.console.operator_keys.list()),
     "console.operator_keys.revoke": lambda c: c.console.operator_keys.revoke("key_a"),
     "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),

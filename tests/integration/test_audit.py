@@ -228,7 +228,7 @@ def test_keys_are_told_of_when_they_are_made_and_revoked(server: AgentPayServer,
     account_id = funded().account_id
     agent = server.console.agent_keys.create(account_id, name="laptop")
     server.console.agent_keys.revoke(agent.key_id)
-    operator = server.console.operator_keys.create("ops")
+    operator = server.console.operator_keys.create(name="ops")
     server.console.operator_keys.revoke(operator.key_id)
     bound = {"account_id": account_id, "name": "laptop"}
     assert told(server, agent.key_id) == [
@@ -387,7 +387,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         "webhook_id": str(webhook.webhook_id),
         "event_id": next(iter(server.console.events.list())).id,
         "key_id": server.console.agent_keys.create(payer.account_id).key_id,
-        "operator_key_id": server.console.operator_keys.create("second").key_id,
+        "operator_key_id": server.console.operator_keys.create(name="second").key_id,
         "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
     return Stage(server, http, ids)
@@ -464,7 +464,7 @@ def test_no_secret_is_in_the_trail() -> None:
             webhook.secret,
             server.console.webhooks.rotate_secret(str(webhook.webhook_id)).secret,
             server.console.agent_keys.create(account_id).key,
-            server.console.operator_keys.create("ops").key,
+            server.console.operator_keys.create(name="ops").key,
             server.sandbox.create_operator("second").key,
         ]
         trail = str(rows(server, tables.audit))

@@ -25,6 +25,7 @@ from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
+from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.integrations import WebhookRouter
@@ -299,7 +300,7 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
     body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
-    return type(_api_error(Reply(HTTP_STATUS[code], {}, body), now=0.0))
+    return type(_api_error(GET_TRANSFER, Reply(HTTP_STATUS[code], {}, body), now=0.0))
 
 
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:

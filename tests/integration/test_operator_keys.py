@@ -42,7 +42,7 @@ def test_a_key_needs_a_name(shared_http: httpx.Client, body: dict[str, object]) 
 
 def test_a_new_key_may_do_what_its_maker_may(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="a")
-    key = server.console.operator_keys.create("second")
+    key = server.console.operator_keys.create(name="second")
 
     with raw_client(server, key.key) as second:
         assert second.get(f"/v1/accounts/{account.account_id}/policy").status_code == 200
@@ -133,7 +133,7 @@ def test_a_key_that_is_lent_to_a_run_is_no_key_to_be_left_with(tmp_path: Path) -
 
 def test_a_key_may_have_the_name_of_a_lent_one(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
-        lasting = first.console.operator_keys.create("this run")
+        lasting = first.console.operator_keys.create(name="this run")
     with AgentPayServer(data_dir=tmp_path):
         pass
     with AgentPayServer(data_dir=tmp_path, operator_key=lasting.key) as third:
@@ -144,7 +144,7 @@ def test_a_revoked_key_starts_no_server_and_its_successor_does(tmp_path: Path) -
     with AgentPayServer(data_dir=tmp_path) as first:
         leaked, leaked_id = first.operator_key, own_key_id(first)
         account = first.client().accounts.create(name="a")
-        new = first.console.operator_keys.create("June")
+        new = first.console.operator_keys.create(name="June")
         first.client(api_key=new.key)
         first.console.operator_keys.revoke(leaked_id)
         with pytest.raises(AuthenticationError):
@@ -158,7 +158,7 @@ def test_a_revoked_key_starts_no_server_and_its_successor_does(tmp_path: Path) -
 
 def test_what_runs_in_process_acts_under_a_valid_key(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
-        new = first.console.operator_keys.create("June")
+        new = first.console.operator_keys.create(name="June")
         first.console.operator_keys.revoke(own_key_id(first))
     with AgentPayServer(data_dir=tmp_path) as second:
         (lent_id, lasting_id) = (key.key_id for key in second.console.operator_keys.list())
@@ -166,7 +166,7 @@ def test_what_runs_in_process_acts_under_a_valid_key(tmp_path: Path) -> None:
 
 
 def test_a_new_key_is_in_no_repr(server: AgentPayServer) -> None:
-    key = server.console.operator_keys.create("June")
+    key = server.console.operator_keys.create(name="June")
     assert key.key not in repr(key)
     assert key.key not in repr(list(server.console.operator_keys.list()))
     assert key.key not in str(list(server.console.audit.list()))

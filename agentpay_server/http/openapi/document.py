@@ -52,6 +52,7 @@ _TAGS: Final = {
     "webhooks": "Endpoints that events are delivered to.",
     "console": "What an operator does on the dashboard.",
     "sandbox": "What only a test chain can do.",
+    "whoami": "The key of a request.",
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
 _SCOPES: Final = {

@@ -17,7 +17,7 @@ CALLS = {
     "transfers.list": lambda c: c.transfers.list(),
     "sessions.list": lambda c: c.sessions.list(),
     "console.approvals.list": lambda c: c.console.approvals.list(),
-    "console.operator_keys.create": lambda c: c.console.operator_keys.create("ops"),
+    "console.operator_keys.create": lambda c: c.console.operator_keys.create(name="ops"),
     "console.audit.list": lambda c: c.console.audit.list(),
 }
 """Calls of endpoints that look nothing up."""
