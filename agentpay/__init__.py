@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
     from agentpay._options import CallOptions
+    from agentpay._params import (
+        CreateAccountParams,
+        CreateTransferParams,
+        CreateWebhookParams,
+        ListAccountsParams,
+        ListTransactionsParams,
+        PolicyParams,
+    )
     from agentpay._raw import RawResponse
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
@@ -109,6 +117,9 @@ __all__ = [
     "ClosingReason",
     "ConfigurationError",
     "ConflictError",
+    "CreateAccountParams",
+    "CreateTransferParams",
+    "CreateWebhookParams",
     "DecodingError",
     "Delivery",
     "DeliveryAttempt",
@@ -122,6 +133,8 @@ __all__ = [
     "InvalidRecipientError",
     "InvalidRequestError",
     "KeyKind",
+    "ListAccountsParams",
+    "ListTransactionsParams",
     "NewAgentKey",
     "NewOperatorKey",
     "NewSecret",
@@ -132,6 +145,7 @@ __all__ = [
     "PendingTransfer",
     "PermissionDeniedError",
     "Policy",
+    "PolicyParams",
     "PolicyRecordView",
     "PolicyViolationError",
     "PreconditionFailedError",
@@ -187,6 +201,12 @@ _HOMES = {
     "AsyncPage": "agentpay._async.paging",
     "CallOptions": "agentpay._options",
     "Page": "agentpay._sync.paging",
+    "CreateAccountParams": "agentpay._params",
+    "CreateTransferParams": "agentpay._params",
+    "CreateWebhookParams": "agentpay._params",
+    "ListAccountsParams": "agentpay._params",
+    "ListTransactionsParams": "agentpay._params",
+    "PolicyParams": "agentpay._params",
     "RawResponse": "agentpay._raw",
     "Account": "agentpay.contract.accounts",
     "AccountStatus": "agentpay.contract.accounts",

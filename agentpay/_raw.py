@@ -31,7 +31,7 @@ class RawResponse(Generic[T_co]):
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
     retries_made: int
-    _model: T_co | UnsetType = field(repr=False)
+    _model: T_co | UnsetType = field(repr=False, alias="model")
 
     @classmethod
     def of(cls, reply: Reply, model: Any = UNSET) -> "RawResponse[Any]":  # noqa: ANN401 - of any endpoint

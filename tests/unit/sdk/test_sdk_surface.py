@@ -5,11 +5,17 @@ import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import agentpay
-from agentpay import AgentPay, AsyncAgentPay
+from agentpay import UNSET, AgentPay, AsyncAgentPay
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.policies import Policies
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
+from agentpay.contract.requests import UnsetType
 
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
@@ -18,16 +24,18 @@ PUBLIC = """
     AccountPolicy AccountStatus AgentKey AgentPay AgentPayError AnswerMismatchError
     AsyncAgentPay AsyncPage AuditEntry AuthenticationError Balance Budget CallOptions
     ChainUnavailableError ClosedClientError ClosingReason ConfigurationError ConflictError
-    DecodingError Delivery DeliveryAttempt Direction ExtensionNotOfferedError FieldFault
-    IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
-    InvalidRecipientError InvalidRequestError KeyKind NewAgentKey NewOperatorKey NewSecret
-    NotFoundError OperatorKey OutcomeUnknownError Page PendingTransfer PermissionDeniedError
-    Policy PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
-    RawResponse RecordedEvent RegisteredWebhook ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError SessionStatus
-    Transaction TransactionStatus TransactionType Transfer TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET WaitTimeoutError
-    Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
+    CreateAccountParams CreateTransferParams CreateWebhookParams DecodingError Delivery
+    DeliveryAttempt Direction ExtensionNotOfferedError FieldFault IdempotencyConflictError
+    Identity InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError
+    InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams NewAgentKey
+    NewOperatorKey NewSecret NotFoundError OperatorKey OutcomeUnknownError Page PendingTransfer
+    PermissionDeniedError Policy PolicyParams PolicyRecordView PolicyViolationError
+    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
+    ServerError ServiceUnavailableError Session SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus TransactionType
+    Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
+    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
+    WebhookSignatureError __version__
 """
 
 METHODS = {
@@ -141,3 +149,31 @@ def test_every_parameter_is_described(resource):
         doc = inspect.getdoc(method)
         for name in inspect.signature(method).parameters:
             assert f"{name}: " in doc, f"{method.__qualname__} does not describe {name}"
+
+
+@pytest.mark.parametrize(
+    ("params", "method"),
+    [
+        (agentpay.CreateAccountParams, Accounts.create),
+        (agentpay.ListAccountsParams, Accounts.list),
+        (agentpay.ListTransactionsParams, Accounts.transactions),
+        (agentpay.PolicyParams, Policies.update),
+        (agentpay.PolicyParams, Policies.replace),
+        (agentpay.CreateTransferParams, Transfers.create),
+        (agentpay.CreateWebhookParams, Webhooks.create),
+    ],
+)
+def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):
+    hints = get_type_hints(params)
+    wanted = get_type_hints(method)
+    arguments = {
+        name: parameter.default is inspect.Parameter.empty
+        for name, parameter in inspect.signature(method).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert hints.keys() == arguments.keys()
+    assert params.__required_keys__ == {name for name, is_required in arguments.items() if is_required}
+    for name, hint in hints.items():
+        assert set(get_args(wanted[name]) or [wanted[name]]) - {UNSET, UnsetType} >= set(
+            get_args(hint) or [hint]
+        )
