@@ -4,13 +4,13 @@ import uuid
 from decimal import Decimal
 from typing import Literal, Unpack
 
+from agentpay._arguments import usdc
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
-from agentpay.contract.usdc import to_decimal
 
 
 class AsyncSessions(AsyncResource):
@@ -71,7 +71,7 @@ class AsyncSessions(AsyncResource):
         body = OpenSession(
             account_id=account_id,
             to=to,
-            cap_usdc=to_decimal(cap_usdc),
+            cap_usdc=usdc("cap_usdc", cap_usdc),
             idempotency_key=key,
             category=category,
         )
@@ -116,7 +116,7 @@ class AsyncSessions(AsyncResource):
         request = prepare(
             sessions.CHARGE_SESSION,
             path={"session_id": session_id},
-            body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
+            body=ChargeSession(amount=usdc("amount", amount), idempotency_key=key),
             idempotency_key=key,
         )
         session: Session = await self._call(request, options)

@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
+from agentpay._arguments import usdc
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -15,7 +16,6 @@ from agentpay._retries import Sleep
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
-from agentpay.contract.usdc import to_decimal
 from agentpay.errors import AgentPayError
 
 
@@ -70,7 +70,7 @@ class AsyncTransfers(AsyncResource):
         body = CreateTransfer(
             from_=from_,
             to=to,
-            amount=to_decimal(amount),
+            amount=usdc("amount", amount),
             idempotency_key=key,
             memo=memo,
             category=category,

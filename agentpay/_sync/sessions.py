@@ -5,13 +5,13 @@ import uuid
 from decimal import Decimal
 from typing import Literal, Unpack
 
+from agentpay._arguments import usdc
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
-from agentpay.contract.usdc import to_decimal
 
 
 class Sessions(Resource):
@@ -72,7 +72,7 @@ class Sessions(Resource):
         body = OpenSession(
             account_id=account_id,
             to=to,
-            cap_usdc=to_decimal(cap_usdc),
+            cap_usdc=usdc("cap_usdc", cap_usdc),
             idempotency_key=key,
             category=category,
         )
@@ -117,7 +117,7 @@ class Sessions(Resource):
         request = prepare(
             sessions.CHARGE_SESSION,
             path={"session_id": session_id},
-            body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
+            body=ChargeSession(amount=usdc("amount", amount), idempotency_key=key),
             idempotency_key=key,
         )
         session: Session = self._call(request, options)

@@ -8,6 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
+from agentpay._arguments import usdc
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -16,7 +17,6 @@ from agentpay._retries import Sleep
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
-from agentpay.contract.usdc import to_decimal
 from agentpay.errors import AgentPayError
 
 
@@ -71,7 +71,7 @@ class Transfers(Resource):
         body = CreateTransfer(
             from_=from_,
             to=to,
-            amount=to_decimal(amount),
+            amount=usdc("amount", amount),
             idempotency_key=key,
             memo=memo,
             category=category,
