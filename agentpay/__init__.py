@@ -39,9 +39,12 @@ if TYPE_CHECKING:
     from agentpay.contract.approvals import PendingTransfer
     from agentpay.contract.choices import (
         AccountStatus,
+        ClosingReason,
         Direction,
         ErrorCode,
         EventType,
+        KeyKind,
+        SessionStatus,
         TransactionStatus,
         TransactionStatusFilter,
         TransactionType,
@@ -56,11 +59,13 @@ if TYPE_CHECKING:
         RegisteredWebhook,
     )
     from agentpay.contract.errors import ErrorBody
+    from agentpay.contract.identity import Identity
     from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
+    from agentpay.contract.spending import Budget
     from agentpay.contract.transactions import Transaction
     from agentpay.contract.transfers import Transfer
     from agentpay.contract.webhooks import Webhook
@@ -77,6 +82,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         ConflictError,
         DecodingError,
+        ExtensionNotOfferedError,
         FieldFault,
         IdempotencyConflictError,
         InsecureConnectionWarning,
@@ -128,9 +134,11 @@ __all__ = [
     "AuditEntry",
     "AuthenticationError",
     "Balance",
+    "Budget",
     "CallOptions",
     "ChainUnavailableError",
     "ClosedClientError",
+    "ClosingReason",
     "ConfigurationError",
     "ConflictError",
     "CreateAccountParams",
@@ -143,12 +151,15 @@ __all__ = [
     "ErrorBody",
     "ErrorCode",
     "EventType",
+    "ExtensionNotOfferedError",
     "FieldFault",
     "IdempotencyConflictError",
+    "Identity",
     "InsecureConnectionWarning",
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
+    "KeyKind",
     "ListAccountsParams",
     "ListTransactionsParams",
     "Model",
@@ -177,6 +188,7 @@ __all__ = [
     "SessionCapExceededError",
     "SessionClosedError",
     "SessionOutcomeUnknownError",
+    "SessionStatus",
     "Transaction",
     "TransactionStatus",
     "TransactionStatusFilter",
@@ -213,7 +225,9 @@ _HOMES = {
     "AsyncWebhooks": "agentpay._async.webhooks",
     "AuditEntry": "agentpay.contract.console",
     "Balance": "agentpay.contract.accounts",
+    "Budget": "agentpay.contract.spending",
     "CallOptions": "agentpay._options",
+    "ClosingReason": "agentpay.contract.choices",
     "CreateAccountParams": "agentpay._params",
     "CreateTransferParams": "agentpay._params",
     "CreateWebhookParams": "agentpay._params",
@@ -223,6 +237,8 @@ _HOMES = {
     "ErrorBody": "agentpay.contract.errors",
     "ErrorCode": "agentpay.contract.choices",
     "EventType": "agentpay.contract.choices",
+    "Identity": "agentpay.contract.identity",
+    "KeyKind": "agentpay.contract.choices",
     "ListAccountsParams": "agentpay._params",
     "ListTransactionsParams": "agentpay._params",
     "Model": "agentpay.contract.models",
@@ -240,6 +256,7 @@ _HOMES = {
     "RecordedEvent": "agentpay.contract.deliveries",
     "RegisteredWebhook": "agentpay.contract.deliveries",
     "Session": "agentpay.contract.sessions",
+    "SessionStatus": "agentpay.contract.choices",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",

@@ -69,3 +69,30 @@ ErrorCode = Literal[
     "not_at_rest",
 ]
 """Every `error` that the service answers with (interface E5)."""
+
+SessionStatus = Literal[
+    "opening",
+    "open",
+    "closing",
+    "settled",
+    "failed",
+]
+"""How far a session has come (interface S4)."""
+
+ClosingReason = Literal[
+    "idle",
+    "lifetime",
+    "payee_frozen",
+    "payee_missing",
+    "account_frozen",
+    "account_missing",
+    "escrow_frozen",
+    "settlement_refused",
+]
+"""Why a session closed without being asked to, or why its settlement waits (interface S16)."""
+
+KeyKind = Literal[
+    "operator",
+    "agent",
+]
+"""What a key may do (interface K2)."""

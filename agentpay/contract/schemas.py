@@ -19,9 +19,11 @@ from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.events import Event
 from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
+from agentpay.contract.identity import KeyKind
 from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
+from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.transfers import TransferStatus
 
@@ -44,7 +46,10 @@ IDENTIFIERS: Final[Mapping[str, str]] = {
 
 _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.AccountStatus: AccountStatus,
+    choices.ClosingReason: ClosingReason,
     choices.Direction: Direction,
+    choices.KeyKind: KeyKind,
+    choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,
     choices.TransactionType: TransactionType,
     choices.TransferStatus: TransferStatus,

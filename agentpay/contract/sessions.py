@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
@@ -90,7 +91,7 @@ class Session(Model):
     account_id: str
     to: str
     category: str | None
-    status: SessionStatus | str
+    status: choices.SessionStatus
     cap_usdc: UsdcString
     running_total_usdc: UsdcString
     settled_usdc: UsdcString | None
@@ -100,7 +101,7 @@ class Session(Model):
     settlement_tx_signature: str | None
     opened_at: datetime | None
     settled_at: datetime | None
-    closing_reason: ClosingReason | str | None = field(default=None, metadata=ALWAYS_SENT)
+    closing_reason: choices.ClosingReason | None = field(default=None, metadata=ALWAYS_SENT)
 
     @property
     def is_final(self) -> bool:
@@ -147,12 +148,14 @@ class ListSessions(Request):
     Attributes:
         account_id: only sessions that this account pays.
         status: only sessions that have come this far.
+        idempotency_key: only sessions that were asked for under this key.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: SessionStatus | None = None
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
