@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ErrorCode,
         EventType,
         KeyKind,
+        Outcome,
         SessionStatus,
         TransactionStatus,
         TransactionStatusFilter,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
-    from agentpay.contract.spending import Budget
+    from agentpay.contract.spending import Budget, TransferCheck
     from agentpay.contract.transactions import Transaction
     from agentpay.contract.transfers import Transfer
     from agentpay.contract.webhooks import Webhook
@@ -168,6 +169,7 @@ __all__ = [
     "NewSecret",
     "NotFoundError",
     "OperatorKey",
+    "Outcome",
     "OutcomeUnknownError",
     "Page",
     "PendingTransfer",
@@ -194,6 +196,7 @@ __all__ = [
     "TransactionStatusFilter",
     "TransactionType",
     "Transfer",
+    "TransferCheck",
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
@@ -246,6 +249,7 @@ _HOMES = {
     "NewOperatorKey": "agentpay.contract.operator_keys",
     "NewSecret": "agentpay.contract.deliveries",
     "OperatorKey": "agentpay.contract.operator_keys",
+    "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
     "PendingTransfer": "agentpay.contract.approvals",
     "Policies": "agentpay._sync.policies",
@@ -262,6 +266,7 @@ _HOMES = {
     "TransactionStatusFilter": "agentpay.contract.choices",
     "TransactionType": "agentpay.contract.choices",
     "Transfer": "agentpay.contract.transfers",
+    "TransferCheck": "agentpay.contract.spending",
     "TransferStatus": "agentpay.contract.choices",
     "Transfers": "agentpay._sync.transfers",
     "UNSET": "agentpay.contract.requests",

@@ -96,3 +96,6 @@ KeyKind = Literal[
     "agent",
 ]
 """What a key may do (interface K2)."""
+
+Outcome = Literal["settle", "escalate", "reject"]
+"""What would become of a transfer (interface B4)."""

@@ -24,6 +24,7 @@ from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay.contract.spending import Outcome
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.transfers import TransferStatus
 
@@ -49,6 +50,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.ClosingReason: ClosingReason,
     choices.Direction: Direction,
     choices.KeyKind: KeyKind,
+    choices.Outcome: Outcome,
     choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,
     choices.TransactionType: TransactionType,

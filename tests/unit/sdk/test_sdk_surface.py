@@ -29,20 +29,21 @@ PUBLIC = """
     ErrorBody ErrorCode EventType ExtensionNotOfferedError FieldFault IdempotencyConflictError
     Identity InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError
     InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams Model NewAgentKey
-    NewOperatorKey NewSecret NotFoundError OperatorKey OutcomeUnknownError Page PendingTransfer
-    PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook ServerError
-    ServiceUnavailableError Session SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus TransactionStatusFilter
-    TransactionType Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
-    TransferStatus Transfers UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
-    WebhookSignatureError Webhooks __version__
+    NewOperatorKey NewSecret NotFoundError OperatorKey Outcome OutcomeUnknownError Page
+    PendingTransfer PermissionDeniedError Policies Policy PolicyParams PolicyRecordView
+    PolicyViolationError PreconditionFailedError RateLimitedError RawResponse RecordedEvent
+    RegisteredWebhook ServerError ServiceUnavailableError Session SessionCapExceededError
+    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
+    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
+    TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
+    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
+    __version__
 """
 
 METHODS = {
     "accounts": ["balance", "budget", "create", "get", "list", "transactions"],
     "policies": ["get", "pause", "replace", "resume", "update"],
-    "transfers": ["create", "get", "list", "wait"],
+    "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
     "console.accounts": ["allow_signing", "get"],
