@@ -1,6 +1,6 @@
 """Simulated servers: each has a machine with a clock of its own, and lives that end as SIGKILL ends them.
 
-A life is a real runtime behind its real HTTP application. When it is killed, none of its callbacks runs any
+A life is a real server behind its real HTTP application. When it is killed, none of its callbacks runs any
 more. Its coroutines are closed afterwards to free memory, once it can reach nothing outside itself: what
 their `finally` blocks do then changes nothing.
 """
@@ -18,8 +18,10 @@ from agentpay_server._simulation.database import NEXT_RELEASE, DatabaseLink
 from agentpay_server._simulation.network import Receivers
 from agentpay_server._simulation.rpc import RpcLink
 from agentpay_server.clock import MACHINE_NOW_US
+from agentpay_server.config import Edge, ServerConfig
 from agentpay_server.http.app import Application
-from agentpay_server.runtime import Edge, Runtime, start_runtime
+from agentpay_server.server import Server as Runtime
+from agentpay_server.server import start_server
 from agentpay_server.storage import Storage
 from agentpay_server.store.database import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.store.migrations import THIS_RELEASE, Release
@@ -195,8 +197,7 @@ class Server:
     async def _begin(self, life: Life) -> None:
         world, release = self._world, self.release
         try:
-            runtime = await start_runtime(
-                storage=await self._storage(life, release),
+            config = ServerConfig(
                 operator_key=world.operator_key,
                 rpc=world.rpc_settings,
                 mounts={"all://hook.invalid": self._receivers.transport(life, self.may_die)},
@@ -205,6 +206,7 @@ class Server:
                     rpc_client=lambda settings: _Caller(self, settings.timeout_seconds),
                 ),
             )
+            runtime = await start_server(config, await self._storage(life, release))
         except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
             if life.is_dead:
                 # Killed meanwhile: its coroutines are closed, and what they still await fails.

@@ -164,15 +164,6 @@ class Settlement:
         """The subjects that are driven here."""
         return self._drivers.keys()
 
-    def capture(self) -> Callable[[], None]:
-        """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
-
-        def restore() -> None:
-            self._under_way.clear()
-            self._ages = Ages()
-
-        return restore
-
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
 

@@ -18,9 +18,10 @@ from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
 from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.clock import SECOND_US, SystemClock
+from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
+from agentpay_server.config import ServerConfig
 from agentpay_server.domain.transfers import LEASE_US
-from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.server import start_server
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers import resumption
 from agentpay_server.services.transfers.resumption import Resumption
@@ -76,15 +77,13 @@ class Lives:
             chains[0].is_down = is_down
             return chains[0]
 
-        runtime = await start_runtime(
-            clock=manual_clock(START),
-            operator_key=self.key,
-            storage=Storage(
+        runtime = await start_server(
+            ServerConfig(clock=manual_clock(START), operator_key=self.key, wrap_chain=wrap),
+            Storage(
                 database=self.disk,
                 ledger=self.disk,
                 settings=Settings(encryption_key=ENCRYPTION_KEY, **settings),
             ),
-            wrap_chain=wrap,
         )
         self.key = runtime.operator.key or self.key
         world = World(runtime, chains[0])
@@ -363,7 +362,8 @@ async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_
 
     context = evolve(world.runtime.context, clock=SystemClock())
     first, second = (
-        Resumption(context, settlement) for settlement in (world.runtime.settlement, Settlement(context))
+        Resumption(context, settlement)
+        for settlement in (world.runtime.services.settlement, Settlement(context))
     )
     start_us = (await one_transfer(world))["leased_until_us"] - LEASE_US
 
