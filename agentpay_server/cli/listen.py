@@ -174,7 +174,7 @@ class Listener:
             self._output.document({"forward": forward})
             return
         response = forward.error if forward.status_code is None else forward.status_code
-        retry = () if forward.retry_seconds is None else (f"retry in {forward.retry_seconds:g} s",)
+        retry = () if forward.retry_seconds is None else (f"in {forward.retry_seconds:g} s",)
         self._output.line(
             f"  → {response} in {forward.duration_ms} ms",
             forward.status,

@@ -212,7 +212,7 @@ async def test_people_see_events_forwards_and_the_secret(
         assert f"transfer_id={transfer_id}" in printed
         forwarded = await heard.line()
         assert "→ 503 in " in forwarded
-        assert "retrying again in 30 s attempt 1 of transfer.settled evt_" in forwarded
+        assert "retrying in 30 s attempt 1 of transfer.settled evt_" in forwarded
 
 
 async def test_a_secret_that_is_given_signs_and_is_not_told(

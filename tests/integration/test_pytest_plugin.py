@@ -160,7 +160,7 @@ def test_an_argument_for_a_fixture_that_a_test_does_not_use_is_refused(pytester:
     result.assert_outcomes(errors=4)
     result.stdout.fnmatch_lines(
         [
-            f"*agentpay({name}=…) is for the fixture {fixture}, which this test does not use*"
+            f"*agentpay({name}=…) configures the fixture {fixture}, which this test does not use*"
             for name, fixture in (
                 ("fund", "agentpay_account"),
                 ("policy", "agentpay_account"),
