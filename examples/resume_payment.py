@@ -82,7 +82,7 @@ class Buyer:
         return placed.outcome or self._pay(placed)
 
     def resume(self, now: datetime) -> dict[str, str]:
-        """Resolve every open order, and pay those that are not paid."""
+        """Resolve every open order; pay each unpaid one."""
         return {
             order.name: self._look_up(order, now) or self._pay(order) for order in self.journal.open_orders()
         }
