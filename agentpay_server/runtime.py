@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from attrs import field, frozen
@@ -44,18 +44,18 @@ from agentpay_server.services.http_faults import HttpFaults
 from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.late_landings import LateLandings
 from agentpay_server.services.policies import Policies
-from agentpay_server.services.policy_records import PolicyRecords
+from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
 from agentpay_server.services.posting import HttpPoster
-from agentpay_server.services.sessions.closing import Closing
-from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.services.sessions.opening import SessionOpenHandler
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.snapshots import Part, Snapshots
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.execution import Execution
-from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.transfers.settling import TransferHandler
 from agentpay_server.services.treasury import Treasury
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.wakeup import Wakeup
@@ -184,6 +184,10 @@ class Runtime:
             await self.storage.close()
 
 
+HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
+"""What becomes of every kind of transaction."""
+
+
 async def start_runtime(
     *,
     settings: Settings | None = None,
@@ -287,7 +291,7 @@ async def _started(
         vault=vault,
         is_cluster=rpc is not None,
     )
-    settlement = Settlement(context)
+    settlement = Settlement(context, HANDLERS)
     deposits = Deposits(context, settlement)
     if isinstance(inner, EmbeddedChain):
         inner.listen(deposits)
@@ -298,14 +302,13 @@ async def _started(
     keys = Keys(context, are_all_seeded=seeds_all_keys)
     poster = HttpPoster(public_only=not chain.is_test_chain, mounts=mounts)
     deliveries = Deliveries(context, poster)
-    resumption = Resumption(context, settlement)
     closing = Closing(context, settlement)
-    session_resumption = SessionResumption(context, settlement, closing)
+    session_worker = SessionWorker(context, closing)
     if storage.is_alone:
         # Whoever holds a lease is gone. Beside others it may be alive: what it holds is left to run out.
-        for free_all in (deliveries.free_all, resumption.free_all, session_resumption.free_all):
+        for free_all in (deliveries.free_all, settlement.free_all):
             await free_all()
-    settlement_worker = SettlementWorker([resumption, session_resumption], clock=clock)
+    settlement_worker = SettlementWorker(settlement, clock=clock)
     look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
     deposit_worker = DepositWorker(deposits, clock=clock, look_every_us=look_every_us)
     # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
@@ -313,7 +316,7 @@ async def _started(
     workers: list[Worker] = [
         settlement_worker,
         deposit_worker,
-        SessionWorker(session_resumption, clock=clock),
+        session_worker,
         records,
         ApprovalWorker(approvals),
         DeliveryWorker(deliveries, clock=clock, tasks=tasks, wakeup=wakeup),
@@ -333,7 +336,8 @@ async def _started(
     # What an earlier process left under way goes on at once, whatever the clock.
     await settlement_worker.resume()
     if clock.is_manual:
-        # Nothing else looks for what came while no server ran, before the clock is moved.
+        # Nothing else looks for what came or was left while no server ran, before the clock is moved.
+        await session_worker.resume()
         await deposit_worker.run_due()
     runtime = Runtime(
         context=context,

@@ -12,6 +12,7 @@ from typing import Any
 import cluster_worlds
 import clusters
 import pytest
+import signed
 from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
@@ -34,7 +35,9 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterWorld]:
 
 
 async def watched(world: ClusterWorld) -> list[tuple[str, str]]:
-    return [(row["kind"], row["state"]) for row in await world.rows(tables.expired_transactions)]
+    return [
+        (row["kind"], row["state"]) for row in signed.expired(await world.rows(tables.chain_transactions))
+    ]
 
 
 async def until_settled(world: ClusterWorld, key: str, source: Party, to: Party, amount: str = "1") -> str:
@@ -184,7 +187,7 @@ async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_boo
     world.cluster.delays.extend([LATE, LATE - 70])
     asked = asyncio.ensure_future(until_settled(world, "key", source, to))
     await asyncio.sleep(LATE)
-    (expired,) = await world.rows(tables.expired_transactions)
+    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
     # Nodes lag behind for those that ask for it, while its successor fails for good.
     world.cluster.tell("getSignatureStatuses", hidden(expired["signature"]), seconds=30)
     await asyncio.sleep(28)
@@ -212,7 +215,7 @@ async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(wo
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
-    (expired,) = await world.rows(tables.expired_transactions)
+    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
     # For a while no node tells what became of it, and the history of the recipient is read meanwhile.
     await asyncio.sleep(LATE - 90)
     world.cluster.tell("getSignatureStatuses", unknown, seconds=50)
@@ -373,13 +376,13 @@ async def test_what_the_history_rules_out_is_watched_no_longer(
         source, to = await world.account("10"), await world.account()
         cluster.delays.append(NEVER)
         await until_settled(world, "key", source, to)
-        (row,) = await world.rows(tables.expired_transactions)
+        (row,) = signed.expired(await world.rows(tables.chain_transactions))
         assert (row["state"], row["ended_us"]) == ("watched", None)
         # Longer than twice as long as a blockhash lives.
         await world.rest()
         assert await watched(world) == [("transfer", "watched")]
         await world.rest()
-        (row,) = await world.rows(tables.expired_transactions)
+        (row,) = signed.expired(await world.rows(tables.chain_transactions))
         assert (row["state"], row["account_id"]) == ("ruled_out", source.account_id)
         assert row["ended_us"] > row["expired_us"]
         calls = cluster.calls["getSignatureStatuses"]

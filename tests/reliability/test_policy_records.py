@@ -60,7 +60,7 @@ async def test_a_write_that_does_not_land_holds_an_advance_up_for_moments_alone(
     await world.policy(account, paused=True)
     await world.rest()
     (row,) = await world.rows(tables.policy_records, account_id=account.account_id)
-    assert row["signed_signature"] is not None
+    assert row["due_us"] is None
 
     started = loop.time()
     await world.advance(3600)
