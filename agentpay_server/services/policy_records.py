@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -33,6 +34,7 @@ from agentpay_server.store.connection import Connection
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
+_WAIT_SECONDS: Final = 1.0
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -75,7 +77,8 @@ class PolicyRecords:
         """Write every record that is due now, and tell whether there were any."""
         due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
         for account_id in due:
-            await all_ended({self.write_soon(account_id)})
+            # Those whose end the chain does not tell go on.
+            await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
         return bool(due)
 
     async def _write(self, account_id: str) -> None:
@@ -100,17 +103,20 @@ class PolicyRecords:
         state = await self._database.read(_state, account_id)
         if state is None:
             return False
-        account, record = state
+        account, record, under_way = state
+        if under_way is not None:
+            return await self._ended(under_way, record, is_new=False)
         if record.due_us is None or record.due_us > self._context.clock.now_us():
             return False
         fault_point(Operation.POLICY_RECORD, Step.BEGUN)
         signed = await self._sign(account, record)
         tx = await self._database.run(self._store, account, signed)
-        if tx is None:
-            # Another write is under way: its end tells what comes next.
-            return False
-        deadline = asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
-        return await self._settlement.settle(tx, record, is_new=True, deadline=deadline) is not None
+        # Without one, another server was first: what it has stored is followed to its end.
+        return tx is None or await self._ended(tx, record, is_new=True)
+
+    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
+        """Have a write brought to its end, and return whether it came to that before the server stops."""
+        return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
     async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
         """Return the write of the newest policy; it may be sent once it is stored."""
@@ -134,25 +140,22 @@ class PolicyRecords:
     def _store(
         self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
     ) -> ChainTransaction | None:
-        """Store a signed write; None, and nothing is due now, where another one is under way."""
+        """Store a signed write; None where another one is under way, or one as new has landed."""
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
-        tx = None
-        if record.written_version < signed_for.policy_version and not chain_transactions.pending(
-            connection, Kind.POLICY_RECORD, account_id
-        ):
-            tx = pending_transaction(
-                signed,
-                kind=Kind.POLICY_RECORD,
-                subject_id=account_id,
-                account_id=account_id,
-                detail=json.dumps({"version": signed_for.policy_version}),
-                now_us=self._context.clock.now_us(),
-            )
-            chain_transactions.insert_transaction(connection, tx)
-        # Whoever books its end looks whether a newer version waits.
-        store.set_due(connection, account_id, due_us=None, failures=record.failures)
+        under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if under_way is not None or record.written_version >= signed_for.policy_version:
+            return None
+        tx = pending_transaction(
+            signed,
+            kind=Kind.POLICY_RECORD,
+            subject_id=account_id,
+            account_id=account_id,
+            detail=json.dumps({"version": signed_for.policy_version}),
+            now_us=self._context.clock.now_us(),
+        )
+        chain_transactions.insert_transaction(connection, tx)
         return tx
 
 
@@ -223,7 +226,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
             tx.subject_id,
             version=_version(tx),
             tx_signature=tx.signature,
-            due_us=unit.now_us if under_way is None else None,
+            due_us=unit.now_us,
         )
         return record.tx_signature if under_way is None else under_way.signature
 
@@ -254,15 +257,19 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
     account_store.existing_account(connection, account_id, lock=True)
     record = store.existing_record(connection, account_id)
     if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
-        # Another server has signed it meanwhile, or it has not ended: its end tells what comes next.
-        store.set_due(connection, account_id, due_us=None, failures=record.failures)
+        # Another server has signed it meanwhile: its end tells what comes next.
         return
     failures = record.failures + 1
     pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
     store.set_due(connection, account_id, due_us=now_us + pause_us, failures=failures)
 
 
-def _state(connection: Connection, account_id: str) -> tuple[AccountRecord, store.PolicyRecord] | None:
+def _state(
+    connection: Connection, account_id: str
+) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
+    """Return an account, its record, and the write under way; None before its policy first changed."""
     record = store.record(connection, account_id)
-    account = account_store.account(connection, account_id)
-    return None if record is None or account is None else (account, record)
+    if record is None:
+        return None
+    under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.existing_account(connection, account_id), record, under_way

@@ -3,10 +3,11 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, insert, literal_column, not_, select, update
 
+from agentpay_server.store.chain_transactions import Kind, State
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import policy_records
+from agentpay_server.store.tables import chain_transactions, policy_records
 
 
 @frozen
@@ -23,13 +24,21 @@ class PolicyRecord:
 
 _INSERT: Final = insert(policy_records)
 _BY_ACCOUNT: Final = select(policy_records).where(policy_records.c.account_id == bindparam("account_id"))
+# One write at a time is under way for an account: its end tells whether another is due.
+_IS_IDLE: Final = not_(
+    exists().where(
+        chain_transactions.c.subject_id == policy_records.c.account_id,
+        chain_transactions.c.kind == literal_column(f"'{Kind.POLICY_RECORD}'"),
+        chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+    )
+)
 _DUE: Final = (
     select(policy_records.c.account_id)
-    .where(policy_records.c.due_us <= bindparam("now_us"))
+    .where(policy_records.c.due_us <= bindparam("now_us"), _IS_IDLE)
     .order_by(policy_records.c.due_us, policy_records.c.account_id)
     .limit(bindparam("count"))
 )
-_NEXT_DUE: Final = select(func.min(policy_records.c.due_us))
+_NEXT_DUE: Final = select(func.min(policy_records.c.due_us)).where(_IS_IDLE)
 _SET_DUE: Final = (
     update(policy_records)
     .where(policy_records.c.account_id == bindparam("of_account"))
@@ -76,8 +85,8 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
     )
 
 
-def set_due(connection: Connection, account_id: str, *, due_us: int | None, failures: int) -> None:
-    """Store when the record is to be written (again); None while a write is under way."""
+def set_due(connection: Connection, account_id: str, *, due_us: int, failures: int) -> None:
+    """Store when the record is to be written (again)."""
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
@@ -97,11 +106,11 @@ def set_written(
 
 
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
-    """Return accounts whose record is due, the longest due first."""
+    """Return accounts whose record is due and not being written, the longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
 
 
 def next_due_us(connection: Connection) -> int | None:
-    """Return when the next record is due; None when all are written."""
+    """Return when the next record is due; None when all are written, or being written."""
     value = connection.execute(_NEXT_DUE).scalar_one()
     return None if value is None else int(value)

@@ -151,7 +151,14 @@ def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None
         stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
         return again(self, connection, stored or tx, subject, blockhash, prepared)
 
+    found = engine.Settlement._found
+
+    def unchanged(self, connection, tx):
+        current = found(self, connection, tx)
+        return current if isinstance(current, engine.Ended) else tx
+
     patch(engine.Settlement, "_replace", careless)
+    patch(engine.Settlement, "_found", unchanged)
 
 
 @planted

@@ -62,8 +62,7 @@ policy_records: Final = Table(
     # The version that the chain holds, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),
-    # When the record is to be written again; NULL when the chain holds the newest version, or a write is
-    # under way.
+    # When the record is to be written again; NULL when the chain holds the newest version.
     Column("due_us", BigInteger),
     Column("failures", Integer, nullable=False),
 )
