@@ -90,6 +90,11 @@ class ManualClock:
         return lambda: self.set_to(now_us)
 
 
+def manual_clock(start: datetime | None = None) -> ManualClock:
+    """Return a clock that stands still, at `start` or at the time of the call."""
+    return ManualClock(datetime.now(UTC) if start is None else start)
+
+
 def real_now_us() -> int:
     """Return real time, for leases: they must run out even where the server's clock stands still."""
     return MACHINE_NOW_US.get()()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from agentpay_server.config import ServerConfig
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.services.resealing import CUSTODY_SEED
 from agentpay_server.services.vault import KEY_BYTES
@@ -47,7 +48,7 @@ class MissingDriverError(StartRefusedError):
 
 @frozen(kw_only=True)
 class Storage:
-    """What is open and laid out for a server; whoever opened it closes it, or hands it to a runtime.
+    """What is open and laid out for a server; whoever opened it closes it, or hands it to a server.
 
     Attributes:
         database: the server's.
@@ -74,38 +75,28 @@ class Storage:
             await self.database.close()
 
 
-async def open_storage(
-    settings: Settings,
-    *,
-    data_dir: Path | None = None,
-    database_url: str | None = None,
-    database_schema: str = DATABASE_SCHEMA,
-    keeps_chain: bool = True,
-) -> Storage:
+async def open_storage(config: ServerConfig) -> Storage:
     """Open the database of a server and bring it to the tables of this version.
 
     Args:
-        settings: the server's; without an encryption key in them it is taken from the environment variable
-            AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
-        data_dir: a directory, made if it is not there.
-        database_url: a PostgreSQL database, `postgresql://…`. With neither, everything is in memory.
-        database_schema: the schema of that database that holds all tables, made if it does not exist.
-        keeps_chain: whether the chain is within the server and kept here too. Servers whose chain is a
-            cluster may share a PostgreSQL database.
+        config: says where. Without an encryption key in its settings that is taken from the environment
+            variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits. A chain within the server is
+            kept here too; servers whose chain is a cluster may share a PostgreSQL database.
 
     Raises:
         StartRefusedError: another server uses it, a newer version laid it out, there is no key for it, or the
             schema holds tables of other software.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: both are given, the URL is none, or the schema cannot have that name.
+        ValueError: the URL is none.
     """
-    if data_dir is not None and database_url is not None:
-        raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
+    settings, keeps_chain = config.settings, config.rpc is None
     settings = evolve(settings, encryption_key=settings.encryption_key or _key_of_environment())
-    if data_dir is not None:
-        return await _in_directory(settings, data_dir, keeps_chain=keeps_chain)
-    if database_url is not None:
-        return await _in_postgres(settings, database_url, database_schema, keeps_chain=keeps_chain)
+    if config.data_dir is not None:
+        return await _in_directory(settings, config.data_dir, keeps_chain=keeps_chain)
+    if config.database_url is not None:
+        return await _in_postgres(
+            settings, config.database_url, config.database_schema, keeps_chain=keeps_chain
+        )
     return Storage(database=MemoryDatabase(), ledger=None, settings=settings)
 
 

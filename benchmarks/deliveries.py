@@ -15,14 +15,14 @@ from harness import Result, compare
 from agentpay.contract.accounts import CreateAccount
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay_server.clock import SECOND_US
+from agentpay_server.clock import SECOND_US, manual_clock
+from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.runtime import Runtime, manual_clock, start_runtime
-from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.server import Server, start_server
 from agentpay_server.services.outbox import new_delivery
+from agentpay_server.services.sender import WebhookSender
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import events as event_store
-from agentpay_server.workers.deliveries import DeliveryWorker
 
 BOUND_US = 300.0
 URL = "http://receiver.invalid/"
@@ -53,19 +53,23 @@ class RunningAt:
         return self.shown_us
 
 
-async def _with_deliveries(receiver: Receiver) -> Runtime:
+async def _with_deliveries(receiver: Receiver) -> Server:
     """Return a server that has a batch of deliveries due in each of the seconds to come."""
-    runtime = await start_runtime(clock=manual_clock(), mounts={URL: receiver})
+    runtime = await start_server(ServerConfig(clock=manual_clock(), mounts={URL: receiver}))
     principal, context = runtime.principal, runtime.context
     payer, payee = [
-        (await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None))).account_id
+        (
+            await runtime.services.accounts.create(principal, CreateAccount(name=name, metadata=None))
+        ).account_id
         for name in ("payer", "payee")
     ]
-    await runtime.sandbox.fund(principal, payer, Fund(amount=100))
-    webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
+    await runtime.services.sandbox.fund(principal, payer, Fund(amount=100))
+    webhook = await runtime.services.webhooks.create(
+        principal, CreateWebhook(url=URL, events=("transfer.settled",))
+    )
     transfer = CreateTransfer(from_=payer, to=payee, amount=1, idempotency_key="key")
-    await runtime.transfers.create(principal, transfer)
-    await runtime.schedule.advance(0)
+    await runtime.services.transfers.create(principal, transfer)
+    await runtime.services.schedule.advance(0)
     now_us = context.clock.now_us()
 
     def fill(connection) -> None:
@@ -90,17 +94,16 @@ async def _with_deliveries(receiver: Receiver) -> Runtime:
     return runtime
 
 
-def _in_order(runtime: Runtime) -> Callable[[], Coroutine[None, None, None]]:
+def _in_order(runtime: Server) -> Callable[[], Coroutine[None, None, None]]:
     async def deliver() -> None:
-        await runtime.schedule.advance(SECOND_US)
+        await runtime.services.schedule.advance(SECOND_US)
 
     return deliver
 
 
-def _side_by_side(runtime: Runtime) -> Callable[[], Coroutine[None, None, None]]:
+def _side_by_side(runtime: Server) -> Callable[[], Coroutine[None, None, None]]:
     context, clock = runtime.context, RunningAt(runtime.context.clock.now_us())
-    deliveries = Deliveries(attrs.evolve(context, clock=clock), runtime.poster)
-    worker = DeliveryWorker(deliveries, clock=clock, tasks=context.tasks, wakeup=context.wakeup)
+    worker = WebhookSender(attrs.evolve(context, clock=clock), runtime.poster)
 
     async def deliver() -> None:
         clock.shown_us += SECOND_US
@@ -113,7 +116,7 @@ def _side_by_side(runtime: Runtime) -> Callable[[], Coroutine[None, None, None]]
 def _measured(
     loop: asyncio.AbstractEventLoop,
     name: str,
-    way: Callable[[Runtime], Callable[[], Coroutine[None, None, None]]],
+    way: Callable[[Server], Callable[[], Coroutine[None, None, None]]],
 ) -> Result:
     receiver = Receiver()
     runtime = loop.run_until_complete(_with_deliveries(receiver))
@@ -134,7 +137,7 @@ def _measured(
         calls=1,
         rounds=ROUNDS,
     )
-    left = loop.run_until_complete(runtime.deliveries.next_due_us())
+    left = loop.run_until_complete(runtime.services.sender.next_due_us())
     assert left is None, "every round delivered its batch"
     loop.run_until_complete(bare.aclose())
     loop.run_until_complete(runtime.stop())

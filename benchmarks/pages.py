@@ -104,41 +104,41 @@ class Table:
 
 README: Final = Table(
     ROOT / "README.md",
-    ("what it costs", "measured", "by"),
+    ("operation", "measured", "command"),
     (
         (
-            "A server is up at once",
-            "{start} to the first answer, chain included, after the first in a process",
+            "Server start",
+            "{start} to the first response, chain included, from the second start in a process",
             "`nox -s bench -- start`",
         ),
         (
-            "A test of its own costs little",
-            "{fixture} for a server set up and torn down, {restore} to go back to a snapshot",
+            "A server for each test",
+            "{fixture} to set it up and tear it down; {restore} to restore a snapshot",
             "`nox -s bench -- fixtures snapshots`",
         ),
         (
-            "A settled transfer costs little",
-            "{transfer} times the virtual machine, the HTTP round trip and two commits",
+            "A settled transfer",
+            "{transfer} times the bare virtual machine, one HTTP round trip and two commits",
             "`nox -s bench -- transfer`",
         ),
         (
-            "The client costs nothing",
+            "A call of the client",
             "{call_sync} times the same call with bare httpx",
             "`nox -s bench -- sdk_call`",
         ),
         (
-            "Verifying costs little",
-            "{unwrap_headers} times the same written by hand",
+            "Verifying a webhook",
+            "{unwrap_headers} times a hand-written check",
             "`nox -s bench -- webhooks`",
         ),
         (
-            "Files are not slow",
-            "{transfer_on_file} times memory for a settled transfer, each commit synced",
+            "SQLite on disk",
+            "{transfer_on_file} times in memory for a settled transfer, each commit synced",
             "`nox -s bench -- stores`",
         ),
         (
-            "Limits stay cheap",
-            "{daily_limit} times to check a daily limit among 1,000,000 rows, against 10",
+            "A daily limit",
+            "{daily_limit} times as long among 1,000,000 rows as among 10",
             "`nox -s bench -- stores`",
         ),
     ),
@@ -146,11 +146,11 @@ README: Final = Table(
 
 GUARANTEES: Final = Table(
     ROOT / "docs" / "explanation" / "guarantees.md",
-    ("what", "measured", "against", "command"),
+    ("operation", "measured", "compared with", "command"),
     (
         (
             "a settled transfer, through the async client in process",
-            "{transfer} times its floor",
+            "{transfer} times",
             "bare LiteSVM, a round trip of the same JSON, two commits of one row",
             "`nox -s bench -- transfer`",
         ),
@@ -161,8 +161,8 @@ GUARANTEES: Final = Table(
             "`nox -s bench -- stores`",
         ),
         (
-            "starting an embedded server, chain included, to its first answer",
-            "{start}, after the first in a process",
+            "starting an embedded server, chain included, to its first response",
+            "{start}, from the second start in a process",
             "at most 15 ms",
             "`nox -s bench -- start`",
         ),
@@ -173,7 +173,7 @@ GUARANTEES: Final = Table(
             "`nox -s bench -- stores`",
         ),
         (
-            "a call of the client, by an httpx client",
+            "a call of the client",
             "{call_sync} times; async {call_async} times",
             "the same request with bare httpx",
             "`nox -s bench -- sdk_call`",
@@ -185,16 +185,16 @@ GUARANTEES: Final = Table(
             "`nox -s bench -- imports`",
         ),
         (
-            "a server for every test, with pytest's fixture",
-            "{fixture}; {fixture_moto} times; {fixture_moto_client} times once that makes a client",
+            "a server for every test, with the pytest fixture",
+            "{fixture}; {fixture_moto} times; {fixture_moto_client} times if moto also creates a client",
             "moto's `mock_aws`",
             "`nox -s bench -- fixtures`",
         ),
-        ("going back to a snapshot", "{restore}", "at most 5 ms", "`nox -s bench -- snapshots`"),
+        ("restoring a snapshot", "{restore}", "at most 5 ms", "`nox -s bench -- snapshots`"),
         (
             "`webhooks.unwrap` of one event",
             "{unwrap_signature} times; {unwrap_headers} times from all headers",
-            "the same by hand, with nothing refused",
+            "a hand-written check that refuses nothing",
             "`nox -s bench -- webhooks`",
         ),
         (
@@ -206,19 +206,19 @@ GUARANTEES: Final = Table(
         (
             "a transfer on a validator with slots of 50 ms",
             "{validator} times",
-            "a bare loop of send and confirm",
+            "a bare send-and-confirm loop",
             "`nox -s bench -- rpc`",
         ),
         (
-            "RPC calls for it, all that a server asks for by itself included",
-            "{calls_alone} alone, {calls_together} with 64 at once",
+            "RPC calls per transfer on it, background calls included",
+            "{calls_alone} one at a time, {calls_together} with 64 at once",
             "at most 4 and 2",
             "`nox -s bench -- rpc`",
         ),
         (
-            "64 transfers at once on it, in the time of one after the other",
-            "{together} times as many",
-            "64 bare loops at once: {together_bare} times as many; the validator takes one at a time",
+            "throughput on it, 64 at once against one at a time",
+            "{together} times",
+            "64 bare loops at once: {together_bare} times; the validator processes one at a time",
             "`nox -s bench -- rpc`",
         ),
     ),

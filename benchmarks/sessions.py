@@ -77,7 +77,7 @@ def run() -> list[Result]:
         few, many = (
             server.sessions.open(account_id=payer, to=payee, cap_usdc="1000").session_id for _ in range(2)
         )
-        context = server._running.runtime.context
+        context = server._running.server.context
 
         def fill(connection) -> None:
             for session_id, count in ((few, FEW), (many, MANY)):

@@ -1,9 +1,8 @@
-"""Print `docs/llms.txt`: what a language model reads first, made from the navigation of the site.
+"""Print `docs/llms.txt`, the index for language models, from the navigation of the site.
 
     python scripts/llms.py > docs/llms.txt
 
-Every page is there under its section, with the sentence that it opens with, which says what a reader will be
-able to do.
+Every page is listed under its section, with its first sentence, which says what a reader will be able to do.
 """
 
 import re
@@ -13,10 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 ABOUT = """\
-Two Python packages: `agentpay`, the client, and `agentpay_server`, the whole service in process or on a port,
-with real SPL Token transactions on a Solana virtual machine. Amounts are `Decimal`, `int` or `str`, never
-`float`. Every payment has an idempotency key; after `TransferOutcomeUnknownError` call again with the key
-that it carries, never with another. Every Python block of these pages runs in the test suite as it stands.
+Two Python packages: `agentpay`, the client, and `agentpay_server`, the payment service, in process or on a
+port, with real SPL Token transactions on a Solana virtual machine. Amounts are `Decimal`, `int` or `str`,
+never `float`. Every payment has an idempotency key. After `TransferOutcomeUnknownError`, call again with the
+key that the error carries, never with another key. Every Python block of these pages runs unchanged in the
+test suite.
 """
 
 
@@ -48,7 +48,7 @@ def opening_of(page: str) -> str:
 
 def _item(title: str, path: str) -> str:
     opening = opening_of((ROOT / "docs" / path).read_text("utf-8"))
-    sentence = re.split(r'(?<=[.:]) (?=[A-Z`"])', opening, maxsplit=1)[0].rstrip(":.")
+    sentence = re.split(r'(?<=[.:]) (?=[A-Z`"\[])', opening, maxsplit=1)[0].rstrip(":.")
     return f"- [{title}]({path}): {sentence}."
 
 

@@ -13,8 +13,9 @@ from attrs import frozen
 from surfpool import Surfpool
 
 from agentpay_server.clock import SystemClock
+from agentpay_server.config import ServerConfig
 from agentpay_server.http.app import Application
-from agentpay_server.runtime import ClusterError, Runtime, start_runtime
+from agentpay_server.server import ClusterError, Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 
@@ -41,7 +42,7 @@ class Party:
 class Service:
     """A server and a client of its first operator."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Server) -> None:
         self.runtime = runtime
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(Application(runtime)),
@@ -121,13 +122,15 @@ async def serving(
     """Serve on a validator, in memory unless told otherwise; `rpc` are settings of the cluster."""
     rpc_world.prepare(surfpool)
 
-    async def start() -> Runtime:
-        return await start_runtime(
-            rpc=validators.rpc_settings(surfpool, **rpc),
-            storage=storage,
-            settings=settings,
-            operator_key=operator_key,
-            clock=SystemClock(),
+    async def start() -> Server:
+        return await start_server(
+            ServerConfig(
+                rpc=validators.rpc_settings(surfpool, **rpc),
+                settings=settings,
+                operator_key=operator_key,
+                clock=SystemClock(),
+            ),
+            storage,
         )
 
     try:

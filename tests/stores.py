@@ -19,8 +19,9 @@ import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
+from agentpay_server.config import ServerConfig
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
-from agentpay_server.settings import Settings
+from agentpay_server.server import Server, start_server
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
@@ -165,29 +166,22 @@ async def new_database(kind: str | None = None) -> Database:
     return database
 
 
-async def open_anywhere(
-    settings: Settings,
-    *,
-    data_dir: Path | None = None,
-    database_url: str | None = None,
-    database_schema: str = DATABASE_SCHEMA,
-    keeps_chain: bool = True,
-) -> Storage:
-    """Stand in for `open_storage`: what would be in memory is where the run was told to keep it."""
-    keeps_chain = keeps_chain and validators.run.kind == "embedded"
-    if data_dir is not None or database_url is not None or run.kind == "memory":
-        return await open_storage(
-            settings,
-            data_dir=data_dir,
-            database_url=database_url,
-            database_schema=database_schema,
-            keeps_chain=keeps_chain,
-        )
-    settings = evolve(settings, encryption_key=settings.encryption_key or KEY)
+async def start_anywhere(config: ServerConfig) -> Server:
+    """Stand in for `start_server`: what would be in memory is where the run was told to keep it."""
+    config = validators.placed(config)
+    return await start_server(config, await _opened(config))
+
+
+async def _opened(config: ServerConfig) -> Storage:
+    if config.data_dir is not None or config.database_url is not None or run.kind == "memory":
+        return await open_storage(config)
+    settings = evolve(config.settings, encryption_key=config.settings.encryption_key or KEY)
     if run.kind == "file":
-        return await open_storage(settings, data_dir=_fresh_directory(), keeps_chain=keeps_chain)
+        return await open_storage(
+            ServerConfig(settings=settings, data_dir=_fresh_directory(), rpc=config.rpc)
+        )
     database = _Returned(await fresh_url())
-    if not keeps_chain:
+    if config.rpc is not None:
         return Storage(database=database, ledger=None, settings=settings, is_alone=False)
     await database.hold_alone()
     return Storage(database=database, ledger=database, settings=settings)

@@ -15,12 +15,11 @@ import embedded_node
 import pytest
 import rpc_world
 import surfpool
-from attrs import field, mutable
+from attrs import evolve, field, mutable
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.runtime import Runtime, start_runtime
-from agentpay_server.storage import Storage
+from agentpay_server.config import ServerConfig
 
 
 class Validator(Protocol):
@@ -92,13 +91,11 @@ def rpc_settings(validator: Validator, **settings: Any) -> RpcSettings:
     return RpcSettings(**{**defaults, **settings})
 
 
-async def start_anywhere(
-    *, storage: Storage | None = None, rpc: RpcSettings | None = None, **options: Any
-) -> Runtime:
-    """Stand in for `start_runtime`: what would have a chain of its own works where the run was told to."""
-    if rpc is None and run.kind != "embedded":
-        rpc = rpc_settings(run.validator())
-    return await start_runtime(storage=storage, rpc=rpc, **options)
+def placed(config: ServerConfig) -> ServerConfig:
+    """Return what has a server that would have a chain of its own work where the run was told to."""
+    if config.rpc is None and run.kind != "embedded":
+        return evolve(config, rpc=rpc_settings(run.validator()))
+    return config
 
 
 def embedded_only(reason: str) -> None:

@@ -292,7 +292,7 @@ class Stranger(Worker):
         else:
             to = chance.choice(world.accounts).usdc_token_account
         self.note("operator", "sends", micro, "to", to[:12])
-        world.cluster.pay_from_outside(to, micro)
+        world.cluster.pay_from_outside(to, micro, slots_ago=chance.choice((0, 2, 20)))
 
 
 def usdc(micro: int) -> Decimal:

@@ -159,6 +159,7 @@ class Cluster:
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
         self._histories: defaultdict[str, _History] = defaultdict(_History)
         self._order: list[Landed] = []
+        self._owed: dict[str, Landed] = {}  # what has vanished and not landed again, oldest first
         self.landings: dict[str, Landed] = {}
         self.executed = 0
         self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
@@ -265,8 +266,8 @@ class Cluster:
             self._loop.happen_in(again.uniform(0.1, 70), self._land, transaction)
         return signature
 
-    def pay_from_outside(self, token_account: str, amount_micro: int) -> None:
-        """Have the stranger send USDC to a token account, at once."""
+    def pay_from_outside(self, token_account: str, amount_micro: int, *, slots_ago: int = 0) -> None:
+        """Have the stranger send USDC to a token account, at once, under a blockhash of some slots ago."""
         pay = instructions.transfer_checked(
             source=Pubkey.from_string(self.strangers_account),
             destination=Pubkey.from_string(token_account),
@@ -275,7 +276,7 @@ class Cluster:
             amount_micro=amount_micro,
         )
         note = instructions.memo(f"outside {self.executed}")
-        blockhash = Hash.from_string(self.blockhash(self.slot()))
+        blockhash = Hash.from_string(self.blockhash(self.slot() - slots_ago))
         message = Message.new_with_blockhash([pay, note], self.stranger.pubkey(), blockhash)
         signed = Transaction([self.stranger], message, blockhash)
         self._land(VersionedTransaction.from_bytes(bytes(signed)))
@@ -339,6 +340,7 @@ class Cluster:
         self.executed += 1
         self._order.append(landing)
         self.landings[signature] = landing
+        self._owed.pop(signature, None)
         for address, account in machine.changed_accounts(self._machine, transaction).items():
             version = None if account is None else Account.from_bytes(account)
             self._versions.setdefault(address, []).append((slot, version))
@@ -359,28 +361,55 @@ class Cluster:
             slots: how many blocks to undo.
             relands: tells in how many seconds a transaction lands again by itself; None for never.
         """
-        fork = self.slot() - min(slots, FINALIZED_SLOTS - 1)
         height = self.height(self.slot())
+        fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())
         vanished: list[Landed] = []
         while self._order and self._order[-1].slot > fork:
-            newest = self._order[-1]
-            made = self._heights[str(newest.transaction.message.recent_blockhash)]
-            if made > self.height(fork) or made + BLOCKHASH_LIFE_BLOCKS - height < BLOCKHASH_LIFE_BLOCKS // 2:
+            made = self._made(self._order[-1])
+            if made > self.height(fork) or not _has_time(made, height):
+                fork = self._order[-1].slot
                 break
             vanished.append(self._undo_newest())
         self._fork += 1
         self._heights = {k: v for k, v in self._heights.items() if v <= self.height(fork) or not vanished}
         self._machine.with_transaction_history(0)
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
-        delay = 0.0
-        for landing in reversed(vanished):
+        for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
+        # Those that had vanished before as well, in their order: a later one may spend what an earlier one
+        # brought.
+        self._owed = {each.about.signature: each for each in (*reversed(vanished), *self._owed.values())}
+        delay = 0.0
+        for landing in self._owed.values():
             again = relands(landing.about)
             if again is not None:
-                # In their order: a later one may spend what an earlier one brought.
                 delay = max(delay + 0.01, again)
-                self._loop.happen_in(delay, self._land, landing.transaction)
+                self._loop.happen_in(delay, self._land_again, landing, self._fork)
         return len(vanished)
+
+    def _made(self, landing: Landed) -> int:
+        """Return the height of the block that gave a transaction its blockhash."""
+        return self._heights[str(landing.transaction.message.recent_blockhash)]
+
+    def _kept_for_owed(self) -> int:
+        """Return the newest slot that must stay, so that what has vanished before can land again."""
+        slot = self.slot()
+        height = self.height(slot)
+        owed = [
+            made
+            for each in self._owed.values()
+            if (made := self._made(each)) + BLOCKHASH_LIFE_BLOCKS >= height
+        ]
+        if not all(_has_time(made, height) for made in owed):
+            return slot
+        while owed and self.height(slot - 1) >= max(owed):
+            slot -= 1
+        return slot if owed else 0
+
+    def _land_again(self, landing: Landed, fork: int) -> None:
+        # Else there has been another fork since, and with it another order.
+        if fork == self._fork:
+            self._land(landing.transaction)
 
     def _undo_newest(self) -> Landed:
         landing = self._order.pop()
@@ -443,6 +472,11 @@ class Cluster:
     def _bytes_at(self, address: str) -> bytes | None:
         account = self._machine.get_account(Pubkey.from_string(address))
         return bytes(account) if account is not None and account.lamports else None
+
+
+def _has_time(made: int, height: int) -> bool:
+    """Whether half the life of a blockhash is left at a height, to land again in."""
+    return made + BLOCKHASH_LIFE_BLOCKS - height >= BLOCKHASH_LIFE_BLOCKS // 2
 
 
 def _json_error(result: FailedTransactionMetadata) -> object:

@@ -2,26 +2,38 @@
 
 Units run one at a time, so that no deadlock and no missing row lock can be found here. What is committed is
 noted: texts that could be signatures, so that a judge can tell whether one was stored before it was sent.
+
+Every life of a server lays the tables out first, as its release has them. While one of them changes tables
+the others wait, as they would for its locks, and one that dies amid it has changed nothing.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Executable, MetaData
 
-from agentpay_server._simulation.chance import Chance
+from agentpay_server._simulation.chance import Actor, Chance
 from agentpay_server._simulation.faults import Faults
 from agentpay_server._simulation.loop import never
 from agentpay_server._simulation.timeline import Timeline
+from agentpay_server.store import migrations
 from agentpay_server.store.connection import Connection, Parameters, Rows
 from agentpay_server.store.database import DatabaseUnavailableError
 from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.store.migrations import THIS_RELEASE, Release
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+NEXT_RELEASE: Final = Release("simulated", (*THIS_RELEASE.folders, Path(__file__).parent / "next_release"))
+"""A later version of the server that is this one but for its tables, to which it adds."""
+
 _SIGNATURE_LENGTHS = range(80, 89)
+_LONGEST_CHANGE_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 0.05
 
 
 class _UndoneError(Exception):
@@ -34,10 +46,15 @@ class SharedDatabase:
     Attributes:
         signatures: every text of the length of a signature that a unit has committed.
         units: how many units have run.
+        release: by which the tables are laid out.
+        changes: whose life changes tables now, and has locked them.
     """
 
     def __init__(self) -> None:
         self._database = MemoryDatabase()
+        _finished(self._database.with_driver(_note_release))
+        self.release = THIS_RELEASE
+        self.changes: Actor | None = None
         self.signatures: set[str] = set()
         self.units = 0
 
@@ -70,6 +87,21 @@ class SharedDatabase:
         self.units += 1
         return _finished(self._database.read(unit, *args, **kwargs))
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether somebody changes tables."""
+        return self.changes is not None and not self.changes.is_dead
+
+    def lay_out(self, release: Release) -> None:
+        """Lay the tables out as a release has them.
+
+        Raises:
+            NewerSchemaError: they are those of a later one.
+        """
+        _finished(migrations.upgrade(self._database, release=release))
+        if release is NEXT_RELEASE:
+            self.release = release
+
     def create_missing(self, tables: MetaData) -> None:
         """Create tables that are missing."""
         _finished(self._database.create_missing(tables))
@@ -89,7 +121,7 @@ class DatabaseLink:
         faults: what fails.
         timeline: what happened.
         may_die: gives the server a chance to die at a place, and tells whether it did.
-        is_dead: tells whether it has died.
+        life: of the server.
     """
 
     is_inline: ClassVar[bool] = False
@@ -103,12 +135,33 @@ class DatabaseLink:
         faults: Faults,
         timeline: Timeline,
         may_die: Callable[[str], bool],
-        is_dead: Callable[[], bool],
+        life: Actor,
     ) -> None:
         self._shared, self._server = shared, server
         self._faults, self._timeline = faults, timeline
         self._latency = chance.stream("database latency", server)
-        self._may_die, self._is_dead = may_die, is_dead
+        self._may_die, self._life = may_die, life
+
+    async def lay_out(self, release: Release) -> None:
+        """Lay the tables out as a release has them; while they change, nobody else gets to them.
+
+        Raises:
+            NewerSchemaError: they are those of a later one.
+            DatabaseUnavailableError: there was no answer.
+        """
+        await self._travel()
+        shared = self._shared
+        if release is not THIS_RELEASE and shared.release is THIS_RELEASE:
+            shared.changes = self._life
+            self._timeline.note("server", self._life.name, "changes the tables")
+            await asyncio.sleep(self._latency.uniform(0, _LONGEST_CHANGE_SECONDS))
+            if self._may_die("kill.before commit"):
+                await never()
+            shared.changes = None
+        shared.lay_out(release)
+        if self._may_die("kill.after commit"):
+            await never()
+        await self._travel_back()
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -148,7 +201,9 @@ class DatabaseLink:
         pause = self._latency.uniform(0.0002, 0.004)
         slow = self._faults.strike("db.slow", self._server)
         await asyncio.sleep(slow.uniform(0.05, 3) if slow else pause)
-        if self._is_dead():
+        while self._shared.is_locked:  # noqa: ASYNC110 - whoever locked it may die, and tells nobody
+            await asyncio.sleep(_WAIT_SECONDS)
+        if self._life.is_dead:
             # Nothing of a dead server gets here; should anything, it must not get further.
             raise RuntimeError("a dead server asked its database for something")
         if self._faults.strike("db.lost before", self._server):
@@ -178,6 +233,12 @@ class _Noting:
                     if type(value) is str and len(value) in _SIGNATURE_LENGTHS:
                         self._noted.append(value)
         return self._connection.execute(statement, parameters)
+
+
+def _note_release(driver: sqlite3.Connection) -> None:
+    """Note, as migrations do, that the tables are those of this release: they are its template."""
+    driver.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    driver.execute("INSERT INTO alembic_version VALUES (?)", (THIS_RELEASE.head,))
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:

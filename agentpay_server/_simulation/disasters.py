@@ -1,16 +1,20 @@
-"""Faults that come by themselves: servers die, nodes get stuck, endpoints go down, clocks jump."""
+"""Faults that come by themselves: servers die, nodes get stuck, clocks jump, the next release comes."""
 
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
+from agentpay_server._simulation.database import NEXT_RELEASE
+
 if TYPE_CHECKING:
+    from agentpay_server._simulation.servers import Server
     from agentpay_server._simulation.world import World
 
 Disaster = Callable[["World", random.Random], object]
 
 _MOST_AHEAD_US = 1_500_000
+_UPGRADE_PAUSES_SECONDS = (0, 3, 30)
 
 
 def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
@@ -66,6 +70,24 @@ def _jump(world: "World", strike: random.Random) -> None:
     strike.choice(world.servers).clock.offset_us = int(strike.uniform(-1, 1) * _MOST_AHEAD_US)
 
 
+def _upgrade(world: "World", strike: random.Random) -> None:
+    """Have every server restarted with the next release: all at once, or one after the other."""
+    seconds = strike.choice(_UPGRADE_PAUSES_SECONDS)
+    for number, server in enumerate(strike.sample(world.servers, len(world.servers))):
+        is_killed = strike.random() < 0.3
+
+        def restart(server: "Server" = server, *, is_killed: bool = is_killed) -> None:
+            if not world.faults.are_on:
+                return
+            server.release = NEXT_RELEASE
+            if is_killed:
+                server.kill("for its upgrade")
+            else:
+                world.loop.create_task(server.stop())
+
+        world.loop.happen_in(number * strike.uniform(0, seconds), restart)
+
+
 _KINDS: dict[str, Disaster] = {
     "server.killed": _kill,
     "server.stopped": _stop,
@@ -75,4 +97,5 @@ _KINDS: dict[str, Disaster] = {
     "cluster.rollback": _roll_back,
     "cluster.stalls": _stall,
     "clock.jumps": _jump,
+    "schema.upgraded": _upgrade,
 }

@@ -15,6 +15,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
+from agentpay_server._simulation.database import NEXT_RELEASE
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ async def come_to_rest(world: "World") -> None:
     world.nodes.heal()
     for server in world.servers:
         server.rpc.down_until = 0.0
+        if world.database.release is NEXT_RELEASE:
+            # Those of before that are still at work go on, but none starts any more.
+            server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
         if world.loop.time() > began + _UP_SECONDS:

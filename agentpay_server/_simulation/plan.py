@@ -57,6 +57,7 @@ EVERY_SECONDS: Final[Mapping[str, float]] = {
     "cluster.rollback": 120.0,
     "cluster.stalls": 200.0,
     "clock.jumps": 120.0,
+    "schema.upgraded": 300.0,  # once in a run: afterwards every server is of the next release
 }
 """How long the pause is between two faults that come by themselves, on average and over the whole world."""
 

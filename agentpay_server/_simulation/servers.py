@@ -1,6 +1,6 @@
 """Simulated servers: each has a machine with a clock of its own, and lives that end as SIGKILL ends them.
 
-A life is a real runtime behind its real HTTP application. When it is killed, none of its callbacks runs any
+A life is a real server behind its real HTTP application. When it is killed, none of its callbacks runs any
 more. Its coroutines are closed afterwards to free memory, once it can reach nothing outside itself: what
 their `finally` blocks do then changes nothing.
 """
@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import define
 
 from agentpay_server._simulation.chance import ACTOR, Actor, Chance
-from agentpay_server._simulation.database import DatabaseLink
+from agentpay_server._simulation.database import NEXT_RELEASE, DatabaseLink
 from agentpay_server._simulation.network import Receivers
 from agentpay_server._simulation.rpc import RpcLink
 from agentpay_server.clock import MACHINE_NOW_US
+from agentpay_server.config import Edge, ServerConfig
 from agentpay_server.http.app import Application
-from agentpay_server.runtime import Edge, Runtime, start_runtime
+from agentpay_server.server import Server as Runtime
+from agentpay_server.server import start_server
 from agentpay_server.storage import Storage
-from agentpay_server.store.database import DatabaseUnavailableError, StartRefusedError
+from agentpay_server.store.database import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
+from agentpay_server.store.migrations import THIS_RELEASE, Release
 
 if TYPE_CHECKING:
     from agentpay_server._simulation.world import World
@@ -103,6 +106,7 @@ class Server:
     Attributes:
         name: names it in the timeline, and as an actor of faults.
         life: the present or the last one.
+        release: of which its next life is.
     """
 
     def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
@@ -117,6 +121,7 @@ class Server:
         self.clock.offset_us = int(clock_chance.uniform(-1.5, 1.5) * 1_000_000)
         self.clock.drift = clock_chance.choice((0.0, 0.0, 1e-5, -1e-5, 1e-4))
         self.life: Life | None = None
+        self.release = THIS_RELEASE
         self._is_stopping = False
 
     @property
@@ -190,10 +195,9 @@ class Server:
         loop.happen_in(0, life.bury)
 
     async def _begin(self, life: Life) -> None:
-        world = self._world
+        world, release = self._world, self.release
         try:
-            runtime = await start_runtime(
-                storage=self._storage(life),
+            config = ServerConfig(
                 operator_key=world.operator_key,
                 rpc=world.rpc_settings,
                 mounts={"all://hook.invalid": self._receivers.transport(life, self.may_die)},
@@ -202,13 +206,16 @@ class Server:
                     rpc_client=lambda settings: _Caller(self, settings.timeout_seconds),
                 ),
             )
+            runtime = await start_server(config, await self._storage(life, release))
         except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
             if life.is_dead:
                 # Killed meanwhile: its coroutines are closed, and what they still await fails.
                 return
             self._note("does not start", type(error).__name__, error)
             is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)
-            if not is_expected or not (world.faults.are_on or world.is_healing):
+            # What it must not do is to work on tables that it does not know.
+            is_outdated = isinstance(error, NewerSchemaError) and release is not NEXT_RELEASE
+            if not is_outdated and not (is_expected and (world.faults.are_on or world.is_healing)):
                 world.violate("a server does not start", self.name, repr(error))
             life.is_dead = True
             world.loop.happen_in(0, life.bury)
@@ -217,7 +224,7 @@ class Server:
         life.runtime, life.app = runtime, Application(runtime)
         self._note("up")
 
-    def _storage(self, life: Life) -> Storage:
+    async def _storage(self, life: Life, release: Release) -> Storage:
         world = self._world
         database = DatabaseLink(
             world.database,
@@ -226,8 +233,11 @@ class Server:
             faults=world.faults,
             timeline=world.timeline,
             may_die=self.may_die,
-            is_dead=lambda: life.is_dead,
+            life=life,
         )
+        await database.lay_out(release)
+        if release is THIS_RELEASE is not world.database.release:
+            world.violate("a server works on tables that it does not know", self.name)
         return Storage(database=database, ledger=None, settings=world.settings, is_alone=False)
 
     def _note(self, *what: object) -> None:

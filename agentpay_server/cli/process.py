@@ -1,7 +1,7 @@
 """The server as a process of its own: how it starts, says where it is, and stops in good order.
 
 What it is told, and how it is told to people, is the business of the command `serve`; what it serves, that of
-the runtime.
+the application.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -22,17 +21,15 @@ import click
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
-from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.config import ServerConfig
 from agentpay_server.domain.hosts import Hosts
 from agentpay_server.embedded.listener import bound_socket, url_of
 from agentpay_server.http.app import Application
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.runtime import ClusterAwayError, Runtime, manual_clock, start_runtime
-from agentpay_server.settings import Settings
+from agentpay_server.server import ClusterAwayError, Server, start_server
 from agentpay_server.storage import open_storage
 from agentpay_server.store.database import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 
@@ -99,16 +96,10 @@ class Announcement:
 def run(
     host: str,
     port: int,
-    settings: Settings,
+    config: ServerConfig,
     *,
     allowed_hosts: Sequence[str],
-    data_dir: Path | None,
-    database_url: str | None,
-    database_schema: str,
-    rpc: RpcSettings | None,
-    is_clock_manual: bool,
     serves_chain: bool,
-    operator_key: str | None,
     log_format: LogFormat,
     start_wait_seconds: float,
 ) -> None:
@@ -128,25 +119,11 @@ def run(
     except OSError as error:
         raise CannotServeError(why_not_bound(host, port, error)) from None
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
-    raise_descriptor_limit(settings.max_connections)
-    clock: Clock = manual_clock() if is_clock_manual else SystemClock()
+    raise_descriptor_limit(config.settings.max_connections)
+    serving = _serve(sock, hosts, config, serves_chain=serves_chain, start_wait_seconds=start_wait_seconds)
     with sock, logging_to(sys.stderr, log_format):
         try:
-            asyncio.run(
-                _serve(
-                    sock,
-                    hosts,
-                    settings,
-                    data_dir=data_dir,
-                    database_url=database_url,
-                    database_schema=database_schema,
-                    rpc=rpc,
-                    clock=clock,
-                    serves_chain=serves_chain,
-                    operator_key=operator_key,
-                    start_wait_seconds=start_wait_seconds,
-                )
-            )
+            asyncio.run(serving)
         except (StartRefusedError, DatabaseUnavailableError) as error:
             raise CannotServeError(str(error)) from None
 
@@ -161,47 +138,32 @@ def why_not_bound(host: str, port: int, error: OSError) -> str:
 async def _serve(
     sock: socket.socket,
     hosts: Hosts,
-    settings: Settings,
+    config: ServerConfig,
     *,
-    data_dir: Path | None,
-    database_url: str | None,
-    database_schema: str,
-    rpc: RpcSettings | None,
-    clock: Clock,
     serves_chain: bool,
-    operator_key: str | None,
     start_wait_seconds: float,
 ) -> None:
-    async def start() -> Runtime:
+    async def start() -> Server:
         try:
-            storage = await open_storage(
-                settings,
-                data_dir=data_dir,
-                database_url=database_url,
-                database_schema=database_schema,
-                keeps_chain=rpc is None,
-            )
+            storage = await open_storage(config)
         except ValueError as error:
             raise OptionError("--database-url", str(error)) from None
         try:
-            return await start_runtime(
-                storage=storage, rpc=rpc, clock=clock, operator_key=operator_key, may_crash=True
-            )
+            return await start_server(config, storage)
         except ValueError as error:
             raise OptionError("--operator-key", str(error)) from None
 
-    runtime = await _started(start, start_wait_seconds)
-    new_key = runtime.operator.key if operator_key is None else None
-    announcement = Announcement(
-        base_url=url_of(sock), operator_key=new_key, is_key_given=operator_key is not None
-    )
+    server = await _started(start, start_wait_seconds)
+    is_key_given = config.operator_key is not None
+    new_key = None if is_key_given else server.operator.key
+    announcement = Announcement(base_url=url_of(sock), operator_key=new_key, is_key_given=is_key_given)
     try:
-        await _serve_until_told(sock, hosts, runtime, announcement, serves_chain=serves_chain)
+        await _serve_until_told(sock, hosts, server, announcement, serves_chain=serves_chain)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
-async def _started(start: Callable[[], Awaitable[Runtime]], wait_seconds: float) -> Runtime:
+async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) -> Server:
     """Start, and again for as long as database or cluster do not answer and there is time left."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
@@ -217,23 +179,23 @@ async def _started(start: Callable[[], Awaitable[Runtime]], wait_seconds: float)
 
 
 async def _serve_until_told(
-    sock: socket.socket, hosts: Hosts, runtime: Runtime, announcement: Announcement, *, serves_chain: bool
+    sock: socket.socket, hosts: Hosts, server: Server, announcement: Announcement, *, serves_chain: bool
 ) -> None:
-    application = Application(runtime)
+    application = Application(server)
     app: ASGIApp = application
     if serves_chain:
         from agentpay_server.http import chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(announcement, rpc_url=url_of(sock) + chain_rpc.PATH)
-        app = chain_rpc.Mounted(chain_rpc.chain_rpc(runtime), application)
-    server = _Server(application, app, hosts, runtime, announcement, with_websockets=serves_chain)
-    lost = runtime.storage.lost
-    watch = asyncio.create_task(server.stop_when(lost))
+        app = chain_rpc.Mounted(chain_rpc.chain_rpc(server), application)
+    port = _Server(application, app, hosts, server, announcement, with_websockets=serves_chain)
+    lost = server.storage.lost
+    watch = asyncio.create_task(port.stop_when(lost))
     try:
-        await server.serve(sockets=[sock])
+        await port.serve(sockets=[sock])
     finally:
         watch.cancel()
-        await runtime.stop(within_seconds=server.remaining_seconds())
+        await server.stop(within_seconds=port.remaining_seconds())
     if lost.is_set():
         raise CannotServeError(
             "the connection that kept other servers away from the database was lost; start again, and what "
@@ -253,16 +215,16 @@ class _Server(PortServer):
         application: Application,
         app: ASGIApp,
         hosts: Hosts,
-        runtime: Runtime,
+        server: Server,
         announcement: Announcement,
         *,
         with_websockets: bool,
     ) -> None:
         self._app = app
-        self._runtime = runtime
+        self._owner = server
         self._announcement = announcement
         self._loop = asyncio.get_running_loop()
-        self._wait_seconds = runtime.context.settings.shutdown_seconds
+        self._wait_seconds = server.context.settings.shutdown_seconds
         self._ends_at: float | None = None
         cut_off_seconds = math.ceil(self._wait_seconds + _CUT_OFF_SECONDS) + 1
         super().__init__(
@@ -308,7 +270,7 @@ class _Server(PortServer):
         self._wait_seconds = 0.0
         self._ends_at = self._loop.time()
         self.should_exit = True
-        self._runtime.context.tasks.close()
+        self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
         """Return how long work under way may still go on."""
@@ -319,7 +281,7 @@ class _Server(PortServer):
         self._loop.call_later(self._wait_seconds, self._hurry)
 
     def _hurry(self) -> None:
-        self._runtime.context.tasks.close()
+        self._owner.context.tasks.close()
         # From here on: however late this is, those who wait have the time to be told.
         self._loop.call_later(_CUT_OFF_SECONDS, self._cut_off)
 

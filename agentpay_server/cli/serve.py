@@ -13,6 +13,7 @@ import click
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
 from agentpay_server.cli.values import Host, SchemaName, Seconds, Sol, Usdc
+from agentpay_server.clock import SystemClock, manual_clock
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
 from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
@@ -264,20 +265,25 @@ def serve(
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.
     from agentpay_server.cli import process  # noqa: PLC0415
+    from agentpay_server.config import ServerConfig  # noqa: PLC0415
 
+    config = ServerConfig(
+        settings=settings,
+        data_dir=data_dir,
+        database_url=database_url,
+        database_schema=database_schema or DATABASE_SCHEMA,
+        rpc=rpc,
+        clock=manual_clock() if clock == "manual" else SystemClock(),
+        operator_key=operator_key,
+        may_crash=True,
+    )
     try:
         process.run(
             host,
             port,
-            settings,
+            config,
             allowed_hosts=allowed_hosts,
-            data_dir=data_dir,
-            database_url=database_url,
-            database_schema=database_schema or DATABASE_SCHEMA,
-            rpc=rpc,
-            is_clock_manual=clock == "manual",
             serves_chain=chain_rpc,
-            operator_key=operator_key,
             log_format=LogFormat(log_format),
             start_wait_seconds=start_wait,
         )

@@ -24,8 +24,9 @@ from agentpay_server.clients._async.sessions import AsyncSessions
 from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clients._sync.sessions import Sessions
-from agentpay_server.clock import Clock, SystemClock, from_us
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.clock import Clock, SystemClock, from_us, manual_clock
+from agentpay_server.config import ServerConfig
+from agentpay_server.domain.database_schema import DATABASE_SCHEMA
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
@@ -47,9 +48,8 @@ from agentpay_server.embedded.scenarios import (
 )
 from agentpay_server.embedded.timeline import timeline
 from agentpay_server.embedded.world import World
-from agentpay_server.runtime import Runtime, manual_clock, start_runtime
+from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
-from agentpay_server.storage import open_storage
 
 T = TypeVar("T")
 
@@ -108,20 +108,23 @@ class AgentPayServer:
                 database_url; one of them without `seeded_port_keys`; or a database_schema that cannot name
                 one.
         """
-        if data_dir is not None and database_url is not None:
-            raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
-        if not seeded_port_keys and (data_dir is not None or database_url is not None):
-            # The first operator's key would be stored, and be valid on the port of a later start.
-            raise ValueError("seeded_port_keys=False is for servers in memory: leave out the seed instead")
-        self._data_dir = None if data_dir is None else Path(data_dir)
-        self._database_url = database_url
-        self._database_schema = check_database_schema(database_schema)
-        self._rpc = rpc
-        self._clock = _clock(clock)
-        self._seed = seed
-        self._wanted_key = operator_key
-        self._seeded_port_keys = seeded_port_keys
-        self._settings = settings
+        self._inboxes = InboxTransport()
+        shown = _clock(clock)
+        self._recorder = Recorder(shown)
+        self._config = ServerConfig(
+            settings=settings or Settings(),
+            data_dir=None if data_dir is None else Path(data_dir),
+            database_url=database_url,
+            database_schema=database_schema,
+            rpc=rpc,
+            clock=shown,
+            seed=seed,
+            seeded_port_keys=seeded_port_keys,
+            operator_key=operator_key,
+            lend_key=True,
+            mounts={INBOX_URL: self._inboxes},
+            wrap_chain=self._recorder.watch,
+        )
         self._owner: OwnerThread | None = None
         self._world: World | None = None
 
@@ -138,41 +141,14 @@ class AgentPayServer:
         if self._owner is not None:
             raise RuntimeError("a server starts once; make a new one")
         self._owner = OwnerThread("agentpay-server")
-        inboxes, recorder = InboxTransport(), Recorder(self._clock)
         try:
-            runtime = self._owner.call(self._runtime(inboxes, recorder))
+            server = self._owner.call(start_server(self._config))
         except BaseException:
             self._owner.stop()
             raise
-        self._started_at = from_us(self._clock.now_us())
-        self._world = World(
-            runtime,
-            self._owner,
-            inboxes,
-            recorder,
-            is_seeded=self._seed is not None and self._wanted_key is None,
-            seeded_port_keys=self._seeded_port_keys,
-        )
+        self._started_at = from_us(self._config.clock.now_us())
+        self._world = World(server, self._owner, self._inboxes, self._recorder)
         return self
-
-    async def _runtime(self, inboxes: InboxTransport, recorder: Recorder) -> Runtime:
-        return await start_runtime(
-            storage=await open_storage(
-                self._settings or Settings(),
-                data_dir=self._data_dir,
-                database_url=self._database_url,
-                database_schema=self._database_schema,
-                keeps_chain=self._rpc is None,
-            ),
-            rpc=self._rpc,
-            clock=self._clock,
-            seed=self._seed,
-            seeds_all_keys=self._seeded_port_keys,
-            operator_key=self._wanted_key,
-            lend_key=True,
-            wrap_chain=recorder.watch,
-            mounts={INBOX_URL: inboxes},
-        )
 
     def close(self) -> None:
         """Finish what is under way, close the port and the clients' way in; calling it again does nothing.
@@ -309,7 +285,7 @@ class AgentPayServer:
             InvalidRequestError: an event type or an account is unknown.
         """
         world = self._running
-        pump = self._pump if self._clock.is_manual else None
+        pump = self._pump if self._config.clock.is_manual else None
         inbox = world.inboxes.add(pump)
         webhook = world.operator.webhooks.create(
             url=inbox.url,
@@ -357,7 +333,7 @@ class AgentPayServer:
     @property
     def seed(self) -> int | None:
         """What identifiers, keys and signatures follow from; None where they come from the system."""
-        return self._seed
+        return self._config.seed
 
     @property
     def requests(self) -> Records[RecordedRequest]:
@@ -367,12 +343,16 @@ class AgentPayServer:
     @property
     def events(self) -> Records[RecordedEvent]:
         """The newest events of all operators, at most 1,000, newest last, heard by a webhook or not."""
-        return Records(self._running.call(self._running.runtime.deliveries.newest_events(RECORDS_MAX)))
+        return Records(
+            self._running.call(self._running.server.services.deliveries.newest_events(RECORDS_MAX))
+        )
 
     @property
     def deliveries(self) -> Records[Delivery]:
         """The newest deliveries with their attempts, at most 1,000, newest last."""
-        return Records(self._running.call(self._running.runtime.deliveries.newest_deliveries(RECORDS_MAX)))
+        return Records(
+            self._running.call(self._running.server.services.deliveries.newest_deliveries(RECORDS_MAX))
+        )
 
     @property
     def transactions(self) -> Records[ChainTransaction]:
@@ -392,7 +372,7 @@ class AgentPayServer:
             TimeoutError: the server does not answer.
         """
         world = self._running
-        work = timeline(world.runtime, world.recorder, seed=self._seed, started_at=self._started_at)
+        work = timeline(world.server, world.recorder, seed=self._config.seed, started_at=self._started_at)
         return world.call(work, timeout=_TIMELINE_SECONDS)
 
     @overload

@@ -24,7 +24,7 @@ from agentpay_server.embedded.inspection import (
     Recorder,
     masked,
 )
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 
 LINES_MAX: Final = 100
 LINE_CHARACTERS_MAX: Final = 300
@@ -43,11 +43,11 @@ class _Line:
     text: str
 
 
-async def timeline(runtime: Runtime, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
+async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
     """Return the newest of what has happened, at most `LINES_MAX` lines of it; on the server's thread."""
     requests, transactions = recorder.requests(), recorder.transactions()
-    events = await runtime.deliveries.newest_events(RECORDS_MAX)
-    deliveries = await runtime.deliveries.newest_deliveries(RECORDS_MAX)
+    events = await server.services.deliveries.newest_events(RECORDS_MAX)
+    deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
     places = _Places(requests, transactions)
     lines = [
         *(line for request in requests if (line := _request(request)) is not None),
@@ -59,7 +59,7 @@ async def timeline(runtime: Runtime, recorder: Recorder, *, seed: int | None, st
     shown = [_printed(line) for line in lines[-LINES_MAX:]]
     if left_out := len(lines) - len(shown):
         shown.insert(0, f"… {left_out} earlier lines are left out")
-    now = format_timestamp(from_us(runtime.context.clock.now_us()))
+    now = format_timestamp(from_us(server.context.clock.now_us()))
     return "\n".join([_head(seed, format_timestamp(started_at), now), *shown])
 
 

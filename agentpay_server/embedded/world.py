@@ -17,7 +17,7 @@ from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
 from agentpay_server.logs import log
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 
 T = TypeVar("T")
 
@@ -37,42 +37,39 @@ class World:
     """A running server, and the ways into it.
 
     Args:
-        runtime: the server.
+        server: the server.
         owner: the thread that it lives on.
         inboxes: receivers of events within the process.
         recorder: what keeps requests and transactions for a test to look at.
-        is_seeded: whether the keys of the server follow from a seed.
-        seeded_port_keys: whether they are valid on a port nevertheless.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        server: Server,
         owner: OwnerThread,
         inboxes: InboxTransport,
         recorder: Recorder,
-        *,
-        is_seeded: bool,
-        seeded_port_keys: bool,
     ) -> None:
-        self.runtime = runtime
+        self.server = server
         self.inboxes = inboxes
         self.recorder = recorder
         self.base_url: str = IN_PROCESS_URL
         self._owner = owner
-        self._application = Application(runtime)
+        self._application = Application(server)
         self._app = recorder.around(self._application)
-        runtime.snapshots.include(inboxes)
-        runtime.snapshots.include(recorder)
+        server.snapshots.include(inboxes)
+        server.snapshots.include(recorder)
         self._listener: Listener | None = None
         self._rpc_listener: Listener | None = None
         self._rpc_path = ""
         self._opening = threading.Lock()
-        assert runtime.operator.key is not None  # noqa: S101 - one is lent where none is known
-        key = runtime.operator.key
+        assert server.operator.key is not None  # noqa: S101 - one is lent where none is known
+        key = server.operator.key
         self.key: str = key
-        self._tells_of_seed = is_seeded and seeded_port_keys
-        self._port_key = PortKey(key) if is_seeded and not seeded_port_keys else None
+        config = server.config
+        is_seeded = config.seed is not None and config.operator_key is None
+        self._tells_of_seed = is_seeded and config.seeded_port_keys
+        self._port_key = PortKey(key) if is_seeded and not config.seeded_port_keys else None
         inner = self._app if self._port_key is None else self._port_key.in_process(self._app)
         self._transport = EmbeddedTransport(inner, owner)
         self._async_transport = AsyncEmbeddedTransport(inner, owner)
@@ -134,7 +131,7 @@ class World:
                 from agentpay_server.http import chain_rpc  # noqa: PLC0415
 
                 self._rpc_path = chain_rpc.PATH
-                app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.runtime))
+                app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.server))
                 sock = bound_socket(_HOST, 0)
                 listener = Listener(self._application, app, sock, with_websockets=True)
                 self._owner.call(listener.start())
@@ -151,7 +148,7 @@ class World:
                 if listener is not None:
                     await listener.close()
         finally:
-            await self.runtime.stop()
+            await self.server.stop()
             self.recorder.release()
 
 

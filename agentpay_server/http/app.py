@@ -52,7 +52,7 @@ from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, SystemRandomness
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.settings import Settings
 from agentpay_server.store.database import DatabaseUnavailableError
@@ -85,22 +85,22 @@ class _Trace:
 class Application:
     """The server as ASGI."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._keys = runtime.keys
-        self._identifiers = runtime.context.identifiers
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._identifiers = server.context.identifiers
         # Of their own source: what watches a server must not change the identifiers that follow from a seed.
-        self._operation_ids = Identifiers(runtime.context.clock, SystemRandomness())
-        self._requests = runtime.context.metrics.requests
-        self.settings: Settings = runtime.context.settings
-        self.metrics: Metrics = runtime.context.metrics
-        self._operations = Operations(runtime)
+        self._operation_ids = Identifiers(server.context.clock, SystemRandomness())
+        self._requests = server.context.metrics.requests
+        self.settings: Settings = server.context.settings
+        self.metrics: Metrics = server.context.metrics
+        self._operations = Operations(server)
         self._in_service: Counter[str] = Counter()
-        per_minute = runtime.context.settings.rate_limit_per_minute
-        limit = None if per_minute is None else RateLimit(runtime.context.clock, per_minute)
+        per_minute = server.context.settings.rate_limit_per_minute
+        limit = None if per_minute is None else RateLimit(server.context.clock, per_minute)
         if limit is not None:
-            runtime.snapshots.include(limit)
+            server.snapshots.include(limit)
         self._paths = Paths(
-            {path: _Path(path, methods, limit, runtime) for path, methods in METHODS_OF.items()}
+            {path: _Path(path, methods, limit, server) for path, methods in METHODS_OF.items()}
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +130,7 @@ class Application:
                 return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
-            scope["agentpay.principal"] = await authenticated(headers, self._keys, request_id)
+            scope["agentpay.principal"] = await authenticated(headers, self._server.services.keys, request_id)
             _require_plain_path(scope)
             with self._served(scope):
                 await self._paths(scope, receive, send)
@@ -236,15 +236,15 @@ class _Path:
         path: str,
         endpoints: Mapping[str, Endpoint],
         limit: RateLimit | None,
-        runtime: Runtime,
+        server: Server,
     ) -> None:
         self._path = path
         self._endpoints = endpoints
-        self._runtime = runtime
+        self._server = server
         self._limit = limit
-        self._faults = runtime.http_faults
-        self._snapshots = runtime.snapshots
-        self._body_timeout_seconds = runtime.context.settings.body_timeout_seconds
+        self._faults = server.http_faults
+        self._snapshots = server.snapshots
+        self._body_timeout_seconds = server.context.settings.body_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace: _Trace = scope["agentpay.trace"]
@@ -305,7 +305,7 @@ class _Path:
             body = structured_body(raw, endpoint.request)
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
-        reply = await ROUTES[endpoint.name].answer(self._runtime, call)
+        reply = await ROUTES[endpoint.name].answer(self._server.services, call)
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.chain import transactions
+from agentpay_server.chain.embedded import EmbeddedChain
 from agentpay_server.chain.node.errors import INTERNAL_ERROR, RpcError
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
@@ -26,7 +27,7 @@ from agentpay_server.domain.problems import Problem
 from agentpay_server.http.bodies import DisconnectedError, read_body, require_json
 from agentpay_server.http.exchange import JSON_TYPE, REFUSED
 from agentpay_server.logs import log
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
 """Where it is served."""
@@ -207,14 +208,14 @@ class Mounted:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
 
-def chain_rpc(runtime: Runtime) -> ChainRpc:
+def chain_rpc(server: Server) -> ChainRpc:
     """Return the node of a server whose chain is within it.
 
     Raises:
         ValueError: its chain is a cluster, which has nodes of its own.
     """
-    chain, context = runtime.embedded_chain, runtime.context
-    if chain is None:
+    chain, context = server.chain, server.context
+    if not isinstance(chain, EmbeddedChain):
         raise ValueError("the server works on a cluster, whose nodes answer JSON-RPC: ask one of them")
     numbers = itertools.count(1)
 

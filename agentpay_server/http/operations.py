@@ -14,7 +14,7 @@ from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.http.exchange import JSON_TYPE
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Server
 from agentpay_server.store import operations as store
 from agentpay_server.store.database import DatabaseUnavailableError
 
@@ -40,10 +40,9 @@ class Answer:
 class Operations:
     """Answers what those who run a server ask."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._context = runtime.context
-        self._schedule = runtime.schedule
-        self._treasury = runtime.treasury
+    def __init__(self, server: Server) -> None:
+        self._context = server.context
+        self._server = server
         self._exposition: Exposition | None = None
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
@@ -68,11 +67,11 @@ class Operations:
 
     async def _readiness(self) -> Answer:
         context = self._context
-        lag_seconds = self._schedule.lag_seconds()
+        lag_seconds = self._server.services.schedule.lag_seconds()
         stopped, chain, funds = await asyncio.gather(
             _answer(context.database.read(store.stopped_accounts)),
             _answer(context.chain.block_height()),
-            _answer(self._treasury.look()),
+            _answer(self._server.services.treasury.look()),
         )
         is_ready = {
             "database": stopped is not None,
@@ -96,7 +95,8 @@ class Operations:
         now_us = self._context.clock.now_us()
         # The counts are told without them: they matter most when something is down.
         queue, funds = await asyncio.gather(
-            _answer(self._context.database.read(store.queue, now_us)), _answer(self._treasury.look())
+            _answer(self._context.database.read(store.queue, now_us)),
+            _answer(self._server.services.treasury.look()),
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)

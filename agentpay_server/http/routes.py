@@ -11,7 +11,7 @@ from attrs import frozen
 
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay_server.http.exchange import Call, Reply
-from agentpay_server.runtime import Runtime
+from agentpay_server.server import Services
 from agentpay_server.services.policies import VersionedPolicy
 
 
@@ -27,13 +27,13 @@ class Route:
     """
 
     reply: int | Callable[[Any], Reply]
-    handler: Callable[[Runtime, Call], Coroutine[Any, Any, Any]]
+    handler: Callable[[Services, Call], Coroutine[Any, Any, Any]]
     is_owned: bool = False
 
-    async def answer(self, services: Runtime, call: Call) -> Reply:
+    async def answer(self, services: Services, call: Call) -> Reply:
         """Return the reply to a call."""
         work = self.handler(services, call)
-        result = await (services.context.tasks.complete(work) if self.is_owned else work)
+        result = await (services.tasks.complete(work) if self.is_owned else work)
         return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
 
 

@@ -7,16 +7,15 @@ from agentpay_server.chain.deposits import WatchedChain
 from agentpay_server.clock import Clock
 from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, Randomness
-from agentpay_server.services.tasks import Tasks
+from agentpay_server.services.tasks import Tasks, Wakeup
 from agentpay_server.services.vault import Vault
-from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
 from agentpay_server.store.database import Database
 
 
 @frozen(kw_only=True)
 class Context:
-    """The parts that are wired once, in `runtime.py`, and shared by all services.
+    """The parts that are wired once, in `server.py`, and shared by all services.
 
     Attributes:
         database: runs units of work.

@@ -1,14 +1,7 @@
-"""Delivering events: claimed, signed, posted, and booked with what follows (interface W5 to W12).
+"""Events and their deliveries, as an operator sees them: listed, and replayed (interface W12).
 
-A delivery is claimed by a lease that is committed before it is posted, and booked after. Whoever dies in
-between leaves a lease that runs out; the same attempt is then made again, so that an event is received at
-least once and always under the same identifier.
+What makes the attempts is `sender.py`.
 """
-
-import asyncio
-import logging
-import time
-from typing import Final
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.deliveries import (
@@ -22,103 +15,25 @@ from agentpay.contract.deliveries import (
 )
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
-from agentpay.webhooks import WebhookSecrets
-from agentpay_server.clock import from_us, real_now_us
+from agentpay_server.clock import from_us
 from agentpay_server.domain.cursors import List
-from agentpay_server.domain.deliveries import LEASE_US, after_attempt
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import invalid, not_found
-from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.posting import Answer, HttpPoster, no_answer, signed_headers
-from agentpay_server.services.vault import VaultError
-from agentpay_server.services.webhooks import SealedSecret, sealed_secrets
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import events as event_store
 from agentpay_server.store import webhooks as webhook_store
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord, DueDelivery
-
-UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
-"""What is booked for an attempt that could not be signed."""
-
-logger: logging.Logger = logging.getLogger(__name__)
+from agentpay_server.store.deliveries import AttemptRecord, DeliveryRecord
 
 
 class Deliveries:
-    """Makes attempts, lists what became of them, and replays events."""
+    """Lists events, their deliveries and what became of each attempt, and replays events."""
 
-    def __init__(self, context: Context, poster: HttpPoster) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._poster = poster
-
-    async def next_due_us(self) -> int | None:
-        """Return when the next attempt is due that nobody is making; None when there is none."""
-        return await self._context.database.read(store.next_due_us, real_now_us())
-
-    async def claim(self, count: int) -> list[DueDelivery]:
-        """Lease up to `count` deliveries that are due now.
-
-        On a running clock endpoints and operators take turns; on a manual one the order is that of the due
-        times, whosever they are.
-        """
-        return await self._context.database.run(self._claim, count)
-
-    async def attempt(self, delivery: DueDelivery) -> None:
-        """Make one attempt at a claimed delivery, and book it with what follows."""
-        at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
-        answer = await self._answer(delivery, attempt, at_us)
-        record = AttemptRecord(
-            delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
-        )
-        step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
-        await self._context.database.run(store.finish_attempt, record, step)
-        log(
-            logger,
-            logging.INFO,
-            "delivery.attempted",
-            delivery_id=delivery.delivery_id,
-            event_id=delivery.event_id,
-            webhook_id=delivery.webhook_id,
-            attempt=attempt,
-            status=answer.status_code,
-            delivery_status=step.status.value,
-            duration_ms=answer.duration_ms,
-        )
-
-    async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
-        """Post a delivery and return the result. Only a cancellation of this task is raised.
-
-        An attempt that is not booked is repeated at the end of its lease, without limit. So every exception,
-        of any library, is booked as a failed attempt, and the delivery ends where its operator can see it.
-        """
-        started = time.monotonic()
-        try:
-            body = delivery.body.encode("utf-8")
-            headers = self._headers(delivery, body, attempt, at_us)
-            return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
-        except VaultError:
-            # Sealed under another key, or damaged. It can be replayed after the key is restored.
-            return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
-        except (Exception, asyncio.CancelledError) as failure:
-            task = asyncio.current_task()
-            if isinstance(failure, asyncio.CancelledError) and (task is None or task.cancelling()):
-                raise
-            log(
-                logger,
-                logging.ERROR,
-                "delivery.failed",
-                exception=failure,
-                delivery_id=delivery.delivery_id,
-            )
-            duration_ms = int((time.monotonic() - started) * 1000)
-            return Answer(status_code=None, error=no_answer(failure), duration_ms=duration_ms)
-
-    async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: whoever held them is gone."""
-        await self._context.database.run(store.free_all)
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
         """Return a page of deliveries with every attempt, newest first.
@@ -177,29 +92,6 @@ class Deliveries:
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
-
-    def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
-        now_us, clock = real_now_us(), self._context.clock
-        found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
-        for delivery in found:
-            store.lease(connection, delivery.delivery_id, now_us + LEASE_US)
-        return found
-
-    def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
-        secrets = sealed_secrets(
-            delivery.webhook_id, delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us
-        )
-
-        def opened(secret: SealedSecret) -> WebhookSecrets:
-            return WebhookSecrets(secret.opened(self._context.vault))
-
-        return signed_headers(
-            body,
-            event_id=delivery.event_id,
-            attempt=attempt,
-            secret=opened(secrets.current),
-            next_secret=None if secrets.next is None else opened(secrets.next),
-        )
 
     def _replay(
         self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent

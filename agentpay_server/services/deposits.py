@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -59,34 +59,60 @@ class _Look:
     is_done: bool = False
 
 
-class Deposits:
-    """Watches the token accounts of all accounts."""
+@define
+class Arrivals:
+    """Where money may have come in that nobody has looked for.
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    Attributes:
+        token_accounts: accounts that the chain has named.
+        is_anywhere: whether it can be at any account; so at first, since anything came while no server ran.
+    """
+
+    token_accounts: set[str] = field(factory=set)
+    is_anywhere: bool = True
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back where something may have come in as of now."""
+        token_accounts, is_anywhere = self.token_accounts.copy(), self.is_anywhere
+
+        def restore() -> None:
+            self.token_accounts, self.is_anywhere = token_accounts.copy(), is_anywhere
+
+        return restore
+
+
+class Deposits:
+    """Watches the token accounts of all accounts.
+
+    Args:
+        context: the parts of the server.
+        settlement: brings to their end what the service sends itself.
+        arrivals: where to look.
+    """
+
+    def __init__(self, context: Context, settlement: Settlement, arrivals: Arrivals) -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
         self._settlement = settlement
-        self._arrived: set[str] = set()
+        self._arrivals = arrivals
         self._expected: set[str] = set()
         self._unread: set[str] = set()
-        # While no server ran, anything can have come anywhere.
-        self._is_all_due = True
 
     @property
     def is_any_due(self) -> bool:
         """Whether something may have come in that nobody has looked at."""
-        return self._is_all_due or bool(self._arrived)
+        return self._arrivals.is_anywhere or bool(self._arrivals.token_accounts)
 
     def arrived(self, deposit: Deposit | None) -> None:
         """Hear from the chain of something that came; None: there may be more than it has told."""
         if deposit is None:
-            self._is_all_due = True
+            self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_under_way(deposit.signature):
             # Whoever sent it books it.
             return
         else:
-            self._arrived.add(deposit.token_account)
+            self._arrivals.token_accounts.add(deposit.token_account)
         self._context.wakeup.set()
 
     @contextmanager
@@ -102,25 +128,15 @@ class Deposits:
         finally:
             self._expected.discard(signature)
 
-    def capture(self) -> Callable[[], None]:
-        """Return what brings back where something may have come in as of now."""
-        arrived, is_all_due = self._arrived.copy(), self._is_all_due
-
-        def restore() -> None:
-            self._arrived, self._is_all_due = arrived.copy(), is_all_due
-            self._expected.clear()
-
-        return restore
-
     async def look_where_due(self) -> None:
         """Book what has come in wherever something may have; what cannot be read keeps nobody else waiting.
 
         Raises:
             ChainUnavailableError: the rest is to be looked at again later.
         """
-        if self._is_all_due:
+        if self._arrivals.is_anywhere:
             await self.look_everywhere()
-        await self._look_at(sorted(self._arrived))
+        await self._look_at(sorted(self._arrivals.token_accounts))
 
     async def look_everywhere(self) -> None:
         """Book what has come in at every account whose books differ from what it holds.
@@ -128,7 +144,7 @@ class Deposits:
         Raises:
             ChainUnavailableError: the rest is to be looked at again later.
         """
-        self._is_all_due = False
+        self._arrivals.is_anywhere = False
         try:
             seq, differing = 0, []
             while page := await self._database.read(account_store.accounts_after, seq, ACCOUNTS_AT_ONCE):
@@ -136,7 +152,7 @@ class Deposits:
                 seq = page[-1].seq
             await self._look_at(differing)
         except BaseException:
-            self._is_all_due = True
+            self._arrivals.is_anywhere = True
             raise
 
     async def look_if_told(self, token_account: str) -> None:
@@ -145,7 +161,7 @@ class Deposits:
         Whoever is about to spend asks. What cannot be read is booked later: a stranger's transaction that no
         node shows must not keep an account from spending.
         """
-        if token_account in self._arrived:
+        if token_account in self._arrivals.token_accounts:
             with suppress(ChainUnavailableError):
                 await self.look(token_account)
 
@@ -163,7 +179,7 @@ class Deposits:
             ChainUnavailableError: the rest is to be looked at again later.
         """
         # Before the look: what arrives during it is looked at once more.
-        self._arrived.discard(token_account)
+        self._arrivals.token_accounts.discard(token_account)
         work = _Look(beside=beside, batches_left=_BATCHES_AT_ONCE)
         try:
             while not work.is_done and work.batches_left > 0:
@@ -171,11 +187,11 @@ class Deposits:
             if work.beside is not None:
                 await self._database.run(work.beside)
         except BaseException:
-            self._arrived.add(token_account)
+            self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
             raise
         if not work.is_done:
-            self._arrived.add(token_account)
+            self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
 
     async def _look_at(self, token_accounts: Iterable[str]) -> None:

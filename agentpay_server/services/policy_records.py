@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable
 from typing import Final
 
 from agentpay_server.chain import transactions
@@ -59,15 +58,6 @@ class PolicyRecords:
             writer = self._context.tasks.start(self._write(account_id))
             self._writers[account_id] = writer
         return writer
-
-    def capture(self) -> Callable[[], None]:
-        """Return what forgets all writers: none is at work, wherever the server is brought back to."""
-
-        def restore() -> None:
-            self._writers.clear()
-            self._wanted.clear()
-
-        return restore
 
     async def next_due_us(self) -> int | None:
         """Return when the next record is due to be written; None when all are, or are being written."""

@@ -274,15 +274,6 @@ class Settlement:
         if driver is not None:
             driver.cancel()
 
-    def capture(self) -> Callable[[], None]:
-        """Return what forgets all that is driven here: nothing is, wherever the server is brought back to."""
-
-        def restore() -> None:
-            self._under_way.clear()
-            self._ages = Ages()
-
-        return restore
-
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
 

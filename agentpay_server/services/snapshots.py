@@ -1,8 +1,10 @@
 """Snapshots: all that a server in memory knows, captured at rest and brought back (interface SB9, SB10).
 
-Whatever holds state that a caller can notice is a part, and captures itself: the database with its queues,
-the chain, the clock, the source of chance, armed faults, receivers within the process. Capturing and bringing
-back happen between two awaits, so that nobody sees half of either. What is counted for metrics goes on.
+What a restart would find is captured, and what it could not find but a caller can notice: the database with
+its queues, the chain, the clock, the source of chance, armed faults, receivers within the process. Each such
+part captures itself. Services are none: they are made anew, as when a process dies, and need no code for it.
+Capturing and bringing back happen between two awaits, so that nobody sees half of either. What is counted for
+metrics goes on.
 
 A server that keeps its state elsewhere has no parts: a directory or a PostgreSQL database is copied by its
 own tools, and a chain that others share never goes back.
@@ -67,16 +69,24 @@ class Snapshots:
         context: the parts of the server.
         names: names snapshots; it goes on where all else goes back, so that none has the name of another.
         parts: what holds state; None where the server cannot go back.
+        restarted: has the server go on from what was brought back, without waiting; nothing is under way.
 
     Attributes:
         restores: how often the server has gone back. Whoever waited outside compares: what was found out
             before, such as who holds a key, may not be so any more.
     """
 
-    def __init__(self, context: Context, names: Identifiers, parts: Sequence[Part] | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        names: Identifiers,
+        parts: Sequence[Part] | None,
+        restarted: Callable[[], None],
+    ) -> None:
         self.restores: int = 0
         self._context = context
         self._names = names
+        self._restarted = restarted
         self._parts = None if parts is None else list(parts)
         self._start: list[Restore] = []
         self._kept: OrderedDict[str, Snapshot] = OrderedDict()
@@ -154,7 +164,7 @@ class Snapshots:
         for restore in restorers:
             restore()
         self.restores += 1
-        self._context.wakeup.set()
+        self._restarted()
 
     def _captured(self) -> list[Restore]:
         return [part.capture() for part in self._parts or ()]

@@ -1,4 +1,4 @@
-"""Tasks that the server owns, so that a caller who hangs up cancels nothing that moves money."""
+"""Tasks that the server owns: a caller who hangs up cancels nothing that moves money. And wake-ups."""
 
 import asyncio
 import logging
@@ -50,6 +50,12 @@ class Tasks:
         """Start `work` that goes on until the server stops."""
         self._loops.add(asyncio.get_running_loop().create_task(work))
 
+    def end_loops(self) -> None:
+        """Cancel all loops: none of them goes on from where it waits."""
+        for loop in self._loops:
+            loop.cancel()
+            loop.add_done_callback(self._loops.discard)
+
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end and return its result, whatever becomes of the caller meanwhile."""
         return await asyncio.shield(self.start(work))
@@ -90,8 +96,7 @@ class Tasks:
 
         What is cancelled has its state in the database, which says how to go on.
         """
-        for loop in self._loops:
-            loop.cancel()
+        self.end_loops()
         if self._loops:
             await asyncio.wait(self._loops)
         if self._tasks:
@@ -110,3 +115,25 @@ class Tasks:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Problem):
             log(logger, logging.ERROR, "task.failed", exception=error)
+
+
+class Wakeup:
+    """Tells whoever waits for due work that a due time has changed."""
+
+    def __init__(self) -> None:
+        self._listeners: list[asyncio.Event] = []
+
+    def listener(self) -> asyncio.Event:
+        """Return an event that is set whenever `set` is called; it is cleared before work is looked for."""
+        event = asyncio.Event()
+        self._listeners.append(event)
+        return event
+
+    def forget_listeners(self) -> None:
+        """Wake none of them any more: they have ended."""
+        self._listeners.clear()
+
+    def set(self) -> None:
+        """Wake every listener."""
+        for event in self._listeners:
+            event.set()

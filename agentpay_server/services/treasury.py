@@ -12,12 +12,16 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.base import Blockhash, Chain
+from agentpay_server.chain.base import Blockhash, Chain, ChainUnavailableError
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.clock import SECOND_US, real_now_us
 from agentpay_server.logs import log
+from agentpay_server.services.context import Context
 
 LAMPORTS: Final = 1_000_000_000
 """Lamports in one SOL."""
 
+LOOK_EVERY_US: Final = 60 * SECOND_US
 _SIGNATURE_LAMPORTS: Final = 5_000
 _TRANSFER_SIGNATURES: Final = 2
 _MICRO: Final = 1_000_000
@@ -39,19 +43,36 @@ class Funds:
 
 
 class Treasury:
-    """Reads what the treasury holds.
+    """Reads what the treasury holds, once a minute in real time, so that the log warns as soon as it is low.
 
     Args:
-        chain: where it is.
-        address: of the treasury.
-        low_sol: below how many SOL the log warns, once each time it falls there.
+        context: the parts of the server.
+        chain: the chain to ask, past all faults that a sandbox has armed.
     """
 
-    def __init__(self, chain: Chain, address: str, *, low_sol: Decimal) -> None:
+    def __init__(self, context: Context, chain: Chain) -> None:
         self._chain = chain
-        self._address = address
-        self._low_sol = low_sol
+        self._clock = context.clock
+        self._address = context.signer.address(TREASURY)
+        self._low_sol = context.settings.treasury_low_sol
         self._is_low = False
+        self._next_look_us = 0
+
+    async def next_due_us(self) -> int | None:
+        """Return when to look next; on a manual clock, which cannot bring that nearer, None until then."""
+        wait_us = max(self._next_look_us - real_now_us(), 0)
+        return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
+
+    async def run_due(self) -> bool:
+        """Look, if it is time. A chain that does not answer is asked again at the next look."""
+        if real_now_us() < self._next_look_us:
+            return False
+        self._next_look_us = real_now_us() + LOOK_EVERY_US
+        try:
+            await self.look()
+        except ChainUnavailableError:
+            return False
+        return True
 
     async def look(self) -> Funds:
         """Return what the treasury holds now, and warn when it has fallen below the threshold.

@@ -57,6 +57,11 @@ class MemoryDatabase:
         self._check_thread()
         create_missing(self._driver, tables)
 
+    async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the connection itself, outside of any transaction: for migrations."""
+        self._check_thread()
+        return work(self._driver)
+
     def capture(self) -> Callable[[], None]:
         """Return what brings the whole database back to what it holds now; no unit is running."""
         self._check_thread()

@@ -4,7 +4,6 @@ A chain within the process tells of all that comes in, and then nobody looks in 
 looked at every few seconds, in real time, as it goes on by itself.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from agentpay_server.chain.base import ChainUnavailableError
@@ -30,15 +29,6 @@ class DepositWorker:
         self._look_every_us = look_every_us
         self._next_look_us = 0
         self._retry_us = 0
-
-    def capture(self) -> Callable[[], None]:
-        """Return what brings back until when the chain is left alone: the clock may go back before that."""
-        retry_us = self._retry_us
-
-        def restore() -> None:
-            self._retry_us = retry_us
-
-        return restore
 
     async def next_due_us(self) -> int | None:
         """Return when to look next: now if something may have come in, else when it is time again."""

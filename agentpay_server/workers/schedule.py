@@ -14,7 +14,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.clock import SECOND_US, Clock, ManualClock
 from agentpay_server.domain.problems import Problem
 from agentpay_server.logs import log
-from agentpay_server.services.wakeup import Wakeup
+from agentpay_server.services.tasks import Wakeup
 
 _LONGEST_WAIT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 1.0

@@ -5,7 +5,6 @@ failed, has left behind. A look is due in real time, as leases are.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
@@ -34,10 +33,6 @@ class SettlementWorker:
         while drivers := await self._taken_up():
             if self._clock.is_manual:
                 self._awaited.update(drivers)
-
-    def capture(self) -> Callable[[], None]:
-        """Return what forgets whom an advance waits for: wherever the server goes back to, nobody drives."""
-        return self._awaited.clear
 
     async def next_due_us(self) -> int | None:
         """Return when to look next; on a manual clock now, if there is anything to find, else never."""

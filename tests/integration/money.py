@@ -45,7 +45,7 @@ TEN_FIELDS = {
 def on_owner(server: AgentPayServer, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
     """Run `work` on the thread that owns the server, and return its result."""
     world = server._running
-    return world._owner.call(work(world.runtime.context))
+    return world._owner.call(work(world.server.context))
 
 
 def rows(server: AgentPayServer, table: Table, **where: object) -> list[dict[str, Any]]:

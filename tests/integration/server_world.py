@@ -108,7 +108,7 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
 
     What earlier requests have begun comes to its end first, the on-chain records of policies above all.
     """
-    context: Any = server._running.runtime.context
+    context: Any = server._running.server.context
     # On a cluster these go on with its blocks, whoever asks for what.
     going_on = ("chain_transactions", "accounts.deposit_cursor", "policy_records")
     watched = () if validators.is_embedded() else going_on

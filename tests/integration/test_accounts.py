@@ -303,7 +303,7 @@ def _without_identifiers(body, identifiers):
 
 def _on_chain(server, account):
     world = server._running
-    chain = world.runtime.context.chain
+    chain = world.server.context.chain
 
     async def read():
         authority = await chain.account_size(account.chain_address)
@@ -315,7 +315,7 @@ def _on_chain(server, account):
 
 def _mint_behind_its_back(server, token_account, amount_micro):
     world = server._running
-    context = world.runtime.context
+    context = world.server.context
 
     async def mint():
         signed = transactions.mint(

@@ -78,7 +78,7 @@ def test_a_transfer_has_amount_recipient_and_outcome(server: AgentPayServer, pay
     transfer = answer.json()
     (entry,) = entries(server, transfer["transfer_id"])
     assert entry.action == "transfers.create"
-    assert entry.key_id == server._running.runtime.operator.key_id
+    assert entry.key_id == server._running.server.operator.key_id
     assert entry.request_id == answer.headers["x-request-id"]
     assert entry.created_at == START
     assert entry.before is None
@@ -145,7 +145,7 @@ def test_a_rejection_has_its_reason(server: AgentPayServer, waiting: str) -> Non
     server.console.reject(waiting, reason="Ask legal first")
     *_, rejected = entries(server, waiting)
     assert rejected.action == "console.approvals.reject"
-    assert rejected.key_id == server._running.runtime.operator.key_id
+    assert rejected.key_id == server._running.server.operator.key_id
     assert rejected.after["status"] == "rejected"
     assert "Ask legal first" in rejected.after["message"]
 
@@ -204,7 +204,7 @@ def test_a_session_is_told_of_from_its_opening_to_its_close(desk: Desk) -> None:
         ),
     ]
     assert {entry.key_id for entry in entries(desk.server, session_id)} == {
-        desk.server._running.runtime.operator.key_id
+        desk.server._running.server.operator.key_id
     }
 
 
@@ -245,7 +245,7 @@ def test_a_key_that_is_lent_to_a_run_is_told_of_when_it_is_taken_back(tmp_path: 
     with AgentPayServer(data_dir=tmp_path) as first:
         key = first.operator_key
     with AgentPayServer(data_dir=tmp_path) as second:
-        lent = second._running.runtime.operator.key_id
+        lent = second._running.server.operator.key_id
     with AgentPayServer(data_dir=tmp_path, operator_key=key) as third:
         assert [(entry.action, entry.key_id) for entry in entries(third, lent)] == [
             ("console.operator_keys.create", lent),
@@ -373,7 +373,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
     ]
     session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
     stopped = client.accounts.create(name="Stopped").account_id
-    database = server._running.runtime.context.database
+    database = server._running.server.context.database
     server._running.call(database.run(account_store.stop, stopped, 1))
     webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
     server.sandbox.set_fault("chain_slow", 1)
@@ -410,7 +410,7 @@ def test_every_operation_that_changes_something_is_one_entry_of_its_name(
         *_, newest = made = rows(stage.server, tables.audit)[before:]
         assert len(made) == 1
     assert newest["action"] == endpoint.name
-    assert newest["key_id"] == stage.server._running.runtime.operator.key_id
+    assert newest["key_id"] == stage.server._running.server.operator.key_id
     assert newest["request_id"] == answer.headers["x-request-id"]
 
 

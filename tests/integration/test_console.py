@@ -126,7 +126,7 @@ def test_an_audit_entry_says_who_what_before_after_and_when(
     policy = {"max_single_transfer": None, "allowed_counterparties": None, "categories": None}
     policy |= {"require_memo": False, "escalation_threshold": None}
     assert newest == {
-        "key_id": server._running.runtime.operator.key_id,
+        "key_id": server._running.server.operator.key_id,
         "action": "policies.put",
         "subject": account_id,
         "before": {**policy, "max_daily_spend": None, "paused": False},

@@ -133,8 +133,8 @@ def test_each_delay_counts_from_the_failure_before_it(server: AgentPayServer, pa
     inbox.fail_next(times=2)
     pay()
     # The clock was moved without the schedule: the first attempt comes late, and the others after it.
-    server._running.runtime.context.clock.move_to(0)
-    server._running.runtime.context.clock._now_us += 7 * 1_000_000
+    server._running.server.context.clock.move_to(0)
+    server._running.server.context.clock._now_us += 7 * 1_000_000
     late = START + timedelta(seconds=7)
 
     server.sandbox.clock.advance(hours=1)

@@ -18,23 +18,22 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import AgentPayServer
-from agentpay_server.clock import SystemClock, to_us
+from agentpay_server.clock import SystemClock, manual_clock, to_us
+from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.domain.deliveries import LEASE_US
 from agentpay_server.domain.principals import Principal
-from agentpay_server.runtime import manual_clock, start_runtime
-from agentpay_server.services import deliveries as service
-from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.server import start_server
+from agentpay_server.services import sender as service
 from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.sender import WebhookSender
 from agentpay_server.services.tasks import Tasks
 from agentpay_server.services.vault import Vault
-from agentpay_server.services.wakeup import Wakeup
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import deliveries as store
 from agentpay_server.store import tables
 from agentpay_server.store.memory import MemoryDatabase
-from agentpay_server.workers.deliveries import DeliveryWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -119,11 +118,11 @@ class Kept:
 
 @asynccontextmanager
 async def runtime_on(database, receiver: Receiver, **options):
-    runtime = await start_runtime(
-        clock=options.pop("clock", None) or manual_clock(START),
-        storage=Storage(database=database, ledger=database, settings=Settings(encryption_key=KEY)),
-        mounts={URL: receiver},
-        **options,
+    runtime = await start_server(
+        ServerConfig(
+            clock=options.pop("clock", None) or manual_clock(START), mounts={URL: receiver}, **options
+        ),
+        Storage(database=database, ledger=database, settings=Settings(encryption_key=KEY)),
     )
     try:
         yield runtime
@@ -135,15 +134,18 @@ async def with_events(runtime, count: int, principal: Principal | None = None) -
     """Register a webhook, make `count` events for it, and return its secret."""
     principal = principal or runtime.principal
     payer, payee = [
-        await runtime.accounts.create(principal, CreateAccount(name=name, metadata=None)) for name in "ab"
+        await runtime.services.accounts.create(principal, CreateAccount(name=name, metadata=None))
+        for name in "ab"
     ]
-    await runtime.sandbox.fund(principal, payer.account_id, Fund(amount=1000))
-    webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.settled",)))
+    await runtime.services.sandbox.fund(principal, payer.account_id, Fund(amount=1000))
+    webhook = await runtime.services.webhooks.create(
+        principal, CreateWebhook(url=URL, events=("transfer.settled",))
+    )
     for number in range(count):
         request = CreateTransfer(
             from_=payer.account_id, to=payee.account_id, amount=1, idempotency_key=f"k{number}"
         )
-        await runtime.transfers.create(principal, request)
+        await runtime.services.transfers.create(principal, request)
     return webhook.secret
 
 
@@ -177,15 +179,15 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
         secret = await with_events(runtime, 1)
         with monkeypatch.context() as dying:
             dying.setattr(store, "finish_attempt", die)
-            await runtime.schedule.advance(0)
+            await runtime.services.schedule.advance(0)
         assert len(receiver.posts) == 1
         assert "delivery.failed" in caplog.text
 
         real_time[0] += LEASE_US - 1
-        await runtime.schedule.advance(0)
+        await runtime.services.schedule.advance(0)
         assert len(receiver.posts) == 1, "it may still be under way"
         real_time[0] += 1
-        await runtime.schedule.advance(0)
+        await runtime.services.schedule.advance(0)
 
         first, second = receiver.posts
         assert first.content == second.content
@@ -198,7 +200,7 @@ async def test_a_claimed_delivery_is_nobody_elses_while_its_lease_runs(real_time
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 3)
-        deliveries = runtime.deliveries
+        deliveries = runtime.services.sender
 
         first = await deliveries.claim(2)
         second = await deliveries.claim(2)
@@ -214,12 +216,12 @@ async def test_an_attempt_that_ends_after_its_lease_is_booked_once(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
-        (slow,) = await runtime.deliveries.claim(1)
+        (slow,) = await runtime.services.sender.claim(1)
         real_time[0] += LEASE_US
-        (quick,) = await runtime.deliveries.claim(1)
+        (quick,) = await runtime.services.sender.claim(1)
 
-        await runtime.deliveries.attempt(quick)
-        await runtime.deliveries.attempt(slow)
+        await runtime.services.sender.attempt(quick)
+        await runtime.services.sender.attempt(slow)
 
         assert len(receiver.posts) == 2
         attempts = await runtime.context.database.read(store.attempts, slow.delivery_id)
@@ -231,12 +233,12 @@ async def test_a_new_process_frees_what_the_old_one_had_claimed():
     async with runtime_on(database, receiver) as killed:
         await with_events(killed, 3)
         # Killed: after a claim, after a post, and before anything.
-        claimed = await killed.deliveries.claim(2)
-        headers = killed.deliveries._headers(claimed[1], claimed[1].body.encode(), 1, 0)
+        claimed = await killed.services.sender.claim(2)
+        headers = killed.services.sender._headers(claimed[1], claimed[1].body.encode(), 1, 0)
         await killed.poster.post(claimed[1].url, headers, claimed[1].body.encode())
 
     async with runtime_on(database, receiver) as restarted:
-        await restarted.schedule.advance(0)
+        await restarted.services.schedule.advance(0)
 
         assert await statuses(restarted) == ["delivered"] * 3
         assert receiver.ids[0] == claimed[1].event_id
@@ -254,17 +256,19 @@ async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_
         secret = await with_events(runtime, 1)
         with monkeypatch.context() as other:
             other.setattr(runtime.context.vault, "_cipher", Vault(bytes(range(32)))._cipher)
-            await runtime.schedule.advance(10**11)
+            await runtime.services.schedule.advance(10**11)
 
         assert receiver.posts == []
-        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        (delivery,) = (
+            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+        ).data
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
         assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
         assert secret not in str(delivery)
 
-        await runtime.deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
-        await runtime.schedule.advance(0)
+        await runtime.services.deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
+        await runtime.services.schedule.advance(0)
         (post,) = receiver.posts
         webhooks.verify(post.content, post.headers, secret)
 
@@ -301,14 +305,18 @@ async def test_whatever_an_attempt_raises_it_has_failed_and_the_delivery_comes_t
     receiver = Raising(error)
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
-        await runtime.schedule.advance(0)
-        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        await runtime.services.schedule.advance(0)
+        (delivery,) = (
+            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+        ).data
         assert (delivery.status, len(delivery.attempts)) == ("retrying", 1)
-        assert await runtime.deliveries.next_due_us() is not None, "no lease is left"
+        assert await runtime.services.sender.next_due_us() is not None, "no lease is left"
 
-        await runtime.schedule.advance(10**11)
+        await runtime.services.schedule.advance(10**11)
 
-        (delivery,) = (await runtime.deliveries.list_deliveries(runtime.principal, ListDeliveries())).data
+        (delivery,) = (
+            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+        ).data
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert {attempt.error for attempt in delivery.attempts} == {f"no answer: {type(error).__name__}"}
         assert (receiver.posts, len(delivery.attempts)) == (5, 5)
@@ -319,8 +327,8 @@ async def test_an_attempt_that_is_ended_with_its_server_is_not_booked():
     receiver, database = Hanging(), Kept()
     async with runtime_on(database, receiver) as runtime:
         await with_events(runtime, 1)
-        (delivery,) = await runtime.deliveries.claim(1)
-        attempt = asyncio.create_task(runtime.deliveries.attempt(delivery))
+        (delivery,) = await runtime.services.sender.claim(1)
+        attempt = asyncio.create_task(runtime.services.sender.attempt(delivery))
         await receiver.posted.wait()
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -348,9 +356,9 @@ async def test_killed_anywhere_and_restarted_every_event_arrives_under_its_ident
         dying.setattr(store, "finish_attempt", maybe_die)
         for _ in range(3):
             async with runtime_on(database, receiver) as doomed:
-                await doomed.schedule.advance(0)
+                await doomed.services.schedule.advance(0)
     async with runtime_on(database, receiver) as last:
-        await last.schedule.advance(0)
+        await last.services.schedule.advance(0)
         assert await statuses(last) == ["delivered"] * count
         recorded = await last.context.database.read(
             lambda connection: list(
@@ -377,10 +385,7 @@ async def test_two_dispatchers_never_attempt_the_same_delivery_at_once(seed):
         clock, tasks = SystemClock(), Tasks()
         poster = HttpPoster(public_only=False, mounts={URL: receiver})
         shared = attrs.evolve(context, database=yielding, clock=clock, tasks=tasks)
-        workers = [
-            DeliveryWorker(Deliveries(shared, poster), clock=clock, tasks=tasks, wakeup=Wakeup())
-            for _ in range(2)
-        ]
+        workers = [WebhookSender(shared, poster) for _ in range(2)]
 
         async def work(worker):
             while await worker.next_due_us() is not None or worker._under_way:
@@ -406,20 +411,24 @@ class RunningAt:
         return to_us(START)
 
 
-def dispatcher(runtime) -> Deliveries:
+def dispatcher(runtime) -> WebhookSender:
     """Return what claims as on a running clock."""
-    return Deliveries(attrs.evolve(runtime.context, clock=RunningAt()), runtime.poster)
+    return WebhookSender(attrs.evolve(runtime.context, clock=RunningAt()), runtime.poster)
 
 
 async def replayed_to(runtime, count: int, principal=None) -> str:
     """Register another webhook, replay the newest `count` events to it, and return its identifier."""
     principal = principal or runtime.principal
-    webhook = await runtime.webhooks.create(principal, CreateWebhook(url=URL, events=("transfer.rejected",)))
-    page = await runtime.deliveries.list_events(
+    webhook = await runtime.services.webhooks.create(
+        principal, CreateWebhook(url=URL, events=("transfer.rejected",))
+    )
+    page = await runtime.services.deliveries.list_events(
         principal, ListEvents(type=EventType.TRANSFER_SETTLED, limit=count)
     )
     for event in page.data:
-        await runtime.deliveries.replay(principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id))
+        await runtime.services.deliveries.replay(
+            principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id)
+        )
     return webhook.webhook_id
 
 
@@ -459,7 +468,7 @@ async def test_a_claim_takes_so_many_of_one_operator_those_under_way_included():
 async def test_an_operator_with_much_to_send_is_before_nobody_elses_first():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 30)
-        other = await runtime.keys.create_operator("b", asked_by=runtime.principal)
+        other = await runtime.services.keys.create_operator("b", asked_by=runtime.principal)
         principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
         await with_events(runtime, 1, principal)
 
@@ -481,7 +490,7 @@ async def test_where_the_clock_stands_the_longest_due_comes_first_whosever_it_is
         await with_events(runtime, 12)
         await replayed_to(runtime, 5)
 
-        claimed = [(await runtime.deliveries.claim(1))[0].delivery_id for _ in range(17)]
+        claimed = [(await runtime.services.sender.claim(1))[0].delivery_id for _ in range(17)]
 
         by_seq = select(tables.deliveries.c.delivery_id).order_by(tables.deliveries.c.seq)
         assert claimed == await runtime.context.database.read(
@@ -492,7 +501,7 @@ async def test_where_the_clock_stands_the_longest_due_comes_first_whosever_it_is
 def test_leases_are_of_real_time_where_the_clock_stands(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
-    deliveries = server._running.runtime.deliveries
+    deliveries = server._running.server.services.sender
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
 
     server._running._owner.call(deliveries.claim(1))

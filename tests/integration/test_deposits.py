@@ -53,7 +53,7 @@ def looked(server: AgentPayServer) -> None:
     """Let what is due be done, and what came in be found where the chain does not tell of it."""
     if not validators.is_embedded():
         world = server._running
-        world._owner.call(world.runtime.deposits.look_everywhere())
+        world._owner.call(world.server.services.deposits.look_everywhere())
     server.sandbox.clock.advance(0)
 
 
@@ -241,7 +241,7 @@ def test_money_for_a_stranger_is_nobodys_deposit(server: AgentPayServer, wallet:
     pay(server, wallet, (opened(server, 2).token_account, 5))
     looked(server)
     assert rows(server, tables.entries) == before
-    assert not server._running.runtime.deposits.is_any_due
+    assert not server._running.server.services.deposits.is_any_due
 
 
 def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(

@@ -473,7 +473,7 @@ def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPaySer
     async def never(*_, **__):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(server._running.runtime.accounts, "list", never)
+    monkeypatch.setattr(server._running.server.services.accounts, "list", never)
     return server
 
 

@@ -468,8 +468,8 @@ def test_without_the_setting_there_is_no_limit(shared_http):
 
 def _move_clock(server, seconds):
     """Past the limit that the operator's own requests are under."""
-    runtime = server._running.runtime
-    server._running._owner.call(runtime.schedule.advance(round(seconds * 1_000_000)))
+    runtime = server._running.server
+    server._running._owner.call(runtime.services.schedule.advance(round(seconds * 1_000_000)))
 
 
 # --- Faults of the server ---------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ def test_a_fault_of_the_server_is_a_bare_500_whose_cause_is_in_the_log_alone(
     async def fail(*_, **__):
         raise ZeroDivisionError("PLANTED")
 
-    monkeypatch.setattr(server._running.runtime.accounts, "list", fail)
+    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
 
     response = http.get("/v1/accounts")
 

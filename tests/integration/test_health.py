@@ -14,9 +14,10 @@ from server_world import START, raw_client, refused
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.clock import SystemClock
+from agentpay_server.config import ServerConfig
 from agentpay_server.http import operations
 from agentpay_server.http.app import Application
-from agentpay_server.runtime import Runtime, start_runtime
+from agentpay_server.server import Server, start_server
 from agentpay_server.storage import Storage
 from agentpay_server.store.database import DatabaseUnavailableError
 
@@ -60,7 +61,7 @@ async def silent() -> None:
 class Watched:
     """A server whose parts can be made to fail, and an HTTP client of it without a key."""
 
-    def __init__(self, runtime: Runtime, database: Ailing, chain: Ailing) -> None:
+    def __init__(self, runtime: Server, database: Ailing, chain: Ailing) -> None:
         self.runtime, self.database, self.chain = runtime, database, chain
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(Application(runtime)), base_url="http://agentpay.invalid"
@@ -86,7 +87,7 @@ async def watched(**settings: Any) -> AsyncIterator[Watched]:
         return chains[0]
 
     storage = Storage(database=database, ledger=None, settings=Settings(**settings))  # type: ignore[arg-type]
-    runtime = await start_runtime(clock=SystemClock(), storage=storage, wrap_chain=wrap)
+    runtime = await start_server(ServerConfig(clock=SystemClock(), wrap_chain=wrap), storage)
     made = Watched(runtime, database, chains[0])
     try:
         yield made

@@ -11,6 +11,7 @@ from server_world import START, Funded
 
 from agentpay import AgentPay, AgentPayError
 from agentpay_server import AgentPayServer
+from agentpay_server.clock import ManualClock
 from agentpay_server.embedded import inspection, timeline
 
 
@@ -94,7 +95,7 @@ def test_the_newest_requests_are_kept_to_a_size(
 
 
 def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> None:
-    recorder = inspection.Recorder(AgentPayServer(clock=START)._clock)
+    recorder = inspection.Recorder(ManualClock(START))
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: object, receive: object, send: object) -> None:

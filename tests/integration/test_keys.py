@@ -209,7 +209,7 @@ def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, clien
 
 
 def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServer, http: httpx.Client):
-    refused(http.delete(f"/console/agent-keys/{server._running.runtime.operator.key_id}"), "not_found")
+    refused(http.delete(f"/console/agent-keys/{server._running.server.operator.key_id}"), "not_found")
 
     assert http.get("/v1/accounts").status_code == 200
 
@@ -232,8 +232,8 @@ def test_keys_are_in_no_repr(planted: AgentPayServer):
 
     seen = [
         *[repr(planted), repr(planted.client()), repr(planted.async_client()), repr(agent), repr(operator)],
-        *[repr(planted.console), repr(planted.sandbox), repr(planted._running.runtime.operator)],
-        *[repr(planted._running.operator), repr(planted._running.runtime)],
+        *[repr(planted.console), repr(planted.sandbox), repr(planted._running.server.operator)],
+        *[repr(planted._running.operator), repr(planted._running.server)],
         str(list(planted.console.agent_keys())),
         str(list(planted.console.audit())),
     ]
@@ -315,7 +315,7 @@ def test_a_secret_in_a_refused_request_is_not_echoed(http: httpx.Client, server:
 def test_a_malformed_key_is_refused_before_any_look_up(
     server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
-    database = server._running.runtime.context.database
+    database = server._running.server.context.database
 
     async def fail(*_, **__):
         raise AssertionError("the database was asked")

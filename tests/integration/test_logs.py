@@ -155,7 +155,7 @@ def test_a_fault_of_the_server_is_one_line_with_its_traceback(
     async def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first\nsecond")
 
-    monkeypatch.setattr(server._running.runtime.accounts, "list", fail)
+    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
     answer = http.get("/v1/accounts")
     (line,) = lines.events("request.failed")
     assert line["level"] == "error"
@@ -193,7 +193,7 @@ def test_an_embedded_server_is_silent_even_when_it_fails() -> None:
         "from agentpay_server import AgentPayServer\n"
         "with AgentPayServer() as server:\n"
         "    async def fail(*_, **__): raise ZeroDivisionError\n"
-        "    server._running.runtime.accounts.__class__.list = fail\n"
+        "    server._running.server.services.accounts.__class__.list = fail\n"
         "    try: list(server.client().accounts.list())\n"
         "    except ServerError: pass\n"
         "    else: raise AssertionError\n"

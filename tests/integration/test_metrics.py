@@ -109,7 +109,7 @@ def test_deliveries_that_wait_are_queue_depth_and_lag(
     client.transfers.create(from_=source.account_id, to=target.account_id, amount="1")
     assert value("agentpay_queue_depth", queue="deliveries_due") == 2
     assert value("agentpay_delivery_lag_seconds") == 0
-    clock: Any = server._running.runtime.context.clock
+    clock: Any = server._running.server.context.clock
     clock.move_to(clock.now_us() + 1_500_000)
     assert value("agentpay_delivery_lag_seconds") == 1.5
     server.sandbox.clock.advance(0)

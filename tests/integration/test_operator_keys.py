@@ -17,7 +17,7 @@ PATH = "/console/operator-keys"
 
 def own_key_id(server: AgentPayServer) -> str:
     """Return the identifier of the key that the server was started with."""
-    return server._running.runtime.operator.key_id
+    return server._running.server.operator.key_id
 
 
 def test_a_key_is_shown_once_and_listed_without_itself(server: AgentPayServer, http: httpx.Client) -> None:

@@ -13,7 +13,8 @@ from server_world import START
 from sqlalchemy import select, update
 
 from agentpay.contract.deliveries import Delivery
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, RpcSettings
+from agentpay_server.config import ServerConfig
 from agentpay_server.randomness import randomness
 from agentpay_server.services.identity import WrongKeyError, custody_seed
 from agentpay_server.services.vault import Place as PlaceOfSecret
@@ -27,6 +28,8 @@ from agentpay_server.store.postgres import PostgresDatabase
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
+ELSEWHERE = RpcSettings(url="http://node.invalid")
+"""A chain that is not in the server's directory: its own can be left alone."""
 
 
 @frozen
@@ -42,7 +45,7 @@ class Place:
         """Run a unit of work on the data, with no server on it."""
 
         async def work() -> Any:
-            storage = await open_storage(SETTINGS, keeps_chain=False, **self.where)
+            storage = await open_storage(ServerConfig(settings=SETTINGS, rpc=ELSEWHERE, **self.where))
             try:
                 return await storage.database.run(unit)
             finally:

@@ -204,7 +204,7 @@ def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: P
         )
         server.sandbox.fund(payer, "10")
         server.sandbox.set_fault("chain_never_lands")
-        metrics = world.runtime.context.metrics
+        metrics = world.server.context.metrics
         headers = {"Authorization": f"Bearer {server.operator_key}"}
         body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
         answers: list[httpx.Response] = []
@@ -215,10 +215,10 @@ def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: P
 
         thread = threading.Thread(target=ask)
         thread.start()
-        driven = world.runtime.settlement.driven
+        driven = world.server.services.settlement.driven
         while not driven:
             assert thread.is_alive()
-        world._owner.call(world.runtime.context.tasks.stop(within_seconds=0.1))
+        world._owner.call(world.server.context.tasks.stop(within_seconds=0.1))
         thread.join(WAIT_SECONDS)
     (answer,) = answers
     assert (answer.status_code, answer.json()["status"]) == (503, "submitted")

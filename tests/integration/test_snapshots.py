@@ -603,7 +603,7 @@ def test_a_loop_outlives_the_work_that_is_cut_off_beneath_it(server: AgentPaySer
     with server.sandbox.fault("chain_down"):
         server.client().policies.update(payer.account_id, max_single_transfer=50)
         server.sandbox.clock.advance(0)
-    workers = server._running.runtime.schedule._workers
+    workers = server._running.server.services.schedule._workers
     records = next(worker for worker in workers if isinstance(worker, PolicyRecords))
     server.sandbox.set_fault("chain_never_lands")
 

@@ -107,7 +107,7 @@ def test_webhook_secrets_open_again(place: Place) -> None:
         webhook = first.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
     with place.server(operator_key=key) as second:
         world, webhook_id = second._running, webhook.webhook_id or ""
-        context = world.runtime.context
+        context = world.server.context
         stored = world._owner.call(context.database.read(webhooks.webhook, webhook_id))
         assert stored is not None
         assert context.vault.open(stored.secret, secret_place(webhook_id)) == webhook.secret
@@ -273,7 +273,7 @@ def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
         sealed_under = (tmp_path / "key").read_text().strip()
         secrets = [webhook.secret, server.operator_key, key, sealed_under]
         world = server._running
-        context = world.runtime.context
+        context = world.server.context
         seed = world._owner.call(custody_seed(context.database, context.vault, context.randomness))
         while_running = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
     at_rest = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != "key")
@@ -296,7 +296,7 @@ def test_no_file_log_repr_or_traceback_of_a_server_in_trouble_holds_a_secret(
     with logging_to(told, LogFormat.JSON):
         server = AgentPayServer(data_dir=tmp_path / "data", operator_key=planted).start()
         world, client = server._running, server.client()
-        context = world.runtime.context
+        context = world.server.context
         account = client.accounts.create(name="A")
         outside = server.sandbox.create_token_account().usdc_token_account
         secrets = [
@@ -314,7 +314,7 @@ def test_no_file_log_repr_or_traceback_of_a_server_in_trouble_holds_a_secret(
             broken.setattr(context.database, "read", fail)
             with pytest.raises(ServerError) as failure:
                 client.accounts.list()
-        parts = (server, client, world, world.runtime, context, context.settings, context.vault)
+        parts = (server, client, world, world.server, context, context.settings, context.vault)
         shown = [repr(part) for part in parts]
         shown += ["".join(traceback.format_exception(error.value)) for error in (refusal, failure)]
         killed = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}

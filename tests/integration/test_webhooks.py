@@ -295,7 +295,7 @@ def test_a_secret_that_was_moved_to_another_webhook_signs_nothing(server: AgentP
             {"secret": sealed[first.webhook_id], "webhook_id": second.webhook_id},
         )
 
-    server._running._owner.call(server._running.runtime.context.database.run(swap))
+    server._running._owner.call(server._running.server.context.database.run(swap))
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     server.sandbox.clock.advance(0)
 

@@ -225,7 +225,7 @@ def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
         moved = dict(zip(secrets, values, strict=True))
         connection.execute(update(table).where(table.c.webhook_id == registered.webhook_id).values(**moved))
 
-    database = server._running.runtime.context.database
+    database = server._running.server.context.database
     server._running._owner.call(database.run(move))
     with pytest.raises(ValueError, match="not enough values"):
         deliver()

@@ -20,7 +20,8 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SystemClock
-from agentpay_server.runtime import Runtime, start_runtime
+from agentpay_server.config import ServerConfig
+from agentpay_server.server import Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import tables
@@ -31,7 +32,7 @@ _START_NS = 1_767_225_600 * 10**9
 class ClusterWorld(World):
     """A server, the cluster that it works on, and what a test asks of both."""
 
-    def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
+    def __init__(self, runtime: Server, cluster: Cluster) -> None:
         super().__init__(runtime, None)  # type: ignore[arg-type]
         self.cluster = cluster
 
@@ -109,15 +110,17 @@ async def serving(
     settings = Settings(settlement_wait_seconds=20)
     with worlds._real_time():
         database = InterruptedDatabase(await stores.new_database(), None)
-    runtime = await start_runtime(
-        clock=SystemClock(),
-        storage=Storage(database=database, ledger=None, settings=settings),
-        rpc=RpcSettings(
-            url="http://cluster.invalid",
-            fee_payer_key=rpc_world.GIVEN[TREASURY],
-            mint_authority_key=rpc_world.GIVEN[TEST_MINT_AUTHORITY],
-            **rpc,
+    runtime = await start_server(
+        ServerConfig(
+            clock=SystemClock(),
+            rpc=RpcSettings(
+                url="http://cluster.invalid",
+                fee_payer_key=rpc_world.GIVEN[TREASURY],
+                mint_authority_key=rpc_world.GIVEN[TEST_MINT_AUTHORITY],
+                **rpc,
+            ),
         ),
+        Storage(database=database, ledger=None, settings=settings),
     )
     world = ClusterWorld(runtime, cluster)
     try:

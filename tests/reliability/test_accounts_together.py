@@ -81,7 +81,7 @@ async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
 
 
 async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
-    accounts, tasks = world.runtime.accounts._provisioning, world.runtime.context.tasks
+    accounts, tasks = world.runtime.services.accounts._provisioning, world.runtime.context.tasks
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.
         asking = [asyncio.create_task(accounts.provision(number)) for number in range(50, 53)]
@@ -99,7 +99,7 @@ async def test_whenever_the_collecting_is_cut_off_who_waits_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     monkeypatch.setattr(provisioning, "COLLECTING_SECONDS", 0)
-    asking = asyncio.create_task(world.runtime.accounts._provisioning.provision(50))
+    asking = asyncio.create_task(world.runtime.services.accounts._provisioning.provision(50))
     for _ in range(turns):
         await asyncio.sleep(0)
     assert await world.runtime.context.tasks.cut_off(within_seconds=10)

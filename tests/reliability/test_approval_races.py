@@ -17,7 +17,9 @@ import stores
 import worlds
 from worlds import START, Answer, InterruptedDatabase, Party, World
 
-from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.clock import manual_clock
+from agentpay_server.config import ServerConfig
+from agentpay_server.server import start_server
 from agentpay_server.services import identity
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -300,16 +302,18 @@ async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     made: list[World] = []
     try:
         for number in range(2):
-            runtime = await start_runtime(
-                clock=manual_clock(START),
-                seed=7 + number,
-                operator_key=made[0].runtime.operator.key if made else None,
-                storage=Storage(
+            runtime = await start_server(
+                ServerConfig(
+                    clock=manual_clock(START),
+                    seed=7 + number,
+                    operator_key=made[0].runtime.operator.key if made else None,
+                    wrap_chain=wrap,
+                ),
+                Storage(
                     database=InterruptedDatabase(PostgresDatabase(url), chance),
                     ledger=None,
                     settings=Settings(encryption_key=KEY),
                 ),
-                wrap_chain=wrap,
             )
             monkeypatch.setattr(identity, "check_genesis", is_the_first_ones)
             made.append(World(runtime, found[0]))

@@ -45,7 +45,7 @@ async def watched(world: World) -> list[str]:
 
 
 async def look(world: World) -> None:
-    await Confirmations(world.runtime.context, world.runtime.settlement).look()
+    await Confirmations(world.runtime.context, world.runtime.services.settlement).look()
 
 
 async def test_what_is_irreversible_is_watched_no_longer(world: World) -> None:

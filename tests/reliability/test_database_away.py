@@ -13,8 +13,9 @@ import worlds
 from worlds import START, InterruptedDatabase, Party, World
 
 from agentpay import ServiceUnavailableError, TransferOutcomeUnknownError
-from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.runtime import manual_clock, start_runtime
+from agentpay_server.clock import Clock, SystemClock, manual_clock
+from agentpay_server.config import ServerConfig
+from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import tables
@@ -77,7 +78,7 @@ async def world_on(clock: Clock) -> AsyncIterator[tuple[World, Away]]:
     with worlds._real_time():
         database = Away(await stores.new_database())
     storage = Storage(database=database, ledger=None, settings=Settings())  # type: ignore[arg-type]
-    runtime = await start_runtime(clock=clock, seed=7, storage=storage, wrap_chain=wrap)
+    runtime = await start_server(ServerConfig(clock=clock, seed=7, wrap_chain=wrap), storage)
     world = World(runtime, made[0])
     try:
         yield world, database
@@ -185,7 +186,7 @@ async def test_drivers_and_workers_go_on_once_the_database_is_back() -> None:
         # Nobody asked again: its driver has booked it, and the workers look for due work as before.
         (transfer,) = await world.rows(tables.transfers)
         assert (transfer["status"], transfer["transfer_id"]) == ("settled", away.transfer_id)
-        assert world.runtime.schedule.lag_seconds() == 0
+        assert world.runtime.services.schedule.lag_seconds() == 0
         assert (await world.http.get("/readyz")).status_code == 200
         await assert_paid_once(world, source, to, "key")
 
@@ -230,8 +231,8 @@ async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_
         storage = Storage(database=shared, ledger=shared, settings=settings, is_alone=is_alone)  # type: ignore[arg-type]
         mounts = {RECEIVER: receiver}
         clock = SystemClock()
-        runtime = await start_runtime(
-            clock=clock, storage=storage, wrap_chain=wrap, mounts=mounts, lend_key=True
+        runtime = await start_server(
+            ServerConfig(clock=clock, wrap_chain=wrap, mounts=mounts, lend_key=True), storage
         )
         return World(runtime, made[0])
 
@@ -248,7 +249,7 @@ async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_
 
     # The first is alive, drives its transfer and waits for the receiver.
     second = await started(is_alone=is_alone)
-    taken_up = set(second.runtime.settlement.driven)
+    taken_up = set(second.runtime.services.settlement.driven)
     await asyncio.sleep(1)
     assert taken_up == ({under_way.transfer_id} if is_alone else set())
     assert receiver.posts == (2 if is_alone else 1)

@@ -59,7 +59,7 @@ async def assert_booked(world: World, account: Party, *expected: int) -> None:
 
 def watcher(world: World) -> Deposits:
     """Another watcher over the same database and chain, as in another process."""
-    return Deposits(world.runtime.context, world.runtime.settlement)
+    return Deposits(world.runtime.context, world.runtime.services.settlement)
 
 
 # --- Who comes first
@@ -119,7 +119,7 @@ async def test_another_process_is_left_its_transfers(world: World) -> None:
     world.chain.black_holes.add("*")
     answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
     await asyncio.sleep(1)
-    world.runtime.settlement._under_way.clear()
+    world.runtime.services.settlement._under_way.clear()
     await world.chain.inner.send(world.chain.sent[-1][1])
     await world.advance()
     assert world.chain.calls.count("deposits") == 2  # One for the funding, one for what was told just now.
@@ -190,11 +190,11 @@ async def test_watchers_of_two_servers_over_one_database_book_everything_once(
         context: Any = world.runtime.context
         database = PostgresDatabase(context.database._inner._url)
         beside = worlds.InterruptedDatabase(database, random.Random(2))
-        other = Deposits(evolve(context, database=beside), world.runtime.settlement)
+        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement)
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
-            looks = (watch.look_everywhere() for watch in (world.runtime.deposits, other))
+            looks = (watch.look_everywhere() for watch in (world.runtime.services.deposits, other))
             await asyncio.gather(*looks)
         for account in accounts:
             await assert_booked(world, account, 1, 2, 3, 4, 5)
@@ -212,7 +212,7 @@ async def test_a_watcher_that_was_overtaken_goes_on_from_where_the_other_is(worl
         return found
 
     world.chain.next("deposits", overtaken)
-    await world.runtime.deposits.look(account.token_account)
+    await world.runtime.services.deposits.look(account.token_account)
     await assert_booked(world, account, 5, 6)
 
 
@@ -236,13 +236,13 @@ async def test_a_funding_that_another_watcher_has_booked_is_audited_all_the_same
 async def test_a_look_that_failed_is_taken_again(world: World, look: str) -> None:
     wallet, account = await stranger(world), await world.account()
     await wallet.pay((account.token_account, 5))
-    world.runtime.deposits.arrived(None)
+    world.runtime.services.deposits.arrived(None)
     world.chain.next(look, chains.down)
     await world.advance()
     await assert_entries(world, account)
     await world.advance(RETRY_US / SECOND_US)
     await assert_booked(world, account, 5)
-    assert not world.runtime.deposits.is_any_due
+    assert not world.runtime.services.deposits.is_any_due
 
 
 async def test_money_that_is_spent_before_it_is_booked_makes_no_alarm_of_less_than_nothing(
@@ -270,7 +270,7 @@ async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
     wallet, first, second = await stranger(world), await world.account(), await world.account()
     if not is_named:
         world.chain.inner._listener = None
-        world.runtime.deposits.arrived(None)
+        world.runtime.services.deposits.arrived(None)
     await wallet.pay((first.token_account, 5))
     await wallet.pay((second.token_account, 6))
     told = world.chain.deposits
@@ -295,7 +295,7 @@ async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
     await world.advance(RETRY_US / SECOND_US)
     (row,) = await world.rows(tables.accounts, account_id=first.account_id)
     assert row["balance"] == world.balance(first) == 0
-    assert not world.runtime.deposits.is_any_due
+    assert not world.runtime.services.deposits.is_any_due
 
 
 async def assert_entries(world: World, account: Party, *amounts: int) -> None:
@@ -408,7 +408,7 @@ async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
     world.chain.inner._listener = None
     clock = SystemClock()
     monkeypatch.setattr(clock, "now_us", lambda: real_us)
-    deposits = Deposits(evolve(world.runtime.context, clock=clock), world.runtime.settlement)
+    deposits = Deposits(evolve(world.runtime.context, clock=clock), world.runtime.services.settlement)
     worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()

@@ -243,7 +243,7 @@ async def test_of_several_servers_that_see_it_land_one_books_it(
     world.cluster.delays.append(LATE)
     await until_settled(world, "key", source, to)
     runtime = world.runtime
-    others = [LateLandings(runtime.context, runtime.settlement) for _ in range(3)]
+    others = [LateLandings(runtime.context, runtime.services.settlement) for _ in range(3)]
     while await watched(world) == [("transfer", "expired")]:
         await asyncio.gather(*(other.look() for other in others))
         await asyncio.sleep(0.5)

@@ -182,7 +182,7 @@ def test_two_servers_never_write_an_older_policy_after_a_newer_one(
 
     async def test() -> None:
         async with worlds.world(interrupted=interrupted) as world:
-            other = PolicyRecords(world.runtime.context, world.runtime.settlement)
+            other = PolicyRecords(world.runtime.context, world.runtime.services.settlement)
             account = await world.account()
 
             async def noted(chain: chains.FaultyChain, proceed: chains.Proceed) -> None:
@@ -230,7 +230,7 @@ async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> No
 
 async def test_a_writer_that_was_cut_off_before_it_began_holds_nobody_up(world: World) -> None:
     account = await world.account("10")
-    records = world.runtime.policies._records
+    records = world.runtime.services.policies._records
     writer = records.write_soon(account.account_id)
     writer.cancel()
     await asyncio.wait({writer})

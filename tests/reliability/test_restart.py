@@ -18,8 +18,9 @@ from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
 from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.clock import SECOND_US, SystemClock
-from agentpay_server.runtime import HANDLERS, manual_clock, start_runtime
+from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
+from agentpay_server.config import ServerConfig
+from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.services import settlement as engine
 from agentpay_server.services.settlement import LEASE_US, Settlement
 from agentpay_server.settings import Settings
@@ -72,15 +73,13 @@ class Lives:
             chains[0].is_down = is_down
             return chains[0]
 
-        runtime = await start_runtime(
-            clock=manual_clock(START),
-            operator_key=self.key,
-            storage=Storage(
+        runtime = await start_server(
+            ServerConfig(clock=manual_clock(START), operator_key=self.key, wrap_chain=wrap),
+            Storage(
                 database=self.disk,
                 ledger=self.disk,
                 settings=Settings(encryption_key=ENCRYPTION_KEY, **settings),
             ),
-            wrap_chain=wrap,
         )
         self.key = runtime.operator.key or self.key
         world = World(runtime, chains[0])
@@ -358,7 +357,7 @@ async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_
     assert (await world.transfer("key", source, to, "7")).status == 503
 
     context = evolve(world.runtime.context, clock=SystemClock())
-    first, second = world.runtime.settlement, Settlement(context, HANDLERS)
+    first, second = world.runtime.services.settlement, Settlement(context, HANDLERS)
     (tx,) = await world.rows(tables.chain_transactions, state="pending")
     start_us = tx["leased_until_us"] - LEASE_US
 

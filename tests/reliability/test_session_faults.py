@@ -11,7 +11,7 @@ import worlds
 from outsiders import Wallet
 from worlds import Answer, Party, World
 
-from agentpay_server.runtime import HANDLERS
+from agentpay_server.server import HANDLERS
 from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import chain_transactions, tables

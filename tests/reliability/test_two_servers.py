@@ -20,7 +20,8 @@ from worlds import Answer, Party, World
 
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.clock import SystemClock
-from agentpay_server.runtime import start_runtime
+from agentpay_server.config import ServerConfig
+from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import tables
@@ -45,17 +46,15 @@ async def started(url: str, chain: FaultyChain | None, key: str | None) -> World
         return made[0]
 
     database = PostgresDatabase(url)
-    runtime = await start_runtime(
-        clock=SystemClock(),
-        operator_key=key,
-        storage=Storage(
+    runtime = await start_server(
+        ServerConfig(clock=SystemClock(), operator_key=key, wrap_chain=wrap),
+        Storage(
             database=database,
             ledger=database,
             # As long as it takes: a busy machine is no outage.
             settings=Settings(encryption_key=stores.KEY, settlement_wait_seconds=100),
             is_alone=False,
         ),
-        wrap_chain=wrap,
     )
     return World(runtime, made[0])
 

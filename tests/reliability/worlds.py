@@ -29,8 +29,10 @@ from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.clock import manual_clock
+from agentpay_server.config import ServerConfig
 from agentpay_server.http.app import Application
-from agentpay_server.runtime import Runtime, manual_clock, start_runtime
+from agentpay_server.server import Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.store import tables
@@ -166,7 +168,7 @@ class Party:
 class World:
     """A server, the chain under it, and what a test asks of both."""
 
-    def __init__(self, runtime: Runtime, chain: FaultyChain) -> None:
+    def __init__(self, runtime: Server, chain: FaultyChain) -> None:
         self.runtime = runtime
         self.chain = chain
         self.http = httpx.AsyncClient(
@@ -448,14 +450,16 @@ async def started(
         if data_dir is None:
             storage = Storage(database=await stores.new_database(store), ledger=None, settings=wanted)
         else:
-            storage = await open_storage(wanted, data_dir=data_dir)
+            storage = await open_storage(ServerConfig(settings=wanted, data_dir=data_dir))
     ledger = None if storage.ledger is None else InterruptedDatabase(storage.ledger, None)
-    runtime = await start_runtime(
-        clock=manual_clock(START),
-        seed=seed,
-        operator_key=None if after is None else after.runtime.operator.key,
-        storage=evolve(storage, database=InterruptedDatabase(storage.database, chance), ledger=ledger),
-        wrap_chain=wrap,
+    runtime = await start_server(
+        ServerConfig(
+            clock=manual_clock(START),
+            seed=seed,
+            operator_key=None if after is None else after.runtime.operator.key,
+            wrap_chain=wrap,
+        ),
+        evolve(storage, database=InterruptedDatabase(storage.database, chance), ledger=ledger),
     )
     return World(runtime, made[0])
 

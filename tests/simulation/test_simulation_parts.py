@@ -177,6 +177,27 @@ def test_a_block_can_be_undone_and_its_transactions_land_again(cluster) -> None:
     loop.run_until_complete(story())
 
 
+def test_what_has_vanished_can_land_whatever_vanishes_after_it(cluster) -> None:
+    """A second fork took the block of its blockhash away, and a settled transfer was lost."""
+    made, loop = cluster
+
+    async def story() -> None:
+        await asyncio.sleep(30)
+        made.pay_from_outside(made.strangers_account, 5, slots_ago=14)
+        await asyncio.sleep(0.5)
+        made.pay_from_outside(made.strangers_account, 6, slots_ago=12)
+        first, second = made.landings
+        assert made.roll_back(1, lambda _: 4.0) == 1
+        await asyncio.sleep(0.3)
+        assert made.roll_back(20, lambda _: 9.0) == 1
+        assert not made.landings
+        await asyncio.sleep(10)
+        # In their order: nothing may depend on what has not landed yet.
+        assert list(made.landings) == [first, second]
+
+    loop.run_until_complete(story())
+
+
 def test_slots_may_be_empty_and_heights_count_blocks() -> None:
     plan, chance, loop = Plan(seed=1, skew=Skew(skips_every=5)), Chance(1), new_loop()
     timeline = Timeline(loop.time)

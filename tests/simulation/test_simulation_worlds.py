@@ -79,6 +79,20 @@ def test_what_is_left_out_changes_no_draw_of_others() -> None:
         assert asked(part.lines, agent)[:2] == asked(whole.lines, agent)[:2]
 
 
+def test_servers_are_upgraded_one_after_the_other_while_others_work() -> None:
+    """One changes the tables; those of before work on, but none of them starts again."""
+    story: list[str] = []
+    for seed in range(3):
+        plan = Plan(seed=seed, minutes=1.5, every_seconds={"schema.upgraded": 30.0, "server.killed": 10.0})
+        outcome = simulate(plan, keeps=True)
+        assert outcome.violations == ()
+        told = [line for line in outcome.lines if " server " in line]
+        changed = next(place for place, line in enumerate(told) if "changes the tables" in line)
+        story += told[changed:]
+        assert sum(line.endswith(" up") for line in told[changed:]) >= plan.servers
+    assert any("does not start NewerSchemaError" in line for line in story)
+
+
 def test_a_plan_is_the_same_where_its_number_of_servers_is_given() -> None:
     for seed in range(20):
         assert drawn(seed, servers=drawn(seed).servers) == drawn(seed)

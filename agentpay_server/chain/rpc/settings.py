@@ -46,9 +46,9 @@ class RpcSettings:
         timeout_seconds: how long any call may take, its wait for a connection included.
         max_connections: connections to the endpoint at most.
         blockhash_seconds: how long a blockhash is used for new transactions; None for the time of five
-            blocks, at the pace that the cluster shows.
+            blocks, at the pace that the cluster shows, and 5 s at most.
         landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
-            for no earlier, unless the websocket says so. None for the time of a block.
+            for no earlier, unless the websocket says so. None for the time of a block, and 1 s at most.
         status_interval_seconds: pause between two questions about all waiting transactions together.
         compute_unit_limit: compute units that a transaction may use at most. The default is some three times
             what the largest of ours used; those that were simulated may use half as much again as that told.

@@ -28,6 +28,9 @@ _TRIES: Final = 3
 _DEFAULT_BLOCK_SECONDS: Final = 0.4
 """How long a block takes, for pauses alone, while the cluster has not shown it. No proof rests on it."""
 
+_LONGEST_BLOCK_SECONDS: Final = 1.0
+"""How long a block takes at most, for pauses: wrong heights can make a pace that is far too slow."""
+
 _BLOCKHASH_BLOCKS: Final = 5
 _QUIET_SECONDS: Final = 1.0
 _CONFIRMED: Final = {"commitment": "confirmed"}
@@ -67,9 +70,9 @@ class Tips:
 
     @property
     def block_seconds(self) -> float:
-        """How long a block takes, about."""
+        """How long a block takes, about, and as far as pauses go by it."""
         pace = self._heights.per_second
-        return _DEFAULT_BLOCK_SECONDS if pace is None else 1 / pace
+        return _DEFAULT_BLOCK_SECONDS if pace is None else min(1 / pace, _LONGEST_BLOCK_SECONDS)
 
     @property
     def blockhash_life_seconds(self) -> float:

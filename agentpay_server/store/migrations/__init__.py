@@ -4,14 +4,17 @@
 laid out is refused: this one would not know what it means.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import frozen
 from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
 
 from agentpay_server.store import postgres_schema
 from agentpay_server.store.database import NewerSchemaError, OlderSchemaError
 from agentpay_server.store.file import FileDatabase
+from agentpay_server.store.memory import MemoryDatabase
 
 if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
@@ -26,12 +29,34 @@ _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 7))
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
-async def upgrade(database: "FileDatabase | PostgresDatabase", *, only_if_empty: bool = False) -> None:
+@frozen
+class Release:
+    """A version of the server, as far as its tables go.
+
+    Attributes:
+        head: its newest step.
+        folders: where its steps are.
+    """
+
+    head: str
+    folders: tuple[Path, ...]
+
+
+THIS_RELEASE: Final = Release(HEAD, (Path(__file__).parent / "versions",))
+
+
+async def upgrade(
+    database: "FileDatabase | MemoryDatabase | PostgresDatabase",
+    *,
+    only_if_empty: bool = False,
+    release: Release = THIS_RELEASE,
+) -> None:
     """Bring a database to the tables of this version: from nothing, or from those of an older one.
 
     Args:
         database: the database.
         only_if_empty: whether to refuse those of an older one, since older servers may be at work on them.
+        release: the version; another one for simulations alone.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
@@ -39,22 +64,22 @@ async def upgrade(database: "FileDatabase | PostgresDatabase", *, only_if_empty:
             release.
         DatabaseUnavailableError: there is no answer.
     """
-    if isinstance(database, FileDatabase):
-        await database.with_driver(_upgrade_driver)
+    if isinstance(database, FileDatabase | MemoryDatabase):
+        await database.with_driver(lambda driver: _upgrade_driver(driver, release))
     else:
-        await database.lay_out(lambda connection: _upgrade(connection, only_if_empty=only_if_empty))
+        await database.lay_out(lambda connection: _upgrade(connection, release, only_if_empty=only_if_empty))
 
 
-def _upgrade_driver(driver: Any) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
+def _upgrade_driver(driver: Any, release: Release) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
     engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
     with engine.connect() as connection:
         # By hand, as everywhere in this file's transactions; the driver's own control is off.
         driver.execute("BEGIN IMMEDIATE")
-        _upgrade(connection)
+        _upgrade(connection, release)
         connection.commit()
 
 
-def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
+def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = False) -> None:
     version_table = _FILE_VERSION_TABLE
     if connection.dialect.name == "postgresql":
         version_table = postgres_schema.VERSION_TABLE
@@ -65,7 +90,7 @@ def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
     if is_laid_out:
         version: Select[str] = select(column("version_num")).select_from(table(version_table))
         found = connection.execute(version).scalar_one_or_none()
-    if found == HEAD:
+    if found == release.head:
         return
     # Only here: a start on a database that is up to date does without Alembic.
     from alembic import command  # noqa: PLC0415
@@ -74,6 +99,10 @@ def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option(
+        "version_locations", os.pathsep.join(str(each).replace("%", "%%") for each in release.folders)
+    )
     config.attributes.update(connection=connection, version_table=version_table)
     if found in _DEVELOPMENT:
         raise OlderSchemaError(
@@ -84,11 +113,11 @@ def _upgrade(connection: Connection, *, only_if_empty: bool = False) -> None:
     if found is not None and found not in known:
         raise NewerSchemaError(
             f"the database was laid out by a newer version of agentpay-server (its schema is {found}, this "
-            f"version knows up to {HEAD}): start that version, or a newer one"
+            f"version knows up to {release.head}): start that version, or a newer one"
         )
     if found is not None and only_if_empty:
         raise OlderSchemaError(
             f"the database was laid out by an older version of agentpay-server (its schema is {found}, that "
-            f"of this version is {HEAD}): start a server of this version on it first"
+            f"of this version is {release.head}): start a server of this version on it first"
         )
     command.upgrade(config, "head")

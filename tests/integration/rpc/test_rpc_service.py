@@ -25,8 +25,9 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
+from agentpay_server.config import ServerConfig
 from agentpay_server.contract import sandbox
-from agentpay_server.runtime import ClusterError, start_runtime
+from agentpay_server.server import ClusterError, start_server
 from agentpay_server.services.identity import ForeignChainError
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
@@ -348,15 +349,15 @@ async def test_a_seed_makes_no_key_that_holds_money_on_a_cluster(
 ) -> None:
     addresses: set[str] = set()
     for _ in range(2):
-        runtime = await start_runtime(seed=7, rpc=validators.rpc_settings(surfpool))
+        runtime = await start_server(ServerConfig(seed=7, rpc=validators.rpc_settings(surfpool)))
         addresses.add(runtime.context.signer.address(spending_key(1)))
         await runtime.stop()
     assert len(addresses) == 2
     proxy.always("getGenesisHash", genesis(MAINNET))
     rpc = validators.rpc_settings(surfpool, url=proxy.url, websocket_url=None, allow_mainnet=True)
-    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
     with pytest.raises(ClusterError, match="start without a seed"):
-        await start_runtime(seed=7, rpc=rpc, storage=storage)
+        await start_server(ServerConfig(seed=7, rpc=rpc), storage)
 
 
 async def test_the_mint_of_a_database_is_the_only_one(
@@ -364,12 +365,12 @@ async def test_the_mint_of_a_database_is_the_only_one(
 ) -> None:
     mint = str(Keypair().pubkey())
     rpc_world.put_mint(surfpool, mint, address=mint)
-    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
     async with rpc_service.serving(surfpool, storage=storage):
         pass
-    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
     with pytest.raises(ForeignChainError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
-        await start_runtime(rpc=validators.rpc_settings(surfpool, usdc_mint=mint), storage=storage)
+        await start_server(ServerConfig(rpc=validators.rpc_settings(surfpool, usdc_mint=mint)), storage)
 
 
 async def test_a_database_of_one_chain_is_not_used_with_another(
@@ -382,7 +383,9 @@ async def test_a_database_of_one_chain_is_not_used_with_another(
     assert "database belongs to" in said
     proxy.always("getGenesisHash", genesis(DEVNET))
     rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
-    storage = await open_storage(Settings(), data_dir=tmp_path / "devnet", keeps_chain=False)
+    storage = await open_storage(
+        ServerConfig(data_dir=tmp_path / "devnet", rpc=validators.rpc_settings(surfpool))
+    )
     async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage):
         pass
     proxy.clear()
@@ -396,7 +399,7 @@ async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
 ) -> None:
     proxy.always("getGenesisHash", genesis(DEVNET))
     rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
-    storage = await open_storage(Settings(), data_dir=tmp_path, keeps_chain=False)
+    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
     async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage) as service:
         account = await service.account()
         body = {"amount": "1", "name": "x", "seconds": 1}

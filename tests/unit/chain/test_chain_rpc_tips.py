@@ -175,6 +175,23 @@ async def test_a_blockhash_is_used_for_the_time_of_five_blocks(cluster: Cluster)
     assert cluster.node.calls["getLatestBlockhash"] == 2
 
 
+async def test_wrong_heights_that_make_the_pace_far_too_slow_let_nobody_wait_for_long(
+    cluster: Cluster,
+) -> None:
+    """They made blocks of 20 s, and a transaction was signed under a blockhash that had expired."""
+    for by in range(-24, -24 * 20, -24):
+        await cluster.pass_time(10, reading=False)
+        cluster.tell_once("getEpochInfo", (HEIGHT, by))
+        await cluster.chain.block_height()
+    assert cluster.chain.blockhash_life_seconds > 1_000
+    assert cluster.chain.landing_seconds <= 1
+    await cluster.chain.latest_blockhash()
+    asked = cluster.node.calls["getLatestBlockhash"]
+    await cluster.pass_time(6)
+    await cluster.chain.latest_blockhash()
+    assert cluster.node.calls["getLatestBlockhash"] > asked
+
+
 # --- Slots
 
 

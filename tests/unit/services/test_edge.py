@@ -8,8 +8,9 @@ import pytest
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import MACHINE_NOW_US, SystemClock, real_now_us
+from agentpay_server.config import Edge, ServerConfig
 from agentpay_server.randomness import SeededRandomness
-from agentpay_server.runtime import ClusterError, Edge, start_runtime
+from agentpay_server.server import ClusterError, start_server
 from agentpay_server.services import posting
 from agentpay_server.services.vault import Place, Vault
 from agentpay_server.settings import Settings
@@ -60,15 +61,17 @@ class _NoNode:
 async def test_rpc_calls_are_made_by_the_client_of_the_edge() -> None:
     node = _NoNode()
     with pytest.raises(ClusterError, match="nobody is there"):
-        await start_runtime(rpc=RpcSettings(url="http://node.invalid/"), edge=Edge(rpc_client=lambda _: node))
+        await start_server(
+            ServerConfig(rpc=RpcSettings(url="http://node.invalid/"), edge=Edge(rpc_client=lambda _: node))
+        )
     assert node.asked == ["getGenesisHash"]
     assert node.is_closed
 
 
 async def test_without_a_seed_everything_drawn_follows_from_the_entropy_of_the_edge() -> None:
     async def first_key() -> tuple[str, str]:
-        storage = await open_storage(Settings(encryption_key=bytes(32)))
-        runtime = await start_runtime(storage=storage, edge=Edge(entropy=SeededRandomness(7)))
+        storage = await open_storage(ServerConfig(settings=Settings(encryption_key=bytes(32))))
+        runtime = await start_server(ServerConfig(edge=Edge(entropy=SeededRandomness(7))), storage)
         try:
             return runtime.operator.key, runtime.context.chain.usdc_mint
         finally:

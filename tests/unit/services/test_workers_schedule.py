@@ -8,7 +8,7 @@ import pytest
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.clock import SECOND_US, ManualClock, SystemClock
 from agentpay_server.domain.problems import Problem
-from agentpay_server.services.wakeup import Wakeup
+from agentpay_server.services.tasks import Wakeup
 from agentpay_server.workers import schedule as module
 from agentpay_server.workers.schedule import Schedule
 

@@ -1,0 +1,24 @@
+"""Add a column to every table, and a table: what servers of the release before can work beside."""
+
+import sqlalchemy
+from alembic import op
+
+from agentpay_server.store.migrations import HEAD
+
+revision = "simulated"
+down_revision = HEAD
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the additions."""
+    for name in sqlalchemy.inspect(op.get_bind()).get_table_names():
+        if not name.startswith("alembic"):
+            op.add_column(name, sqlalchemy.Column("simulated", sqlalchemy.Text))
+    op.create_table("simulated", sqlalchemy.Column("number", sqlalchemy.Integer, primary_key=True))
+
+
+def downgrade() -> None:
+    """Never."""
+    raise NotImplementedError

@@ -1,0 +1,436 @@
+"""The one place where a server is put together: its parts, its services, its due work; its start and stop."""
+
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Final
+
+from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.clusters import ClusterRefusedError
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
+from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.faulty import FaultyChain
+from agentpay_server.chain.ledger import ForeignLedgerError
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import EndpointRefusesError
+from agentpay_server.chain.rpc.connecting import connect
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.clock import SECOND_US, Clock, ManualClock
+from agentpay_server.config import ServerConfig
+from agentpay_server.domain.principals import Principal
+from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
+from agentpay_server.sandbox import Sandbox
+from agentpay_server.services import identity
+from agentpay_server.services.accounts import Accounts
+from agentpay_server.services.audit import AuditTrail
+from agentpay_server.services.confirmations import Confirmations
+from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Decisions
+from agentpay_server.services.deliveries import Deliveries
+from agentpay_server.services.deposits import Arrivals, Deposits
+from agentpay_server.services.faults import Faults
+from agentpay_server.services.history import History
+from agentpay_server.services.http_faults import HttpFaults
+from agentpay_server.services.keys import FirstOperator, Keys
+from agentpay_server.services.late_landings import LateLandings
+from agentpay_server.services.policies import Policies
+from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
+from agentpay_server.services.posting import HttpPoster
+from agentpay_server.services.sender import WebhookSender
+from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.services.sessions.opening import SessionOpenHandler
+from agentpay_server.services.sessions.service import Sessions
+from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.snapshots import Part, Snapshots
+from agentpay_server.services.tasks import Tasks, Wakeup
+from agentpay_server.services.transfers.approvals import Approvals
+from agentpay_server.services.transfers.execution import Execution
+from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.transfers.settling import TransferHandler
+from agentpay_server.services.treasury import Treasury
+from agentpay_server.services.vault import KEY_BYTES, Vault
+from agentpay_server.services.webhooks import Webhooks
+from agentpay_server.storage import Storage, open_storage
+from agentpay_server.store.database import Database, StartRefusedError
+from agentpay_server.store.ledger import DatabaseLedger
+from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.workers.approvals import ApprovalWorker
+from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandingWorker
+from agentpay_server.workers.deposits import DepositWorker
+from agentpay_server.workers.schedule import Schedule, Worker
+from agentpay_server.workers.sessions import SessionWorker
+from agentpay_server.workers.settlement import SettlementWorker
+
+HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
+"""What becomes of every kind of transaction that moves money or writes a policy's record."""
+
+
+class ClusterError(StartRefusedError):
+    """The server must not run on this cluster as it was told to, or the cluster does not answer."""
+
+
+class ClusterAwayError(ClusterError):
+    """The cluster does not answer now, and may do so later: a start waits for it."""
+
+
+class Services:
+    """Every service of a server, and its due work: the one place where they are put together.
+
+    Made at the start, and anew when the server goes back to a snapshot: whatever a service remembers is then
+    forgotten, as when a process dies. Nothing here reads, writes, waits or draws anything.
+
+    Attributes:
+        tasks: what it is doing.
+        keys: operators and API keys.
+        accounts: accounts and balances.
+        policies: policies.
+        transfers: transfers.
+        approvals: transfers that wait for an operator.
+        sessions: sessions.
+        history: history entries.
+        webhooks: registered endpoints.
+        deliveries: events and what became of sending them.
+        sender: makes the attempts.
+        deposits: money that came in.
+        settlement: drivers of signed transactions.
+        audit: who changed what.
+        sandbox: what only a test chain can do.
+        treasury: what pays fees and rents.
+        schedule: due work.
+    """
+
+    def __init__(self, server: "Server") -> None:
+        context, config = server.context, server.config
+        clock, rpc = context.clock, config.rpc
+        self.tasks: Tasks = context.tasks
+        self.settlement: Settlement = Settlement(context, HANDLERS)
+        self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
+        self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
+        decisions = Decisions(context, self.settlement, self.deposits)
+        execution = Execution(context, self.settlement, decisions)
+        records = PolicyRecords(context, self.settlement)
+        closing = Closing(context, self.settlement)
+        self.accounts: Accounts = Accounts(context, self.settlement)
+        self.policies: Policies = Policies(context, records)
+        self.transfers: Transfers = Transfers(context, execution)
+        self.approvals: Approvals = Approvals(context, execution)
+        self.sessions: Sessions = Sessions(context, self.settlement, closing, decisions)
+        self.history: History = History(context)
+        self.webhooks: Webhooks = Webhooks(context)
+        self.deliveries: Deliveries = Deliveries(context)
+        self.sender: WebhookSender = WebhookSender(context, server.poster)
+        self.audit: AuditTrail = AuditTrail(context)
+        # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
+        self.treasury: Treasury = Treasury(context, server.chain)
+        self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
+        self._session_worker = SessionWorker(context, closing)
+        look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
+        self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
+        workers: list[Worker] = [
+            self._settlement_worker,
+            self._deposit_worker,
+            self._session_worker,
+            records,
+            ApprovalWorker(self.approvals),
+            self.sender,
+            self.treasury,
+        ]
+        if rpc is not None:
+            late_landings = LateLandings(context, self.settlement)
+            self.settlement.watch_earlier(late_landings.look_at)
+            workers += [
+                ConfirmationWorker(Confirmations(context, self.settlement), clock=clock),
+                LateLandingWorker(late_landings, clock=clock),
+            ]
+        self.schedule: Schedule = Schedule(
+            clock,
+            workers,
+            context.wakeup,
+            partial(identity.note_clock, context.database),
+            server.poster.is_posting,
+        )
+        self.sandbox: Sandbox = Sandbox(
+            context,
+            keys=self.keys,
+            deposits=self.deposits,
+            settlement=self.settlement,
+            schedule=self.schedule,
+            faults=server.faults,
+            snapshots=server.snapshots,
+        )
+
+    async def recover(self, *, is_alone: bool) -> None:
+        """Take up at once, whatever the clock, what an earlier process left under way.
+
+        Args:
+            is_alone: whether no other process can be at work on the database: whoever holds a lease is gone.
+                Beside others it may be alive, and what it holds is left to run out.
+        """
+        if is_alone:
+            await self.sender.free_all()
+            await self.settlement.free_all()
+        await self._settlement_worker.resume()
+
+    async def catch_up(self) -> None:
+        """Book what came, and settle the sessions that fell due, while no server ran."""
+        await self._session_worker.resume()
+        await self._deposit_worker.run_due()
+
+
+class Server:
+    """A server that is put together, without a way in from outside.
+
+    What is here outlives a return to a snapshot; services do not, so whoever needs one asks for it at each
+    call.
+
+    Attributes:
+        config: what it was told.
+        context: the parts that all services share.
+        storage: where everything is stored.
+        chain: the chain that executes: an embedded one, or a cluster.
+        poster: posts events to endpoints.
+        arrivals: where money may have come in that is not booked.
+        http_faults: what the sandbox lets fail of requests.
+        faults: all that it lets fail.
+        snapshots: all that the server has known, and the way back.
+        services: what it does.
+        operator: the operator that it was first started with.
+    """
+
+    operator: FirstOperator
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        context: Context,
+        storage: Storage,
+        chain: EmbeddedChain | RpcChain,
+        faulty: FaultyChain,
+    ) -> None:
+        self.config: ServerConfig = config
+        self.context: Context = context
+        self.storage: Storage = storage
+        self.chain: EmbeddedChain | RpcChain = chain
+        self.poster: HttpPoster = HttpPoster(public_only=not chain.is_test_chain, mounts=config.mounts)
+        self.arrivals: Arrivals = Arrivals()
+        self.http_faults: HttpFaults = HttpFaults()
+        self.faults: Faults = Faults(faulty, self.http_faults, may_crash=config.may_crash)
+        names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
+        self.snapshots: Snapshots = Snapshots(context, names, self._parts(), self._restarted)
+        self.services: Services = Services(self)
+        if isinstance(chain, EmbeddedChain):
+            # Not a service itself: the next ones hear of it too.
+            chain.listen(self)
+
+    @property
+    def principal(self) -> Principal:
+        """The first operator, for operations that are called in process."""
+        return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
+
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Hear from the chain of something that came; None: there may be more than it has told."""
+        self.services.deposits.arrived(deposit)
+
+    async def begin(self) -> None:
+        """Take up what is under way, and begin to run what falls due.
+
+        Raises:
+            ValueError: the operator's key is not an operator key, is revoked, or is another operator's.
+        """
+        services, config = self.services, self.config
+        await services.recover(is_alone=self.storage.is_alone)
+        if self.context.clock.is_manual:
+            # Nothing else does before the clock is moved.
+            await services.catch_up()
+        # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
+        self.operator = await services.keys.first_operator(
+            key=config.operator_key, lend_key=config.lend_key, is_alone=self.storage.is_alone
+        )
+        self._run_schedule()
+        self.snapshots.mark_start()
+
+    async def stop(self, *, within_seconds: float | None = None) -> None:
+        """Finish or hand over what is under way, and let go of the database.
+
+        Args:
+            within_seconds: how long work under way may go on; as the settings say if None. What is not done
+                by then is stored as it stands, and is taken up at the next start.
+        """
+        if within_seconds is None:
+            within_seconds = self.context.settings.shutdown_seconds
+        await self.context.tasks.stop(within_seconds=within_seconds)
+        await self.poster.close()
+        try:
+            await self.services.keys.take_back(self.operator)
+        finally:
+            await self.chain.close()
+            await self.storage.close()
+
+    def _run_schedule(self) -> None:
+        if not self.context.clock.is_manual:
+            self.context.tasks.start_loop(self.services.schedule.run())
+
+    def _restarted(self) -> None:
+        """Go on from what a snapshot has brought back, at which nothing was under way."""
+        self.context.tasks.end_loops()
+        self.context.wakeup.forget_listeners()
+        self.services = Services(self)
+        self._run_schedule()
+
+    def _parts(self) -> list[Part] | None:
+        """Return all that goes back with a snapshot; None where the database or the chain cannot go back."""
+        database, chain, context = self.storage.database, self.chain, self.context
+        if not (isinstance(database, MemoryDatabase) and isinstance(chain, EmbeddedChain)):
+            return None
+        if self.storage.ledger is not None:
+            return None
+        parts: list[Part] = [database, chain, self.arrivals, self.faults]
+        # A clock that runs by itself and the system's source of chance cannot go back.
+        if isinstance(context.clock, ManualClock):
+            parts.append(context.clock)
+        if isinstance(context.randomness, SeededRandomness):
+            parts.append(context.randomness)
+        return parts
+
+
+async def start_server(config: ServerConfig, storage: Storage | None = None) -> Server:
+    """Put a server together on the running event loop, whose thread owns it from now on.
+
+    Args:
+        config: what it is told.
+        storage: where everything is stored, opened already; it is closed when the server stops. Its settings
+            take the place of those of `config`.
+
+    Raises:
+        ValueError: the operator's key is not an operator key, is revoked, or is another operator's.
+        StartRefusedError: the storage belongs to another chain, or was sealed under another key; or the
+            cluster is not to be used so, or does not answer.
+    """
+    async with AsyncExitStack() as opened:
+        storage = storage or await open_storage(config)
+        opened.push_async_callback(storage.close)
+        tasks = Tasks()
+        # What a start that fails has begun ends with it.
+        opened.push_async_callback(partial(tasks.stop, within_seconds=0))
+        server = await _put_together(config, storage, tasks, opened)
+        await server.begin()
+        opened.pop_all()
+    return server
+
+
+async def _put_together(
+    config: ServerConfig, storage: Storage, tasks: Tasks, opened: AsyncExitStack
+) -> Server:
+    database, settings = storage.database, storage.settings
+    clock, rpc, edge = config.clock, config.rpc, config.edge
+    source = edge.randomness(config.seed, start=await identity.count_start(database))
+    vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
+    # Stored before it is known which cluster the keys are for: on none may they follow from a seed.
+    custody = await _custody(database, vault, source if rpc is None else edge.entropy, rpc)
+    if isinstance(clock, ManualClock):
+        await identity.restore_clock(database, clock)
+    chain = await _chain(config, storage, custody, source)
+    opened.push_async_callback(chain.close)
+    expire = chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None
+    faulty = FaultyChain(config.wrap_chain(chain), expire=expire)
+    context = Context(
+        database=database,
+        chain=faulty,
+        signer=custody,
+        clock=clock,
+        randomness=source,
+        identifiers=Identifiers(clock, source),
+        settings=settings,
+        tasks=tasks,
+        wakeup=Wakeup(),
+        vault=vault,
+        is_cluster=rpc is not None,
+    )
+    return Server(config, context, storage, chain, faulty)
+
+
+async def _chain(
+    config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
+) -> EmbeddedChain | RpcChain:
+    if config.rpc is None:
+        return await _embedded_chain(storage, custody, config.clock, source)
+    return await _cluster(config.rpc, config, storage, custody, source)
+
+
+async def _embedded_chain(
+    storage: Storage, custody: Custody, clock: Clock, source: Randomness
+) -> EmbeddedChain:
+    genesis = await identity.embedded_genesis(storage.ledger, source)
+    await identity.check_genesis(storage.database, genesis)
+    chain = EmbeddedChain(
+        treasury=custody.address(TREASURY),
+        mint_authority=custody.address(TEST_MINT_AUTHORITY),
+        now_us=clock.now_us,
+        ledger=None if storage.ledger is None else DatabaseLedger(storage.ledger),
+    )
+    try:
+        await chain.restore()
+    except ForeignLedgerError as error:
+        raise identity.ForeignChainError(str(error)) from error
+    return chain
+
+
+async def _cluster(
+    rpc: RpcSettings, config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
+) -> RpcChain:
+    try:
+        chain = await connect(
+            rpc,
+            stored_genesis_hash=await identity.known_genesis(storage.database),
+            treasury=custody.address(TREASURY),
+            mint_authority=custody.address(TEST_MINT_AUTHORITY),
+            make_client=config.edge.rpc_client,
+        )
+    except ClusterRefusedError as error:
+        raise ClusterError(str(error)) from error
+    except EndpointRefusesError as error:
+        raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
+    except ChainUnavailableError as error:
+        message = f"the RPC endpoint gave no answer: {error}; start again once it does"
+        raise ClusterAwayError(message) from error
+    try:
+        _check_use(chain, storage, config.clock, source)
+        # Before anything is signed for it.
+        await identity.check_genesis(storage.database, chain.genesis_hash)
+        await identity.check_mint(storage.database, chain.usdc_mint)
+    except BaseException:
+        await chain.close()
+        raise
+    return chain
+
+
+def _check_use(chain: RpcChain, storage: Storage, clock: Clock, source: Randomness) -> None:
+    """Refuse what could only do harm on a public cluster."""
+    if chain.is_test_chain:
+        return
+    if clock.is_manual:
+        raise ClusterError(
+            "on a public cluster time goes on by itself, and limits must go with it: start without a manual "
+            "clock"
+        )
+    if isinstance(source, SeededRandomness):
+        raise ClusterError(
+            "whoever knows the seed knows every key that is made from it, and on a public cluster they are "
+            "worth money: start without a seed"
+        )
+    if isinstance(storage.database, MemoryDatabase):
+        raise ClusterError(
+            "a server in memory forgets the keys of its accounts when it ends, and on a public cluster what "
+            "they hold would be lost: give a data directory or a database"
+        )
+
+
+async def _custody(database: Database, vault: Vault, source: Randomness, rpc: RpcSettings | None) -> Custody:
+    return Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
+
+
+def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:
+    if rpc is None:
+        return {}
+    given = {TREASURY: rpc.fee_payer_key, TEST_MINT_AUTHORITY: rpc.mint_authority_key}
+    return {path: secret for path, secret in given.items() if secret is not None}
