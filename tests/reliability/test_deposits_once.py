@@ -23,7 +23,7 @@ from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.services import deposits as deposits_module
-from agentpay_server.services.deposits import Deposits
+from agentpay_server.services.deposits import Arrivals, Deposits
 from agentpay_server.store import chain_transactions, tables
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.workers import deposits as worker_module
@@ -59,7 +59,7 @@ async def assert_booked(world: World, account: Party, *expected: int) -> None:
 
 def watcher(world: World) -> Deposits:
     """Another watcher over the same database and chain, as in another process."""
-    return Deposits(world.runtime.context, world.runtime.services.settlement)
+    return Deposits(world.runtime.context, world.runtime.services.settlement, Arrivals())
 
 
 # --- Who comes first
@@ -190,7 +190,7 @@ async def test_watchers_of_two_servers_over_one_database_book_everything_once(
         context: Any = world.runtime.context
         database = PostgresDatabase(context.database._inner._url)
         beside = worlds.InterruptedDatabase(database, random.Random(2))
-        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement)
+        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement, Arrivals())
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
@@ -408,7 +408,9 @@ async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
     world.chain.inner._listener = None
     clock = SystemClock()
     monkeypatch.setattr(clock, "now_us", lambda: real_us)
-    deposits = Deposits(evolve(world.runtime.context, clock=clock), world.runtime.services.settlement)
+    deposits = Deposits(
+        evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
+    )
     worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
