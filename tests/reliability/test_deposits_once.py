@@ -154,7 +154,7 @@ async def test_a_flood_at_one_account_is_booked_a_stretch_at_a_time(
         (row,) = await world.rows(tables.accounts, account_id=account.account_id)
         return flood[int(row["deposit_cursor"] or 0) :]
 
-    looking._is_all_due = False
+    looking._arrivals.is_anywhere = False
     booked = []
     for _ in range(4):
         world.chain.next("deposits", tells)
