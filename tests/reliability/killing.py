@@ -252,8 +252,8 @@ class Survey:
     def __init__(self, server: AgentPayServer) -> None:
         world: Any = server._running
         self._call = world._owner.call
-        self._context = world.runtime.context
-        self._ledger = world.runtime.storage.ledger
+        self._context = world.server.context
+        self._ledger = world.server.storage.ledger
 
     def _machine(self) -> LiteSVM:
         """Return the machine that executes, whatever the services see of it."""
