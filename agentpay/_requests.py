@@ -7,6 +7,7 @@ the request is sent again, is decided by `agentpay._retries`.
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +17,7 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
+from agentpay._argument_types import check_body, check_text
 from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
@@ -97,6 +99,8 @@ def prepare(
         TypeError: an identifier is not a string, or a value of the body has no exact JSON form.
         ValueError: an identifier is empty or would reach another path; a datetime has no UTC offset.
     """
+    if body is not None:
+        check_body(body)
     target = endpoint.path
     if path:
         quoted = _free_text if endpoint.takes_rest_of_path else _quoted
@@ -135,9 +139,7 @@ def prepare_undescribed(
     """
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(_METHODS)}, not {method!r}")
-    if not isinstance(path, str):
-        raise TypeError(f"path must be a string, not {type(path).__name__}")
-    segments = path.split("/")
+    segments = check_text("path", path).split("/")
     if (
         not path.startswith("/")
         or not path.isprintable()
@@ -187,8 +189,7 @@ def _expected(
 
 
 def _quoted(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    value = check_text(name, value)
     # Quoting alone is not enough: servers and proxies take dot segments and %2F apart again.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
         raise ValueError(f"{name} must be an identifier as the service returned it, not {value[:64]!r}")
@@ -197,9 +198,7 @@ def _quoted(name: str, value: object) -> str:
 
 def _free_text(name: str, value: object) -> str:
     """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
-    return "/".join(_quoted(name, part) for part in value.split("/"))
+    return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
 def _query_text(name: str, value: object) -> str:
@@ -207,7 +206,9 @@ def _query_text(name: str, value: object) -> str:
         if value.utcoffset() is None:
             raise ValueError(f"{name} must have a UTC offset: use datetime(..., tzinfo=UTC)")
         return format_timestamp(value)
-    return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int | Decimal) else check_text(name, value)
 
 
 def etag_of(reply: Reply) -> str | None:
@@ -232,7 +233,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         return None
     if model is UNSET:
         if reply.status >= 400:
-            return _api_error(reply, now)
+            return _api_error(endpoint, reply, now)
         problem = f"the status {reply.status} is not one of this operation"
     else:
         try:
@@ -310,12 +311,19 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 }
 
 
-def _api_error(reply: Reply, now: float) -> errors.APIError:
+def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     status = reply.status
     body = _error_body(reply.body)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
+    if _is_not_offered(endpoint, status, body):
+        return errors.ExtensionNotOfferedError(
+            f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}",
+            status=status,
+            code=None if body is None else body.error,
+            request_id=request_id,
+        )
     if body is None:
         message = "the answer has no error body as the service would send: a proxy may have given it"
         return kind(message, status=status, request_id=request_id, retry_after=retry_after)
@@ -336,6 +344,14 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
         details=body.details or (),
         retry_after=retry_after,
     )
+
+
+def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:
+    """Whether an answer says that the service has no such endpoint, rather than that it finds nothing."""
+    if status != 404 or not endpoint.is_extension or endpoint.responses is ANY_SUCCESS:
+        return False
+    # The service's own 404 is about an identifier, wherever the request has one.
+    return body is None or ErrorCode.NOT_FOUND not in endpoint.every_error
 
 
 def _error_body(content: bytes) -> ErrorBody | None:

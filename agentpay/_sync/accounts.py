@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from agentpay._arguments import json_object
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import endpoints
+from agentpay.contract import endpoints, spending
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount
+from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 
 
@@ -30,18 +32,20 @@ class Accounts(Resource):
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: key-value pairs of your own, at most 16 KiB; stored, never returned. Numbers with a
-                fraction are `Decimal`.
+            metadata: key-value pairs of your own, any JSON, at most 16 KiB; stored, never returned. A float
+                is sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The account, with no USDC and a policy without limits.
 
         Raises:
+            TypeError: the metadata holds what JSON has no form for.
             InvalidRequestError: the name or the metadata is not valid.
             ChainUnavailableError: the blockchain cannot be reached; nothing was left behind.
         """
-        body = CreateAccount.of(name, metadata)
+        given = None if metadata is None else json_object("metadata", metadata)
+        body = CreateAccount.of(name, given)
         account: Account = self._call(prepare(endpoints.CREATE_ACCOUNT, body=body), options)
         return account
 
@@ -95,6 +99,24 @@ class Accounts(Resource):
         path = {"account_id": account_id}
         balance: Balance = self._call(prepare(endpoints.GET_BALANCE, path=path), options)
         return balance
+
+    def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
+        """Read what an account may spend now: balance, limits, and what is left of them (interface B1, B2).
+
+        An extension. Nothing is reserved by reading it: another transfer may come first.
+
+        Args:
+            account_id: the account, `acct_…`; an agent-scoped key reads its own.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+            ChainUnavailableError: the blockchain cannot be reached.
+            ExtensionNotOfferedError: the service has no budgets.
+        """
+        path = {"account_id": account_id}
+        budget: Budget = self._call(prepare(spending.GET_BUDGET, path=path), options)
+        return budget
 
     def transactions(
         self,

@@ -15,6 +15,7 @@ from agentpay.contract.console import (
     NewAgentKey,
 )
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.identity import Identity, KeyKind
 from agentpay.contract.operator_keys import (
     CREATE_OPERATOR_KEY,
     REVOKE_OPERATOR_KEY,
@@ -24,8 +25,9 @@ from agentpay.contract.operator_keys import (
     OperatorKey,
 )
 from agentpay.contract.pages import PageBody
+from agentpay_server.chain.clusters import MAINNET
 from agentpay_server.clock import from_us
-from agentpay_server.domain.api_keys import LENT, KeyKind, digest_of, new_key
+from agentpay_server.domain.api_keys import LENT, digest_of, new_key
 from agentpay_server.domain.cursors import List
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, not_found
@@ -82,6 +84,18 @@ class Keys:
             return None
         key_id, operator_id, account_id = found
         return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
+
+    async def identify(self, principal: Principal) -> Identity:
+        """Return which key a request was made with, and the money that it moves."""
+        cluster = self._context.chain.cluster_name
+        return Identity(
+            key_id=principal.key_id,
+            kind=KeyKind.AGENT if principal.is_agent else KeyKind.OPERATOR,
+            operator_id=principal.operator_id,
+            account_id=principal.account_id,
+            cluster=cluster,
+            is_test_money=cluster != MAINNET,
+        )
 
     async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
         """Make an operator with its first key.

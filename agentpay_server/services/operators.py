@@ -3,9 +3,10 @@
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.identity import KeyKind
 from agentpay_server.clock import SystemClock
 from agentpay_server.contract.sandbox import CREATE_OPERATOR
-from agentpay_server.domain.api_keys import KeyKind, digest_of, new_key
+from agentpay_server.domain.api_keys import digest_of, new_key
 from agentpay_server.domain.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
 from agentpay_server.services import audit

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
     from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 """The newest step."""
 
-_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 7))
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
 """Steps of versions that were never released. Nothing leads from their tables to those of this one."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
+revision = "0008"
 down_revision = None
 
 
@@ -414,6 +414,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sqlite_where=sa.text("closes_us IS NOT NULL"),
         postgresql_where=sa.text("closes_us IS NOT NULL"),
     )
+    op.create_index("ix_sessions_key", "sessions", ["operator_id", "idempotency_key", "seq"], unique=False)
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
     op.create_index(
@@ -462,6 +463,13 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.UniqueConstraint("account_id", "held_key"),
         sa.UniqueConstraint("transfer_id"),
     )
+    op.create_index("ix_transfers_account", "transfers", ["operator_id", "account_id", "seq"], unique=False)
+    op.create_index(
+        "ix_transfers_account_status",
+        "transfers",
+        ["operator_id", "account_id", "status", "seq"],
+        unique=False,
+    )
     op.create_index(
         "ix_transfers_agents_key",
         "transfers",
@@ -469,6 +477,11 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         unique=False,
         sqlite_where=sa.text("claimed_by_operator = 0"),
         postgresql_where=sa.text("NOT claimed_by_operator"),
+    )
+    op.create_index("ix_transfers_key", "transfers", ["operator_id", "idempotency_key", "seq"], unique=False)
+    op.create_index("ix_transfers_operator", "transfers", ["operator_id", "seq"], unique=False)
+    op.create_index(
+        "ix_transfers_operator_status", "transfers", ["operator_id", "status", "seq"], unique=False
     )
     op.create_index(
         "ix_transfers_pending",
