@@ -48,8 +48,8 @@ _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT i 
 # The newest lie at the end of the window, so that the check has to find where it begins among all of them.
 _FILL = (
     f"""
-    INSERT INTO chain_transactions (signature, kind, subject_id, account_id, held, spent_us, spent_total, state,
-        last_valid_block_height, reserved, created_us, ended_us, leased_until_us)
+    INSERT INTO chain_transactions (signature, kind, subject_id, account_id, held, spent_us, spent_total,
+        state, last_valid_block_height, reserved, created_us, ended_us, leased_until_us)
     SELECT 'sig_' || i, 'transfer', 'txn_' || i, '{ACCOUNT}', 1, {NOW_US} - ({{count}} - i) * 50000, i,
         'finalized', 0, 0, 0, 1, 0 FROM n
     """,
