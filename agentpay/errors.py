@@ -100,7 +100,13 @@ def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str
 
 
 class AgentPayError(Exception):
-    """Base of every exception that the SDK raises."""
+    """Base of every exception that the SDK raises.
+
+    Attributes:
+        retries_made: how often the request was sent before the attempt that failed for good.
+    """
+
+    retries_made: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are rebuilt from `args` alone by default, which fails for keyword-only constructors.

@@ -379,13 +379,15 @@ def _key(seed: int, name: str) -> Keypair:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
-    """Have no garbage collected at moments that no seed decides."""
+    """Have no garbage collected at moments that no seed decides, and what was there before left alone."""
     was_on = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
         _collect()
+        gc.unfreeze()
         if was_on:
             gc.enable()
 

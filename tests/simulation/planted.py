@@ -14,7 +14,6 @@ from sqlalchemy import bindparam, update
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason
 from agentpay_server.chain.rpc import heights, tips
-from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.domain import sessions as session_rules
 from agentpay_server.domain.deliveries import DeliveryStatus, NextStep
 from agentpay_server.domain.problems import Problem
@@ -25,7 +24,8 @@ from agentpay_server.services import deposits as deposit_service
 from agentpay_server.services import outbox as outbox_service
 from agentpay_server.services import sender
 from agentpay_server.services import settlement as engine
-from agentpay_server.services.sessions import charging, closing, opening
+from agentpay_server.services.policies import canonical_policy, stored_policy
+from agentpay_server.services.sessions import charging, closing
 from agentpay_server.services.sessions import service as session_service
 from agentpay_server.services.transfers import acceptance, approvals, booking, creation
 from agentpay_server.services.transfers import service as transfer_service
@@ -83,17 +83,17 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
     look = engine.Settlement.look
+    sent_once: set[str] = set()
 
     async def hopeful(self, signed):
         end, must_send = await look(self, signed)
         if end is None and not must_send:
             return engine.Landed(is_irreversible=True), False
-        if end is None and signed.signature in self.sent_once:
+        if end is None and signed.signature in sent_once:
             return engine.Landed(is_irreversible=True), False
-        self.sent_once.add(signed.signature)
+        sent_once.add(signed.signature)
         return end, must_send
 
-    patch(engine.Settlement, "sent_once", set())
     patch(engine.Settlement, "look", hopeful)
 
 
@@ -127,13 +127,7 @@ def every_height_is_believed(patch: Patch) -> None:
 
 @planted
 def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
-    status = RpcChain.signature_status
-
-    async def believed(self, signature):
-        self._known_slot = 0
-        return await status(self, signature)
-
-    patch(RpcChain, "signature_status", believed)
+    patch(tips.Tips, "check_stands_at_tip", lambda self, slot: None)
 
 
 @planted
@@ -242,11 +236,7 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
     insert = session_store.insert_session
     patch(session_service, "opening_verdict", lambda *_: Verdict.NEW)
-    patch(
-        opening.Opening,
-        "_finds_key_as_it_was",
-        lambda self, connection: True,
-    )
+    patch(session_store.KEYS, "take", lambda *_: True)
     patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 
 
@@ -273,9 +263,8 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
     patch(
         approvals,
         "_move_on",
-        lambda connection, pending, decided: transfer_store.overwrite(connection, decided),
+        lambda connection, pending, decided: _overwrite(connection, decided),
     )
-    patch(transfer_store, "overwrite", _overwrite)
     patch(approvals.Approval, "_claim", lambda self, connection: True)
 
 
@@ -329,14 +318,17 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real = acceptance.Acceptance._refusal
+    real = acceptance.refusal_of
 
-    def lenient(self, connection, source, policy, *args, **options):
-        if self.is_approved:
-            policy = attrs.evolve(policy, max_daily_spend=None, max_single_transfer=None)
-        return real(self, connection, source, policy, *args, **options)
+    def lenient(connection, source, *args, again, **options):
+        if again == approvals.Approval.again:
+            policy = attrs.evolve(
+                stored_policy(source.policy), max_daily_spend=None, max_single_transfer=None
+            )
+            source = attrs.evolve(source, policy=canonical_policy(policy))
+        return real(connection, source, *args, again=again, **options)
 
-    patch(acceptance.Acceptance, "_refusal", lenient)
+    patch(acceptance, "refusal_of", lenient)
 
 
 @planted
