@@ -1,8 +1,8 @@
 """Spend USDC from software agents under rules: the client of the agent payment account service.
 
 `AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise, `agentpay.webhooks`
-verifies what the service delivers. Names are loaded when first used, so that a part of the package costs
-nothing to those who use another.
+verifies what the service delivers, `agentpay.testing` makes all of these for unit tests. Names are loaded
+when first used, so that a part of the package costs nothing to those who use another.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from agentpay._version import __version__
 
 if TYPE_CHECKING:
     from agentpay import errors as errors
+    from agentpay import testing as testing
     from agentpay import webhooks as webhooks
     from agentpay._async.accounts import AsyncAccounts
     from agentpay._async.client import AsyncAgentPay
