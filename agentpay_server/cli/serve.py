@@ -165,6 +165,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, without a key. Requires a "
     "loopback --host.",
 )
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -219,6 +220,7 @@ def serve(
     start_wait: float,
     log_format: str,
     chain_rpc: bool,
+    no_dashboard: bool,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     max_connections: int,
@@ -263,6 +265,7 @@ def serve(
         shutdown_seconds=shutdown_wait,
         max_connections=max_connections,
         idle_timeout_seconds=idle_timeout,
+        serves_dashboard=not no_dashboard,
     )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415

@@ -15,7 +15,7 @@ LAYERS: list[list[str]] = [
     ["agentpay_server", "agentpay_server._loading", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
     ["agentpay_server._simulation"],
     ["agentpay_server.embedded"],
-    ["agentpay_server.http", "agentpay_server.clients"],
+    ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
     ["agentpay_server.server"],
     ["agentpay_server.sandbox"],
     ["agentpay_server.storage"],
