@@ -125,7 +125,7 @@ class ClosedClientError(AgentPayError):
     """The client was closed before the call. Make a new one, or close it later."""
 
     def __init__(self) -> None:
-        super().__init__("this client is closed. Create a new one, or keep it open until the last call is done")
+        super().__init__("this client is closed: create a new one, or keep it open until the last call")
 
 
 class APIConnectionError(AgentPayError):
@@ -205,7 +205,7 @@ class OutcomeUnknownError(AgentPayError):
     def __init__(self, *, operation: str, idempotency_key: str, known: str = "") -> None:
         what, repeat = self._words(operation)
         super().__init__(
-            f"it is not known whether {what}{known}. Do not {repeat} under a new key: call "
+            f"it is unknown whether {what}{known}. Do not {repeat} under a new key: call "
             f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
         )
         self.operation = operation

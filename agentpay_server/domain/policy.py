@@ -98,7 +98,7 @@ def paused_refusal(policy: Policy) -> Refusal | None:
         return None
     return Refusal(
         code=ErrorCode.ACCOUNT_PAUSED,
-        message="paused is true: outgoing transfers of this account are blocked until an operator resumes it.",
+        message="paused is true: an operator has blocked all outgoing transfers of this account.",
     )
 
 

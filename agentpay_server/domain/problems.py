@@ -108,8 +108,8 @@ def service_unavailable() -> Problem:
     """A 503 for a database that did not respond: the request may have been processed or not."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        "The service's own database did not respond: the request may or may not have been processed. Read the "
-        "current state before you repeat it; a retry under the same idempotency_key is safe.",
+        "The service's own database did not respond: the request may or may not have been processed. Read "
+        "the current state before you repeat it; a retry under the same idempotency_key is safe.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -185,6 +185,6 @@ class Snapshots:
         if self._parts is None:
             raise Problem(
                 ErrorCode.NOT_IN_MEMORY,
-                "Snapshots and reset need a server that keeps everything in memory. Start one with --in-memory, "
-                "or stop this server and copy its directory or database.",
+                "Snapshots and reset need a server that keeps everything in memory. Start one with "
+                "--in-memory, or stop this server and copy its directory or database.",
             )

@@ -96,8 +96,8 @@ class Schedule:
         if self._advancing.locked() and self._waits_outside():
             raise Problem(
                 ErrorCode.CLOCK_MOVING,
-                "Another advance is in progress and waits for a webhook receiver. Retry after it has returned; "
-                "from inside that receiver, respond first.",
+                "Another advance is in progress and waits for a webhook receiver. Retry after it has "
+                "returned; from inside that receiver, respond first.",
             )
         async with self._advancing:
             target_us = clock.now_us() + duration_us

@@ -55,8 +55,8 @@ from agentpay_server.store.sessions import SessionRecord
 
 _SHORT: Final = Refusal(
     code=ErrorCode.INSUFFICIENT_BALANCE,
-    message="The balance was below the cap when the transaction reached the chain, so nothing moved. Fund the "
-    "account, then retry with the same key.",
+    message="The balance was below the cap when the transaction reached the chain, so nothing moved. Fund "
+    "the account, then retry with the same key.",
 )
 _FAILED: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
