@@ -128,6 +128,8 @@ def types(session: nox.Session) -> None:
     for package in ("agentpay", "agentpay_server"):
         # Neither the types of httpx are complete, nor all of the standard library.
         session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
+    # What users copy from the documentation is clean under their checkers.
+    session.run("python", "scripts/doc_types.py")
 
 
 def install_browser(session: nox.Session) -> None:
