@@ -6,7 +6,7 @@ business of `settlement.py`.
 """
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -15,10 +15,10 @@ from agentpay_server.domain.problems import chain_unavailable, signing_stopped
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.deposits import Deposits
-from agentpay_server.services.in_flight import finish_in_flight
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import Contended, Sight, look
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import ChainTransaction
 from agentpay_server.store.connection import Connection
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,10 +33,25 @@ class Parties:
     recipient: AccountRecord | None
 
 
+@frozen(kw_only=True)
+class Decided(Generic[T_co]):
+    """What was decided about a spend.
+
+    Attributes:
+        record: what was stored.
+        tx: the transaction that was signed for it; None when no money may leave.
+    """
+
+    record: T_co
+    tx: ChainTransaction | None = None
+
+
 class SpendUnit(Protocol[T_co]):
     """The unit of work that decides about one spend, and reserves and signs, or refuses, in one commit."""
 
-    def __call__(self, connection: Connection, sight: Sight | None, *, is_last_look: bool) -> T_co | None:
+    def __call__(
+        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
+    ) -> "Decided[T_co] | None":
         """Decide.
 
         Args:
@@ -65,9 +80,31 @@ class Decisions:
         """Return until when whoever asks now waits, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
+    async def sight(self, to: str, parties: Parties) -> Sight | None:
+        """Read from the chain what a decision about a spend needs; None while its account is paused.
+
+        Args:
+            to: the recipient, as sent.
+            parties: as they were just read.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`.
+        """
+        source = parties.source
+        if source.paused:
+            return None
+        if source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
+        try:
+            # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
+            await self._deposits.look_if_told(source.usdc_token_account)
+            return await look(self._context.chain, to, source=source, recipient=parties.recipient)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+
     async def decided(
         self, unit: SpendUnit[T], operation: Operation, *, to: str, parties: Parties, deadline: float
-    ) -> T | None:
+    ) -> Decided[T] | None:
         """Have it decided about a spend, in one unit of work.
 
         Args:
@@ -83,22 +120,14 @@ class Decisions:
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
         """
-        source, sight, is_last_look = parties.source, None, False
-        if not source.paused:
-            if source.stopped_us is not None:
-                raise signing_stopped(source.account_id)
-            is_last_look = asyncio.get_running_loop().time() >= deadline
-            try:
-                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
-                await self._deposits.look_if_told(source.usdc_token_account)
-                sight = await look(self._context.chain, to, source=source, recipient=parties.recipient)
-            except ChainUnavailableError:
-                raise chain_unavailable() from None
+        source = parties.source
+        is_last_look = asyncio.get_running_loop().time() >= deadline
+        sight = await self.sight(to, parties)
         fault_point(operation, Step.BEGUN)
         try:
             return await self._context.database.run(unit, sight, is_last_look=is_last_look)
         except Contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
-            await finish_in_flight(self._context, self._settlement, source.account_id, deadline)
+            await self._settlement.finish_in_flight(source.account_id, deadline)
             return None
