@@ -1,8 +1,7 @@
 """What a change must pass, and what a developer runs by hand.
 
 lint, unasync, types, tests, stores,
-docs, package                        all that a change must pass; the default
-simulate                             servers under faults on virtual time, with fresh seeds
+simulate, docs, package              all that a change must pass; the default
 pythons                              the tests on each Python that is supported and installed
 lowest                               the tests with the lowest versions of what is needed directly
 successor                            the tests with httpx2 wherever httpx is imported
@@ -20,7 +19,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "simulate", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -172,10 +171,11 @@ def stores(session: nox.Session) -> None:
 def simulate(session: nox.Session) -> None:
     """Simulate servers under faults for a minute with fresh seeds, or as `agentpay-server simulate` is told.
 
-    `nox -s simulate -- --for 3600` is an hour of it.
+    In half of the minute nodes also lie. `nox -s simulate -- --for 3600` is an hour of it.
     """
     install(session)
-    session.run("agentpay-server", "simulate", *(session.posargs or ("--for", "60")))
+    for arguments in [session.posargs] if session.posargs else [["--for", "30"], ["--for", "30", "--lies"]]:
+        session.run("agentpay-server", "simulate", *arguments)
 
 
 @nox.session
