@@ -1,9 +1,9 @@
-"""Write the migration from the newest step to the tables as they are now.
+"""Write the migration from the newest version to the current tables.
 
     python scripts/migration.py "Sessions and their escrows"
 
-Without a step so far it writes the first one. It is a draft: read it before it is committed, and set `HEAD`
-in `agentpay_server/store/migrations/__init__.py`.
+The result is a draft: review it before you commit it, and set `HEAD` in
+`agentpay_server/store/migrations/__init__.py`. If no version exists yet, it writes the first one.
 """
 
 import sys
@@ -19,7 +19,7 @@ MIGRATIONS = Path(migrations.__file__).parent
 
 
 def main(message: str) -> None:
-    """Write the step."""
+    """Write the migration."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     steps = len(list((MIGRATIONS / "versions").glob("*.py")))
