@@ -308,14 +308,23 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real = acceptance.Acceptance._refusal
+    decide, stored = acceptance.Acceptance.__call__, acceptance.stored_policy
+    approved: list[bool] = []
 
-    def lenient(self, connection, source, policy, *args, **options):
-        if self.is_approved:
-            policy = attrs.evolve(policy, max_daily_spend=None, max_single_transfer=None)
-        return real(self, connection, source, policy, *args, **options)
+    def noted(self, *args, **options):
+        approved.append(self.is_approved)
+        try:
+            return decide(self, *args, **options)
+        finally:
+            approved.pop()
 
-    patch(acceptance.Acceptance, "_refusal", lenient)
+    def lenient(text):
+        policy = stored(text)
+        is_approved = bool(approved) and approved[-1]
+        return attrs.evolve(policy, max_daily_spend=None, max_single_transfer=None) if is_approved else policy
+
+    patch(acceptance.Acceptance, "__call__", noted)
+    patch(acceptance, "stored_policy", lenient)
 
 
 @planted
