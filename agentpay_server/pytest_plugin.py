@@ -154,6 +154,16 @@ def agentpay_inbox(agentpay_server: "AgentPayServer") -> "WebhookInbox":
     return agentpay_server.webhook_inbox()
 
 
+@pytest.fixture
+def agentpay_deliver_to(agentpay_server: "AgentPayServer") -> "Callable[..., WebhookInbox]":
+    """Deliver the events of `agentpay_server` to your application: `agentpay_deliver_to(app, path="/hooks")`.
+
+    It takes the arguments of `AgentPayServer.deliver_to`. Called in an async test, the application runs on
+    the event loop of that test.
+    """
+    return agentpay_server.deliver_to
+
+
 def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of pytest
     """Return the combined arguments of a test's markers; the nearest marker has precedence.
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -44,6 +45,9 @@ Handler = Callable[[E], object]
 _Step = tuple[Callable[[Any], object], str | Event]
 
 logger: logging.Logger = logging.getLogger("agentpay.webhooks")
+
+HANDLING: ContextVar[Callable[[Future[Any]], None] | None] = ContextVar("agentpay_handling", default=None)
+"""Called with the future of each event that a thread handles, so that a test can wait for it."""
 
 
 class WebhookRouter:
@@ -240,6 +244,8 @@ class WebhookRouter:
                 self._pending -= 1
             return HTTPStatus.SERVICE_UNAVAILABLE
         future.add_done_callback(self._finish)
+        if (notice := HANDLING.get()) is not None:
+            notice(future)
         return HTTPStatus.OK
 
     def _own(self) -> ThreadPoolExecutor:

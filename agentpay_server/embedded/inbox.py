@@ -9,50 +9,64 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import httpx
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay import webhooks
 from agentpay.contract.events import Event
 from agentpay.errors import WebhookError
+from agentpay_server.embedded.applications import Application, Headers
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
 """Prefix of the addresses of inboxes, which only the server that they belong to can post to."""
 
 _POLL_SECONDS: Final = 0.5
+_DRAIN_POLL_SECONDS: Final = 0.01
 
 
 @frozen(kw_only=True)
 class Receipt:
-    """One post to an inbox.
+    """One post to an inbox, which `WebhookInbox.send_again` can repeat.
 
     Attributes:
         event: the verified event; None when the signature or the payload was not what it should be.
         attempt: number of the attempt, from 1, as the service says.
         status_code: what the inbox answered; None when it dropped the connection.
+        body: the raw body.
+        headers: the headers, in their order.
     """
 
     event: Event | None
     attempt: int
     status_code: int | None
+    body: bytes = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
 
 
 class WebhookInbox:
     """A registered receiver. It may be used from any thread."""
 
-    def __init__(self, url: str, pump: Callable[[], None] | None) -> None:
-        """Make a receiver; `AgentPayServer.webhook_inbox` does, and registers it.
+    def __init__(
+        self, url: str, pump: Callable[[], None] | None, app: Application | None, app_secret: str | None
+    ) -> None:
+        """Make a receiver; `AgentPayServer.webhook_inbox` and `deliver_to` do, and register it.
 
         Args:
             url: where it is posted to.
             pump: runs what is due now, on a server whose clock stands still; None on a running clock.
+            app: an application that every post is handed to, and that answers it; None to answer here.
+            app_secret: signs what the application is handed; None for the secret of the webhook.
         """
         self.url = url
         self.webhook_id = ""
-        self._secrets: list[str] = []
+        self._secrets: list[str] = [] if app_secret is None else [app_secret]
         self._pump = pump
+        self._app = app
+        self._app_secret = app_secret
+        self._is_pending: Callable[[], bool] = _never
         self._changed = threading.Condition()
         self._receipts: list[Receipt] = []
         self._failures: deque[int | None] = deque()
@@ -67,6 +81,12 @@ class WebhookInbox:
     def events(self) -> list[Event]:
         """The events that were received, each once, in the order in which they were first accepted."""
         return _events(self.receipts)
+
+    @property
+    def secret(self) -> str:
+        """The secret that the application, or this inbox, verifies with: the latest that is trusted."""
+        with self._changed:
+            return self._secrets[-1] if self._app_secret is None else self._app_secret
 
     def trust(self, secret: str) -> None:
         """Accept signatures by this secret too, as an updated receiver does after a rotation."""
@@ -107,6 +127,7 @@ class WebhookInbox:
         Raises:
             TimeoutError: none came; the message lists what did.
         """
+        self.refuse_to_block("await inbox.wait_for_async(...)")
         deadline = time.monotonic() + timeout
         while True:
             if self._pump is not None:
@@ -122,6 +143,90 @@ class WebhookInbox:
                 seen = ", ".join(event.type for event in events) or "nothing"
                 raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
+
+    def drain(self, *, timeout: float = 5.0) -> None:
+        """Return when every delivery that is due is made, and the application has done all that they began.
+
+        Background tasks and the handlers of a `WebhookRouter` are waited for, and so are the deliveries that
+        they cause. On a manual clock what is due now is run; draining does not move the clock.
+
+        Args:
+            timeout: seconds of real time to wait.
+
+        Raises:
+            TimeoutError: the application, or the server, is still at work.
+            RuntimeError: the application runs on the event loop of the caller, which this would block.
+            Exception: what the application raised.
+        """
+        self.refuse_to_block("await inbox.drain_async()")
+        deadline = time.monotonic() + timeout
+        while True:
+            count = len(self.receipts)
+            if self._pump is not None:
+                self._pump()
+            if self._app is not None:
+                self._app.settle(max(deadline - time.monotonic(), 0.0))
+            if len(self.receipts) == count and not self._is_pending():
+                return
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"deliveries are still pending after {timeout:g} s")
+            if self._pump is None:
+                self._wait_for_more_than(count, _DRAIN_POLL_SECONDS)
+
+    async def drain_async(self, *, timeout: float = 5.0) -> None:  # noqa: ASYNC109
+        """Do as `drain` does, without holding up the caller's event loop."""
+        await asyncio.to_thread(self.drain, timeout=timeout)
+
+    def send_again(
+        self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
+    ) -> Receipt:
+        """Post what was received once more, as a repeated delivery or a forged one, and return its receipt.
+
+        Args:
+            receipt: what was received.
+            body: another body, which the signature does not fit.
+            headers: other headers.
+
+        Raises:
+            RuntimeError: the application runs on the event loop of the caller, which this would block.
+        """
+        self.refuse_to_block("await inbox.send_again_async(...)")
+        again = self._post_again(receipt, body, headers)
+        with ThreadPoolExecutor(1) as thread:
+            # Not here, where another event loop may run.
+            return thread.submit(asyncio.run, again).result()
+
+    async def send_again_async(
+        self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
+    ) -> Receipt:
+        """Do as `send_again` does, without holding up the caller's event loop."""
+        return await asyncio.to_thread(self.send_again, receipt, body=body, headers=headers)
+
+    async def _post_again(self, receipt: Receipt, body: bytes | None, headers: Headers | None) -> Receipt:
+        return await self._answered(
+            receipt.headers if headers is None else tuple(headers), receipt.body if body is None else body
+        )
+
+    def refuse_to_block(self, spelling: str) -> None:
+        """Refuse a call that would wait for an application on the caller's own event loop.
+
+        Raises:
+            RuntimeError: it would; the message says how to call instead.
+        """
+        loop = None if self._app is None else self._app.loop
+        if loop is not None and asyncio._get_running_loop() is loop:  # noqa: SLF001 - None instead of an error
+            raise RuntimeError(
+                f"this call would block the event loop that its own receiver runs on: {spelling}"
+            )
+
+    def watch(self, is_pending: Callable[[], bool]) -> None:
+        """Take what tells whether the server has a delivery to make."""
+        self._is_pending = is_pending
+
+    def close(self) -> None:
+        """End the thread of the application, if it has one."""
+        if self._app is not None:
+            self._app.close()
 
     async def wait_for_async(
         self,
@@ -148,23 +253,49 @@ class WebhookInbox:
 
         return restore
 
-    def receive(self, headers: Sequence[tuple[str, str]], body: bytes) -> int | None:
+    async def receive(self, headers: Headers, body: bytes) -> int | None:
         """Take one post, and return the status to answer with; None drops the connection."""
+        if self._app is not None and self._app_secret is not None and self._event(headers, body) is not None:
+            headers = _signed_anew(headers, body, self._app_secret)
+        return (await self._answered(headers, body)).status_code
+
+    async def _answered(self, headers: Headers, body: bytes) -> Receipt:
+        event = self._event(headers, body)
         with self._changed:
-            event, status_code = None, 200
-            try:
-                event = webhooks.unwrap(body, headers, list(self._secrets))
-            except (WebhookError, ValueError):
-                status_code = 401
-            answer = self._failures.popleft() if self._failures else status_code
-            attempt = next((v for n, v in headers if n.lower() == "x-service-delivery-attempt"), "0")
-            self._receipts.append(Receipt(event=event, attempt=int(attempt), status_code=answer))
+            fails = bool(self._failures)
+            status_code = self._failures.popleft() if fails else 401 if event is None else 200
+        if self._app is not None and not fails:
+            status_code = await self._app.post(headers, body)
+        attempt = next((v for n, v in headers if n.lower() == "x-service-delivery-attempt"), "0")
+        receipt = Receipt(
+            event=event, attempt=int(attempt), status_code=status_code, body=body, headers=tuple(headers)
+        )
+        with self._changed:
+            self._receipts.append(receipt)
             self._changed.notify_all()
-            return answer
+        return receipt
+
+    def _event(self, headers: Headers, body: bytes) -> Event | None:
+        with self._changed:
+            secrets = list(self._secrets)
+        try:
+            return webhooks.unwrap(body, headers, secrets)
+        except (WebhookError, ValueError):
+            return None
+
+
+def _never() -> bool:
+    return False
+
+
+def _signed_anew(headers: Headers, body: bytes, secret: str) -> Headers:
+    signatures = {webhooks.SIGNATURE_HEADER.lower(), webhooks.NEXT_SIGNATURE_HEADER.lower()}
+    kept = [(name, value) for name, value in headers if name.lower() not in signatures]
+    return [*kept, (webhooks.SIGNATURE_HEADER, webhooks.sign(body, secret))]
 
 
 def _events(receipts: Sequence[Receipt]) -> list[Event]:
-    accepted = [receipt.event for receipt in receipts if receipt.event and receipt.status_code == 200]
+    accepted = [each.event for each in receipts if each.event and each.status_code in range(200, 300)]
     return list({event.id: event for event in reversed(accepted)}.values())[::-1]
 
 
@@ -174,11 +305,30 @@ class InboxTransport(httpx.AsyncBaseTransport):
     def __init__(self) -> None:
         self._inboxes: dict[str, WebhookInbox] = {}
 
-    def add(self, pump: Callable[[], None] | None) -> WebhookInbox:
+    def add(
+        self,
+        pump: Callable[[], None] | None,
+        app: Application | None = None,
+        app_secret: str | None = None,
+    ) -> WebhookInbox:
         """Return a new inbox that is reached at its URL."""
-        inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump)
+        inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump, app, app_secret)
         self._inboxes[inbox.url] = inbox
         return inbox
+
+    def refuse_to_block(self, spelling: str) -> None:
+        """Refuse a call that would wait for an application on the caller's own event loop.
+
+        Raises:
+            RuntimeError: it would; the message says how to call instead.
+        """
+        for inbox in list(self._inboxes.values()):
+            inbox.refuse_to_block(spelling)
+
+    def close(self) -> None:
+        """End the threads of the applications that have one."""
+        for inbox in list(self._inboxes.values()):
+            inbox.close()
 
     def capture(self) -> Callable[[], None]:
         """Return what brings back the inboxes that there are now, each as it is now."""
@@ -196,7 +346,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
         """Post to an inbox."""
         inbox = self._inboxes.get(str(request.url))
         body = await request.aread()
-        status_code = None if inbox is None else inbox.receive(request.headers.multi_items(), body)
+        status_code = None if inbox is None else await inbox.receive(request.headers.multi_items(), body)
         if status_code is None:
             raise httpx.ReadError("the inbox dropped the connection", request=request)
         return httpx.Response(status_code, stream=httpx.ByteStream(b""))

@@ -60,6 +60,14 @@ class OwnerThread:
         except CancelledError:
             raise RuntimeError(_CLOSED) from None
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run `work` on the owner, and return its result as a future of any thread.
+
+        Raises:
+            RuntimeError: called after the stop.
+        """
+        return self._submit(work)
+
     async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the owner and await its result on whatever loop the caller has.
 

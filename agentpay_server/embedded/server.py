@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NoReturn, Self, TypeVar, get_args, overload
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.console import AsyncConsole
@@ -28,6 +28,7 @@ from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.config import ServerConfig
 from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.embedded.applications import Application, application
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.embedded.inspection import (
     RECORDS_MAX,
@@ -261,17 +262,60 @@ class AgentPayServer:
         Raises:
             InvalidRequestError: an event type or an account is unknown.
         """
+        return self._registered(None, None, events, account_ids, low_balance_threshold_usdc)
+
+    def deliver_to(
+        self,
+        app: Callable[..., Any],
+        *,
+        path: str = "/",
+        secret: str | None = None,
+        events: Sequence[EventType] = get_args(EventType),
+        account_ids: Sequence[str] = (),
+        low_balance_threshold_usdc: Limit = None,
+    ) -> WebhookInbox:
+        """Deliver to an application of yours in process, without a port, and return the inbox in front of it.
+
+        An ASGI application runs on the event loop of the caller if there is one, else on a separate thread.
+        Its lifespan is not run. A WSGI application runs in threads. `inbox.drain()` waits for its handlers.
+
+        Args:
+            app: an ASGI or a WSGI application, such as one of Starlette, FastAPI, Flask or Django.
+            path: where the application takes deliveries.
+            secret: what the application verifies with; by default the secret of the new webhook, which is
+                `inbox.secret`.
+            events: names of the event types to deliver; all by default.
+            account_ids: accounts to hear of; all of the operator by default.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+
+        Raises:
+            TypeError: `app` is neither an ASGI nor a WSGI application.
+            ValueError: `path` does not begin with a slash.
+            InvalidRequestError: an event type or an account is unknown.
+        """
+        receiver = application(app, path)
+        return self._registered(receiver, secret, events, account_ids, low_balance_threshold_usdc)
+
+    def _registered(
+        self,
+        app: Application | None,
+        app_secret: str | None,
+        events: Sequence[EventType],
+        account_ids: Sequence[str],
+        threshold_usdc: Limit,
+    ) -> WebhookInbox:
         world = self._running
         pump = self._pump if self._config.clock.is_manual else None
-        inbox = world.inboxes.add(pump)
+        inbox = world.inboxes.add(pump, app, app_secret)
         webhook = world.operator.webhooks.create(
             url=inbox.url,
             events=events,
             account_ids=account_ids,
-            low_balance_threshold_usdc=low_balance_threshold_usdc,
+            low_balance_threshold_usdc=threshold_usdc,
         )
         inbox.webhook_id = webhook.webhook_id
         inbox.trust(webhook.secret)
+        inbox.watch(lambda: bool(self.deliveries.where(webhook_id=webhook.webhook_id, status="pending")))
         return inbox
 
     def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:

@@ -4,11 +4,14 @@ import logging
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from datetime import datetime
+from typing import Any, Final, TypeVar, Unpack
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._options import CallOptions
 from agentpay._sync.client import AgentPay
 from agentpay_server.clients import AsyncSandbox, Sandbox
+from agentpay_server.clients._sync.sandbox import SandboxClock
 from agentpay_server.embedded.inbox import InboxTransport
 from agentpay_server.embedded.inspection import Recorder
 from agentpay_server.embedded.listener import Listener, bound_socket
@@ -31,6 +34,31 @@ logger: logging.Logger = logging.getLogger("agentpay_server")
 
 class CannotListenError(OSError):
     """The port is in use, or the process may not have it; the message names it and says what to do."""
+
+
+class _Clock(SandboxClock):
+    """A clock that is not moved where that would wait for the caller's own event loop."""
+
+    def __init__(self, client: AgentPay, inboxes: InboxTransport) -> None:
+        super().__init__(client._caller)  # noqa: SLF001 - as the sandbox does
+        self._inboxes = inboxes
+
+    def advance(
+        self,
+        seconds: float = 0,
+        *,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+        **options: Unpack[CallOptions],
+    ) -> datetime:
+        """Do as every clock does.
+
+        Raises:
+            RuntimeError: a receiver of `deliver_to` runs on the event loop of the caller.
+        """
+        self._inboxes.refuse_to_block("await server.async_sandbox.clock.advance(...)")
+        return super().advance(seconds, minutes=minutes, hours=hours, days=days, **options)
 
 
 class World:
@@ -76,6 +104,7 @@ class World:
         self.operator: AgentPay = self.client(key)
         self.async_operator: AsyncAgentPay = self.async_client(key)
         self.sandbox: Sandbox = Sandbox(self.operator)
+        self.sandbox.clock = _Clock(self.operator, inboxes)
         self.async_sandbox: AsyncSandbox = AsyncSandbox(self.async_operator)
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
@@ -144,6 +173,7 @@ class World:
         finally:
             await self.server.stop()
             self.recorder.release()
+            self.inboxes.close()
 
 
 def _socket(port: int) -> socket.socket:

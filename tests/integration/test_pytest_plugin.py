@@ -519,6 +519,7 @@ def test_loading_the_plugin_again_does_nothing() -> None:
         "agentpay_account",
         "agentpay_async_client",
         "agentpay_client",
+        "agentpay_deliver_to",
         "agentpay_inbox",
         "agentpay_server",
         "agentpay_server_factory",

@@ -1,5 +1,6 @@
 """The inbox: a receiver within the process, for tests of those who use the service."""
 
+import asyncio
 import threading
 import time
 from decimal import Decimal
@@ -212,8 +213,8 @@ def test_after_a_rotation_it_goes_on_within_the_overlap_and_after_it_with_the_ne
 def test_what_is_signed_by_somebody_else_is_answered_401(server: AgentPayServer):
     inbox = server.webhook_inbox()
 
-    assert inbox.receive([("X-Service-Signature", "0" * 64)], b"{}") == 401
-    assert inbox.receive([], b"\xff") == 401
+    assert asyncio.run(inbox.receive([("X-Service-Signature", "0" * 64)], b"{}")) == 401
+    assert asyncio.run(inbox.receive([], b"\xff")) == 401
     assert inbox.events == []
     assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [(None, 0, 401)] * 2
 

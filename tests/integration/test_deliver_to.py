@@ -1,0 +1,284 @@
+"""Delivering to the user's own application in process, and waiting for its handlers."""
+
+import asyncio
+import threading
+
+import pytest
+from fastapi import FastAPI
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentpay.integrations import WebhookRouter
+from agentpay.integrations.flask import receiver as flask_receiver
+from agentpay.integrations.starlette import receiver
+from agentpay.webhooks import SIGNATURE_HEADER, TransferSettled, unwrap
+from agentpay_server import AgentPayServer
+
+SECRET = "whsec_of_the_application"
+
+
+class Shop:
+    """An application with a handler that takes its time, and the means to watch it."""
+
+    def __init__(self, secret=SECRET):
+        self.webhooks = WebhookRouter(secret=secret)
+        self.settled = []
+        self.loops = set()
+        self.webhooks.on(TransferSettled)(self.handle)
+
+    async def handle(self, event):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.loops.add(asyncio.get_running_loop())
+        self.settled.append(event.data.amount_usdc)
+
+    def starlette(self):
+        return Starlette(routes=[Route("/hooks", receiver(self.webhooks), methods=["POST"])])
+
+    def fastapi(self):
+        app = FastAPI()
+        app.add_route("/hooks", receiver(self.webhooks), methods=["POST"])
+        return app
+
+    def flask(self):
+        app = Flask("shop")
+        app.add_url_rule("/hooks", view_func=flask_receiver(self.webhooks), methods=["POST"])
+        return app
+
+
+@pytest.fixture
+def server():
+    with AgentPayServer() as server:
+        yield server
+
+
+def pay(server, amount="5"):
+    client = server.client()
+    bot, payee = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
+    server.sandbox.fund(bot, "10")
+    client.transfers.create(from_=bot, to=payee, amount=amount)
+
+
+@pytest.mark.parametrize("kind", ["starlette", "fastapi", "flask"])
+def test_a_test_waits_for_the_handlers_of_its_application(server, kind):
+    shop = Shop()
+    inbox = server.deliver_to(getattr(shop, kind)(), path="/hooks", secret=SECRET)
+
+    pay(server)
+    inbox.drain()
+
+    assert shop.settled == [5]
+    assert [event.type for event in inbox.events] == ["transfer.initiated", "transfer.settled"]
+    assert {receipt.status_code for receipt in inbox.receipts} == {200}
+    shop.webhooks.close()
+
+
+@pytest.mark.parametrize("kind", ["starlette", "flask"])
+def test_on_a_running_clock_too(kind):
+    shop = Shop()
+    with AgentPayServer(clock="system") as server:
+        inbox = server.deliver_to(getattr(shop, kind)(), path="/hooks", secret=SECRET)
+        pay(server)
+        inbox.drain()
+        assert shop.settled == [5]
+    shop.webhooks.close()
+
+
+def test_an_application_may_take_the_secret_of_the_webhook(server):
+    accepted = []
+
+    async def hook(request: Request):
+        accepted.append(unwrap(await request.body(), request.headers, inbox.secret).type)
+        return Response()
+
+    inbox = server.deliver_to(Starlette(routes=[Route("/", hook, methods=["POST"])]))
+
+    pay(server)
+    inbox.drain()
+
+    assert accepted == ["transfer.initiated", "transfer.settled"]
+
+
+def test_what_a_handler_causes_is_waited_for(server):
+    client = server.client()
+    bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
+    server.sandbox.fund(bot, "10")
+    webhooks = WebhookRouter(secret=SECRET)
+    amounts = []
+
+    @webhooks.on(TransferSettled)
+    def pay_back(event):
+        amounts.append(event.data.amount_usdc)
+        if event.data.account_id == bot:
+            client.transfers.create(from_=shop, to=bot, amount="1")
+
+    app = Starlette(routes=[Route("/hooks", receiver(webhooks), methods=["POST"])])
+    inbox = server.deliver_to(app, path="/hooks", secret=SECRET, events=["transfer.settled"])
+    client.transfers.create(from_=bot, to=shop, amount="5")
+
+    inbox.drain()
+
+    assert amounts == [5, 1]
+
+
+def test_an_application_that_fails_is_retried_and_its_exception_is_raised(server):
+    seen = []
+
+    async def hook(request: Request):
+        seen.append(request.headers["x-service-delivery-attempt"])
+        if len(seen) == 1:
+            raise KeyError("no such order")
+        return Response()
+
+    inbox = server.deliver_to(
+        Starlette(routes=[Route("/", hook, methods=["POST"])]), events=["transfer.settled"]
+    )
+    pay(server)
+
+    with pytest.raises(KeyError, match="no such order"):
+        inbox.drain()
+    server.sandbox.clock.advance(30)
+    inbox.drain()
+
+    assert seen == ["1", "2"]
+    assert [receipt.status_code for receipt in inbox.receipts] == [500, 200]
+
+
+def test_an_exception_of_a_wsgi_application_is_raised(server):
+    def app(environ, start_response):
+        raise KeyError("no such order")
+
+    inbox = server.deliver_to(app, events=["transfer.settled"])
+    pay(server)
+
+    with pytest.raises(KeyError, match="no such order"):
+        inbox.drain()
+
+
+def test_a_handler_that_does_not_end_is_a_timeout(server):
+    ending = threading.Event()
+
+    def hook(request: Request):
+        return Response(background=BackgroundTask(ending.wait))
+
+    inbox = server.deliver_to(
+        Starlette(routes=[Route("/", hook, methods=["POST"])]), events=["transfer.settled"]
+    )
+    pay(server)
+    try:
+        with pytest.raises(TimeoutError, match="still at work"):
+            inbox.drain(timeout=0.1)
+    finally:
+        ending.set()
+    inbox.drain()
+
+
+def test_posts_can_be_made_to_fail_before_the_application_sees_them(server):
+    shop = Shop()
+    inbox = server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"])
+    inbox.drop_next()
+    pay(server)
+    inbox.drain()
+    assert shop.settled == []
+
+    server.sandbox.clock.advance(30)
+    inbox.drain()
+
+    assert shop.settled == [5]
+
+
+def test_a_receipt_can_be_sent_again(server):
+    shop = Shop()
+    inbox = server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"])
+    pay(server)
+    inbox.drain()
+    (receipt,) = inbox.receipts
+    assert unwrap(receipt.body, receipt.headers, SECRET) == receipt.event
+    assert SIGNATURE_HEADER.lower() in {name.lower() for name, _ in receipt.headers}
+
+    again = inbox.send_again(receipt)
+    forged = inbox.send_again(receipt, body=receipt.body.replace(b"5.000000", b"9.000000"))
+    unsigned = inbox.send_again(receipt, headers=[])
+    inbox.drain()
+
+    assert (again.status_code, forged.status_code, unsigned.status_code) == (200, 401, 401)
+    assert (again.event, forged.event, unsigned.event) == (receipt.event, None, None)
+    assert shop.settled == [5]  # the router handles an event once
+    assert inbox.receipts == [receipt, again, forged, unsigned]
+
+
+def test_a_plain_inbox_takes_what_it_received_again(server):
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    pay(server)
+    inbox.drain()
+    (receipt,) = inbox.receipts
+
+    assert inbox.send_again(receipt).status_code == 200
+    assert len(inbox.events) == 1
+
+
+@pytest.mark.anyio
+async def test_an_async_test_waits_on_its_own_event_loop(server):
+    shop = Shop()
+    inbox = server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET)
+
+    await asyncio.to_thread(pay, server)
+    await inbox.drain_async()
+
+    assert shop.settled == [5]
+    assert shop.loops == {asyncio.get_running_loop()}
+    assert (await inbox.send_again_async(inbox.receipts[-1])).status_code == 200
+    assert (await inbox.wait_for_async("transfer.settled")).data.amount_usdc == 5
+    await server.async_sandbox.clock.advance(hours=1)
+
+
+@pytest.mark.anyio
+async def test_a_call_that_would_block_its_own_receiver_raises_at_once(server):
+    inbox = server.deliver_to(Shop().starlette(), path="/hooks", secret=SECRET)
+
+    for call, spelling in (
+        (lambda: server.sandbox.clock.advance(1), r"await server\.async_sandbox\.clock\.advance"),
+        (lambda: server.sandbox.clock.travel_to("2100-01-01T00:00:00Z"), r"await server\.async_sandbox"),
+        (inbox.drain, r"await inbox\.drain_async\(\)"),
+        (lambda: inbox.wait_for("transfer.settled"), r"await inbox\.wait_for_async"),
+        (lambda: inbox.send_again(None), r"await inbox\.send_again_async"),
+    ):
+        with pytest.raises(RuntimeError, match=spelling):
+            call()
+
+
+@pytest.mark.anyio
+async def test_an_application_with_a_thread_of_its_own_blocks_nobody(server):
+    shop = Shop()
+    inbox = await asyncio.to_thread(
+        lambda: server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"])
+    )
+    pay(server)
+
+    inbox.drain()
+
+    assert shop.settled == [5]
+    assert inbox.send_again(inbox.receipts[0]).status_code == 200
+
+
+def test_what_is_no_application_is_refused(server):
+    with pytest.raises(
+        TypeError, match="an ASGI application, called with scope, receive and send, or a WSGI"
+    ):
+        server.deliver_to(lambda: None)
+    with pytest.raises(ValueError, match="begins with a slash"):
+        server.deliver_to(Shop().starlette(), path="hooks")
+
+
+def test_the_fixture_delivers_to_the_server_of_the_test(agentpay_server, agentpay_deliver_to):
+    shop = Shop()
+    inbox = agentpay_deliver_to(shop.starlette(), path="/hooks", secret=SECRET)
+
+    pay(agentpay_server)
+    inbox.drain()
+
+    assert shop.settled == [5]
