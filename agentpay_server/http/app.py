@@ -26,27 +26,25 @@ from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import openapi
-from agentpay_server.http.auth import authenticated
-from agentpay_server.http.bodies import (
-    DisconnectedError,
-    read_body,
-    require_json,
-    structured_body,
-    structured_query,
-)
-from agentpay_server.http.exchange import (
+from agentpay_server.http.operations import Operations
+from agentpay_server.http.problems import Headers, rendered
+from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.http.requests import (
     DROP,
     JSON_TYPE,
     REFUSED,
     SHARE,
     WHOLE,
     Call,
+    DisconnectedError,
     DroppedError,
     Reply,
+    authenticated,
+    read_body,
+    require_json,
+    structured_body,
+    structured_query,
 )
-from agentpay_server.http.operations import Operations
-from agentpay_server.http.problems import Headers, rendered
-from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log

@@ -24,8 +24,7 @@ from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
 from agentpay_server.chain.node.subscriptions import Subscriptions
 from agentpay_server.domain.problems import Problem
-from agentpay_server.http.bodies import DisconnectedError, read_body, require_json
-from agentpay_server.http.exchange import JSON_TYPE, REFUSED
+from agentpay_server.http.requests import JSON_TYPE, REFUSED, DisconnectedError, read_body, require_json
 from agentpay_server.logs import log
 from agentpay_server.server import Server
 

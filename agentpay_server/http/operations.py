@@ -13,7 +13,7 @@ from attrs import frozen
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.http.exchange import JSON_TYPE
+from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.server import Server
 from agentpay_server.store import operations as store
 from agentpay_server.store.database import DatabaseUnavailableError

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay_server.domain.hosts import Hosts, host_of
 from agentpay_server.domain.problems import Problem, invalid, shown
-from agentpay_server.http.exchange import REFUSED
+from agentpay_server.http.requests import REFUSED
 
 HEAD_MAX_BYTES: Final = 16 * 1024
 """How large a request line with all its headers may be."""

@@ -1,6 +1,6 @@
-"""Reading requests: the body under its limits, then body and query into their models.
+"""One request, from ASGI to what a handler sees: who asks, and body and query as models, under their limits.
 
-See interface R9 to R11.
+See interface K1, E7, R9 to R11.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from attrs import field, frozen
 from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
@@ -17,9 +18,73 @@ from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.domain.principals import Principal
 from agentpay_server.domain.problems import Problem, invalid
+from agentpay_server.http.problems import unauthorized
+from agentpay_server.services.keys import Keys
 
+JSON_TYPE: Final = b"application/json"
+DROP: Final = "agentpay.drop"
+"""Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
+
+REFUSED: Final = "agentpay.refused"
+"""ASGI scope key of the problem with which the application must refuse a request; set by a port."""
+
+SHARE: Final = "agentpay.share"
+"""ASGI scope key of the number of requests that one operator may have in service; set by a port."""
+
+WHOLE: Final = "agentpay.whole"
+"""Where a caller in process says in the ASGI scope that its body is there already: nothing is waited for."""
+
+_MAX_KEY_CHARACTERS: Final = 128
 _LENGTH_MAX_DIGITS: Final = 18
+
+
+class DroppedError(Exception):
+    """The connection is to end without an answer."""
+
+
+@frozen(kw_only=True)
+class Call:
+    """A request that has passed authentication and validation.
+
+    Attributes:
+        principal: who asks.
+        path: parameters of the path.
+        headers: header fields, names in lower case.
+        body: the model of the body, None where the endpoint takes none.
+        query: the model of the query, None where the endpoint takes none.
+    """
+
+    principal: Principal
+    path: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any = None
+    query: Any = None
+
+
+@frozen(kw_only=True)
+class Reply:
+    """A success: its status, its model, and headers beyond the usual ones."""
+
+    status: int
+    model: object = None
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+
+
+async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
+    """Return who holds the key of a request.
+
+    Raises:
+        Problem: `unauthorized`: no key, a malformed, unknown or revoked one.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
+        raise unauthorized()
+    principal = await keys.authenticate(key.strip(" "), request_id)
+    if principal is None:
+        raise unauthorized()
+    return principal
 
 
 class DisconnectedError(Exception):
