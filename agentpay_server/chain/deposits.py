@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from agentpay_server.chain.base import Chain
+from agentpay_server.chain.protocol import Chain
 
 
 @frozen(kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from agentpay_server.chain.base import FailureReason
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.protocol import FailureReason
 
 _TOKEN_PROGRAM: Final = str(TOKEN_PROGRAM)
 

@@ -2,8 +2,8 @@
 
 from solders.token import state
 
-from agentpay_server.chain.base import TokenAccount
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.protocol import TokenAccount
 
 
 def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:

@@ -17,8 +17,8 @@ from agentpay.contract.errors import FieldFault
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.deliveries import after_attempt
-from agentpay_server.services.posting import HttpPoster, signed_headers
+from agentpay_server.webhooks.attempts import after_attempt
+from agentpay_server.webhooks.http import HttpPoster, signed_headers
 
 _ANY_TYPE: Final = "transfer.settled"
 

@@ -9,8 +9,8 @@ import click
 
 from agentpay.contract.fields import text
 from agentpay.contract.usdc import to_decimal
-from agentpay_server.domain.database_schema import check_database_schema
-from agentpay_server.domain.hosts import allowed_host
+from agentpay_server.database.schema_name import check_database_schema
+from agentpay_server.http.hosts import allowed_host
 
 _LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
 
 _HEADER: Final = b"authorization"
 

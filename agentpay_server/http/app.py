@@ -23,12 +23,12 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, service_unavailable
+from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import openapi
+from agentpay_server.http.errors import Headers, rendered
 from agentpay_server.http.operations import Operations
-from agentpay_server.http.problems import Headers, rendered
-from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
     DROP,
     JSON_TYPE,
@@ -49,11 +49,11 @@ from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.metrics import Metrics
+from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, SystemRandomness
+from agentpay_server.sandbox.http_faults import HttpFault
 from agentpay_server.server import Server
-from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.settings import Settings
-from agentpay_server.store.database import DatabaseUnavailableError
 
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"

@@ -18,10 +18,10 @@ from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, invalid
-from agentpay_server.http.problems import unauthorized
-from agentpay_server.services.keys import Keys
+from agentpay_server.errors import Problem, invalid
+from agentpay_server.http.errors import unauthorized
+from agentpay_server.operators.keys import Keys
+from agentpay_server.principals import Principal
 
 JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"

@@ -16,14 +16,14 @@ import asyncio
 import logging
 from typing import Final
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts, sessions, transfers
 from agentpay_server.store import confirmed as store
 from agentpay_server.store.confirmed import Watched
-from agentpay_server.store.connection import Connection
 
 _AT_ONCE: Final = 256
 

@@ -20,17 +20,17 @@ from attrs import define, field
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
-from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
-from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
 from agentpay_server.services import low_balance
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import entries, session_settlements, transfers
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are looked at to find what need not be read from the chain."""

@@ -6,11 +6,11 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import ListTransactions, Transaction, TransactionStatusFilter
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us, to_us
-from agentpay_server.domain.cursors import List
-from agentpay_server.domain.principals import Principal
-from agentpay_server.services.context import Context
-from agentpay_server.services.policies import own_account
+from agentpay_server.context import Context
+from agentpay_server.database.pages import List
+from agentpay_server.principals import Principal
 from agentpay_server.store import entries as store
+from agentpay_server.store.accounts import own_account
 from agentpay_server.store.entries import EntryRecord
 
 

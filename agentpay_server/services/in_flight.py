@@ -3,12 +3,12 @@
 Whoever finds a balance that may be less than it looks waits here, and reads it again.
 """
 
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.services.sessions.opening import OpeningSteps
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import sessions, transfers
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 from agentpay_server.store.transfers import TransferRecord
 

@@ -14,17 +14,17 @@ from typing import Final
 
 from attrs import define, frozen
 
-from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server import audit
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
 from agentpay_server.services.sessions import late as late_sessions
 from agentpay_server.services.settlement import Ages, Settlement
 from agentpay_server.services.transfers import late as late_transfers
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import expired as store
 from agentpay_server.store import policy_records
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.expired import Expired, Kind, State
 
 _AT_ONCE: Final = 256

@@ -4,11 +4,11 @@ On a cluster the books learn of money from outside some time after it came. A ba
 may not be: then it is judged once they are no longer behind, by whoever next compares them with the chain.
 """
 
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.services.context import Context
-from agentpay_server.services.outbox import Outbox
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.store import accounts
-from agentpay_server.store.connection import Connection
+from agentpay_server.webhooks.outbox import Outbox
 
 
 def spent(outbox: Outbox, context: Context, account_id: str, amount_micro: int) -> bool:

@@ -22,16 +22,16 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from attrs import frozen
 
-from agentpay_server.chain.base import (
+from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     ChainUnavailableError,
     DoubtfulNodeError,
     Failure,
     SignedTransaction,
 )
-from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

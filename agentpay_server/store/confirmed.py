@@ -9,8 +9,8 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.store.connection import Connection
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import confirmed_transactions as table
 
 

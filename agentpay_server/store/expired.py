@@ -7,8 +7,8 @@ from typing import Any, Final
 from attrs import frozen
 from sqlalchemy import bindparam, insert, literal_column, select, update
 
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.store.connection import Connection
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import expired_transactions as table
 
 

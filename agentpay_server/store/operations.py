@@ -6,7 +6,7 @@ from attrs import frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import accounts, deliveries, transfers
 
 _STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))

@@ -5,8 +5,8 @@ from typing import Final
 from attrs import field, frozen
 from sqlalchemy import bindparam, func, insert, null, select, update
 
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.store.connection import Connection
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import policy_records
 
 

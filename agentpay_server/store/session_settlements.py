@@ -5,8 +5,8 @@ from typing import Final
 from sqlalchemy import bindparam, func, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.store.connection import Connection
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION, transaction_of
 from agentpay_server.store.tables import sessions
 

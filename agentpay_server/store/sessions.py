@@ -10,10 +10,10 @@ from attrs import field, frozen
 from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store import held_keys
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
 from agentpay_server.store.tables import confirmed_transactions, sessions
 

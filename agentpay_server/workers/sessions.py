@@ -8,7 +8,7 @@ from typing import Final
 
 from agentpay_server.clock import Clock
 from agentpay_server.services.sessions.resumption import SessionResumption
-from agentpay_server.services.tasks import all_ended
+from agentpay_server.tasks import all_ended
 
 _WAIT_SECONDS: Final = 5.0
 """How long the next look waits for a chain that does not answer; the closings go on all the same."""

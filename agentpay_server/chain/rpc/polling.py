@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, DoubtfulNodeError
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,

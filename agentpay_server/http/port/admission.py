@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from agentpay.contract.errors import ErrorCode, FieldFault
-from agentpay_server.domain.hosts import Hosts, host_of
-from agentpay_server.domain.problems import Problem, invalid, shown
+from agentpay_server.errors import Problem, invalid, shown
+from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
 
 HEAD_MAX_BYTES: Final = 16 * 1024

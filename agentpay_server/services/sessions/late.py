@@ -10,9 +10,10 @@ import attrs
 from agentpay.contract import identifiers
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.sessions import check_transition, closes_us
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
-from agentpay_server.services.context import Context
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of
 from agentpay_server.store import accounts as account_store
@@ -20,7 +21,6 @@ from agentpay_server.store import entries, spends
 from agentpay_server.store import expired as expired_store
 from agentpay_server.store import session_settlements as settlements
 from agentpay_server.store import sessions as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.expired import Expired, Kind
 from agentpay_server.store.sessions import SessionRecord
 

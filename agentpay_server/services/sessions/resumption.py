@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.clock import real_now_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.transfers import LEASE_US
-from agentpay_server.services.context import Context
 from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.sessions.opening import OpeningSteps
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import sessions as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
 _BATCH: Final = 100

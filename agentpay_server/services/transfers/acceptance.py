@@ -13,20 +13,20 @@ from attrs import frozen
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import SignedTransaction
+from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.clock import real_now_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
-from agentpay_server.domain.problems import signing_stopped
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US, Terms
-from agentpay_server.services.context import Context
+from agentpay_server.errors import signing_stopped
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 

@@ -7,14 +7,14 @@ or that was given up, settles with it; one that another transaction has settled 
 import attrs
 
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
-from agentpay_server.services.context import Context
 from agentpay_server.services.transfers import booking
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import entries, spends
 from agentpay_server.store import expired as expired_store
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.expired import Expired, Kind
 from agentpay_server.store.transfers import TransferRecord
 

@@ -9,12 +9,12 @@ import asyncio
 from typing import Final
 
 from agentpay_server.clock import real_now_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.transfers import LEASE_US
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 _BATCH: Final = 100

@@ -11,19 +11,21 @@ import attrs
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server import audit
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import (
+from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnavailableError,
     Failure,
     FailureReason,
     SignedTransaction,
 )
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
-from agentpay_server.faults import Operation
-from agentpay_server.services import audit, low_balance
-from agentpay_server.services.context import Context
+from agentpay_server.services import low_balance
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Ended, Landed
 from agentpay_server.services.transfers import booking
@@ -32,7 +34,6 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import confirmed, spends
 from agentpay_server.store import expired as expired_store
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.expired import Kind
 from agentpay_server.store.transfers import TransferRecord
 
