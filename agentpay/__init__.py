@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay
     from agentpay._async.paging import AsyncPage
+    from agentpay._options import CallOptions
+    from agentpay._params import (
+        CreateAccountParams,
+        CreateTransferParams,
+        CreateWebhookParams,
+        ListAccountsParams,
+        ListTransactionsParams,
+        PolicyParams,
+    )
+    from agentpay._raw import RawResponse
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
     from agentpay.contract.accounts import Account, AccountStatus, Balance
@@ -48,6 +58,7 @@ if TYPE_CHECKING:
         InvalidRecipientError,
         InvalidRequestError,
         NotFoundError,
+        OutcomeUnknownError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -82,10 +93,14 @@ __all__ = [
     "AsyncPage",
     "AuthenticationError",
     "Balance",
+    "CallOptions",
     "ChainUnavailableError",
     "ClosedClientError",
     "ConfigurationError",
     "ConflictError",
+    "CreateAccountParams",
+    "CreateTransferParams",
+    "CreateWebhookParams",
     "DecodingError",
     "Direction",
     "FieldFault",
@@ -94,13 +109,18 @@ __all__ = [
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
+    "ListAccountsParams",
+    "ListTransactionsParams",
     "NotFoundError",
+    "OutcomeUnknownError",
     "Page",
     "PermissionDeniedError",
     "Policy",
+    "PolicyParams",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitedError",
+    "RawResponse",
     "ServerError",
     "ServiceUnavailableError",
     "SessionCapExceededError",
@@ -126,7 +146,15 @@ _HOMES = {
     "AgentPay": "agentpay._sync.client",
     "AsyncAgentPay": "agentpay._async.client",
     "AsyncPage": "agentpay._async.paging",
+    "CallOptions": "agentpay._options",
     "Page": "agentpay._sync.paging",
+    "CreateAccountParams": "agentpay._params",
+    "CreateTransferParams": "agentpay._params",
+    "CreateWebhookParams": "agentpay._params",
+    "ListAccountsParams": "agentpay._params",
+    "ListTransactionsParams": "agentpay._params",
+    "PolicyParams": "agentpay._params",
+    "RawResponse": "agentpay._raw",
     "Account": "agentpay.contract.accounts",
     "AccountStatus": "agentpay.contract.accounts",
     "Balance": "agentpay.contract.accounts",

@@ -9,14 +9,15 @@ import os
 import random
 import time
 from collections.abc import Callable, MutableMapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from agentpay import _exposure, _failures
 from agentpay._given import AsyncHttpClient, AsyncResponse, HttpClient, Response
+from agentpay._options import Call
 from agentpay._requests import PreparedRequest, Reply
-from agentpay._settings import ApiKey, logger
+from agentpay._settings import Settings, logger
 from agentpay._version import __version__
 from agentpay.contract.bodies import Body
 from agentpay.contract.printable import printable
@@ -31,7 +32,39 @@ LEAST_LEFT: Final = 0.1
 Headers: TypeAlias = MutableMapping[str, str]
 """Headers of the library in use."""
 
+LEAST_SECONDS: Final = 0.001
+"""Seconds that a step is given when its deadline is over: to some libraries, a timeout of 0 is none."""
+
 _URLS_KEPT: Final = 128
+
+_SHOWN: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "if-match",
+        "user-agent",
+    }
+)
+"""Header fields whose values are logged: any other may be a secret."""
+
+
+class _StepsUntil(dict[str, float | None]):
+    """The timeouts of the steps of one exchange, each at most what is left when the step begins."""
+
+    def __init__(self, steps: dict[str, float | None], left: Callable[[], float]) -> None:
+        super().__init__(steps)
+        self._left = left
+
+    def __getitem__(self, step: str) -> float:
+        seconds = super().__getitem__(step)
+        return self._left() if seconds is None else min(seconds, self._left())
+
+    def get(self, step: str, default: Any = None) -> Any:  # noqa: ANN401 - as of `dict`
+        return self[step] if step in self else default  # noqa: SIM401 - `get` is what is defined here
 
 
 class Attempt(NamedTuple):
@@ -39,14 +72,16 @@ class Attempt(NamedTuple):
 
     Attributes:
         request: what is sent.
-        headers: the headers that every request has.
+        headers: the headers that every request of the call has.
         timeout: seconds that each step may take, the wait for a connection included; None is without limit.
+        ends_at: when all steps must be over, on the monotonic clock; None is without limit.
         waited: seconds that it waited for a connection.
     """
 
     request: PreparedRequest
     headers: Headers
     timeout: float | None
+    ends_at: float | None = None
     waited: float = 0.0
 
     @property
@@ -91,11 +126,21 @@ class Edge:
             }
         )
 
-    def headers(self, api_key: ApiKey) -> Headers:
-        """Return the headers that every request under this key has. Their `repr` hides the key."""
+    def headers(self, settings: Settings) -> Headers:
+        """Return the headers that every request under these settings has. Their `repr` hides the key."""
         headers: Headers = self._defaults.copy()
-        headers["Authorization"] = f"Bearer {api_key.reveal()}"
+        if settings.app_info:
+            headers["User-Agent"] += f" {settings.app_info}"
+        headers.update(settings.default_headers)
+        headers["Authorization"] = f"Bearer {settings.api_key.reveal()}"
         return headers
+
+    def _attempt_of(self, request: PreparedRequest, call: Call) -> Attempt:
+        if call.ends_at is None:
+            return Attempt(request, call.headers, call.timeout)
+        left = self._left(call.ends_at)
+        timeout = left if call.timeout is None else min(call.timeout, left)
+        return Attempt(request, call.headers, timeout, call.ends_at)
 
     def warn_if_exposed(self) -> None:
         """Warn, once, before a key is sent where others can read it."""
@@ -105,19 +150,22 @@ class Edge:
 
     def _build(self, attempt: Attempt) -> Any:  # noqa: ANN401 - a request of the library in use
         # `httpx.Client.build_request` would merge URL, headers and cookies anew for every call.
-        request, headers, timeout, waited = attempt
+        request, headers, timeout, ends_at, waited = attempt
         library, content = self._library, request.content
         try:
             url = self._url(request.target)
         except library.InvalidURL:
             raise ValueError(f"an argument of {request.endpoint.name} is too long for an address") from None
         left = None if timeout is None else timeout - waited
+        steps = {"connect": left, "read": left, "write": left, "pool": left}
         built = library.Request(
             request.endpoint.method,
             url,
             headers=headers,
             stream=library.ByteStream(content or b""),
-            extensions={"timeout": {"connect": left, "read": left, "write": left, "pool": left}},
+            extensions={
+                "timeout": steps if ends_at is None else _StepsUntil(steps, partial(self._left, ends_at))
+            },
         )
         if content is not None:
             built.headers["Content-Type"] = "application/json"
@@ -126,8 +174,15 @@ class Edge:
             built.headers["If-Match"] = request.if_match
         built.read()  # so that event hooks of a given client may look at the content
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("sending %s %s %r", built.method, request.target, built.headers)
+            shown = {name: value if name in _SHOWN else "[secure]" for name, value in built.headers.items()}
+            logger.debug("sending %s %s %r", built.method, request.target, shown)
         return built
+
+    def _left(self, ends_at: float) -> float:
+        return max(ends_at - self.monotonic(), LEAST_SECONDS)
+
+    def _is_late(self, attempt: Attempt) -> bool:
+        return attempt.ends_at is not None and self.monotonic() >= attempt.ends_at
 
     @property
     def _is_inherited(self) -> bool:

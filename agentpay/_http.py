@@ -6,9 +6,6 @@ leaves, since it would hide that the request may have been processed. Whether to
 means, is decided elsewhere.
 """
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
 import contextlib
 import os
 import ssl
@@ -21,7 +18,7 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from agentpay import _failures
-from agentpay._edge import Attempt, Edge, Headers, body_of
+from agentpay._edge import Attempt, Edge, body_of
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -31,6 +28,7 @@ from agentpay._given import (
     Transport,
     library_of,
 )
+from agentpay._options import Call
 from agentpay._pools import CONNECTIONS_MAX, Pools
 from agentpay._requests import PreparedRequest, Reply
 from agentpay.contract.bodies import BodyError
@@ -90,9 +88,7 @@ class Http(Edge):
         self._transport = transport
         self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client), httpx.Client.close)
 
-    def send(
-        self, request: PreparedRequest, headers: Headers, timeout: float | None
-    ) -> Reply | AgentPayError:
+    def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception that stands for a missing one.
 
         Raises:
@@ -101,7 +97,7 @@ class Http(Edge):
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            outcome = self._attempt(Attempt(request, headers, timeout))
+            outcome = self._attempt(self._attempt_of(request, call))
         except AgentPayError as error:
             outcome = error
         self._log(request, outcome, started)
@@ -134,10 +130,13 @@ class Http(Edge):
         try:
             response = sender(built)
             try:
-                body = body_of(response)
+                body, is_late = body_of(response), False
                 # Not `iter_raw`, which closes too: what that raises says nothing about a complete answer.
                 for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
+                    if is_late:
+                        raise TimeoutError  # A response that is complete is taken, however late it is.
                     body.feed(chunk)
+                    is_late = self._is_late(attempt)
                 return Reply(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)
@@ -183,9 +182,7 @@ class AsyncHttp(Edge):
             partial(_new, httpx.AsyncClient), httpx.AsyncClient.aclose
         )
 
-    async def send(
-        self, request: PreparedRequest, headers: Headers, timeout: float | None
-    ) -> Reply | AgentPayError:
+    async def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception that stands for a missing one.
 
         Raises:
@@ -194,7 +191,7 @@ class AsyncHttp(Edge):
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
-            outcome = await self._attempt(Attempt(request, headers, timeout))
+            outcome = await self._attempt(self._attempt_of(request, call))
         except AgentPayError as error:
             outcome = error
         self._log(request, outcome, started)
@@ -231,10 +228,13 @@ class AsyncHttp(Edge):
         try:
             response = await sender(built)
             try:
-                body = body_of(response)
+                body, is_late = body_of(response), False
                 # Not `aiter_raw`, which closes too: what that raises says nothing about a complete answer.
                 async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
+                    if is_late:
+                        raise TimeoutError  # A response that is complete is taken, however late it is.
                     body.feed(chunk)
+                    is_late = self._is_late(attempt)
                 return Reply(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -16,7 +17,7 @@ from attrs import field, frozen
 
 from agentpay import errors
 from agentpay.contract import codec, json_text
-from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
@@ -58,11 +59,19 @@ class Reply:
         status: HTTP status.
         headers: headers, looked up by their lower-case names.
         body: the whole body; kept out of `repr`, since a webhook's secret may be in it.
+        retries_made: how often the request was sent before, in vain.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    retries_made: int = 0
+
+    @property
+    def request_id(self) -> str | None:
+        """Identifies the request in the service's logs; None when the response names none."""
+        value = self.headers.get("x-request-id")
+        return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
 
 def prepare(
@@ -92,18 +101,74 @@ def prepare(
     if path:
         quoted = _free_text if endpoint.takes_rest_of_path else _quoted
         target = target.format(**{name: quoted(name, value) for name, value in path.items()})
-    if query:
-        given = {name: _query_text(name, value) for name, value in query.items() if value is not None}
-        if given:
-            target = f"{target}?{urlencode(given)}"
     return PreparedRequest(
         endpoint=endpoint,
-        target=target,
+        target=target + _query(query),
         content=None if body is None else json_text.print_json(codec.unstructure(body)),
         if_match=if_match,
         idempotency_key=idempotency_key,
         expected=_expected(endpoint, path, query, body) if endpoint.echoes else (),
     )
+
+
+ANY_SUCCESS: Final[Mapping[int, Any]] = MappingProxyType({})
+"""The responses of a request that no endpoint describes: every 2xx, whose body is left unread."""
+
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+def prepare_undescribed(
+    method: str, path: str, *, query: Mapping[str, object] | None = None, body: object = UNSET
+) -> PreparedRequest:
+    """Return a request that no endpoint describes.
+
+    Args:
+        method: HTTP method.
+        path: path, from the slash on, without a query.
+        query: the query; what is None is left out.
+        body: a JSON value; UNSET for none. A string under `idempotency_key` in it is what makes an unknown
+            outcome one that can be resumed.
+
+    Raises:
+        TypeError: an argument has another type, or the body has no exact JSON form.
+        ValueError: the method is not one of those of HTTP, or the path is not one.
+    """
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(_METHODS)}, not {method!r}")
+    if not isinstance(path, str):
+        raise TypeError(f"path must be a string, not {type(path).__name__}")
+    segments = path.split("/")
+    if (
+        not path.startswith("/")
+        or not path.isprintable()
+        or not {".", ".."}.isdisjoint(segments)
+        or set(path) & set("?#\\ ")
+    ):
+        raise ValueError(
+            f"path must begin with a slash, such as /v1/accounts, and have no query, fragment, blanks or dot "
+            f"segments, not {path[:64]!r}; pass a query as query"
+        )
+    key = body.get("idempotency_key") if isinstance(body, Mapping) else None
+    endpoint = Endpoint(
+        name=f"{method} {path}",
+        method=method,
+        path=path,
+        scope=Scope.ACCOUNT,
+        repeat=Repeat.ALWAYS if method == "GET" else Repeat.NEVER,
+        responses=ANY_SUCCESS,
+        summary="",
+    )
+    return PreparedRequest(
+        endpoint=endpoint,
+        target=path + _query(query),
+        content=None if body is UNSET else json_text.print_json(body),
+        idempotency_key=key if isinstance(key, str) else None,
+    )
+
+
+def _query(query: Mapping[str, object] | None) -> str:
+    given = {name: _query_text(name, value) for name, value in (query or {}).items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _expected(
@@ -160,6 +225,8 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         now: seconds since the epoch, against which a date in `Retry-After` is read.
     """
     endpoint = request.endpoint
+    if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
+        return UNSET
     model = endpoint.responses.get(reply.status, UNSET)
     if model is None:
         return None
@@ -177,7 +244,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         f"the answer to {endpoint.name} ({reply.status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
         status=reply.status,
-        request_id=_request_id(reply),
+        request_id=reply.request_id,
     )
 
 
@@ -198,7 +265,7 @@ def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.
                     difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
                     may_have_been_processed=request.endpoint.method != "GET",
                     status=reply.status,
-                    request_id=_request_id(reply),
+                    request_id=reply.request_id,
                 )
     return None
 
@@ -212,11 +279,6 @@ def _tidied(attribute: str, value: object) -> object:
 def _brief(value: object) -> str:
     text = str(value)
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
-
-
-def _request_id(reply: Reply) -> str | None:
-    value = reply.headers.get("x-request-id")
-    return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
 
 _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
@@ -251,7 +313,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 def _api_error(reply: Reply, now: float) -> errors.APIError:
     status = reply.status
     body = _error_body(reply.body)
-    request_id = (body and body.request_id) or _request_id(reply)
+    request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
     if body is None:

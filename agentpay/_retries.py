@@ -9,6 +9,7 @@ raises. All of its state is its own, so that any number of calls run side by sid
   nothing.
 - The pause is drawn from 0 to an exponentially growing limit (full jitter), and is never shorter than
   `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts: the caller knows better.
+- No pause is longer than `pause_max`: a deadline ends the attempts, and changes nothing of what they mean.
 - A request with an idempotency key ends in `TransferOutcomeUnknownError`, or its twin of sessions, when an
   attempt may have done its work and no later answer settled the question.
 - After an answer to another request nothing more is sent on the connections there are.
@@ -16,6 +17,7 @@ raises. All of its state is its own, so that any number of calls run side by sid
 It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
 """
 
+import math
 import random as _random
 import time
 from collections.abc import Callable, Generator
@@ -23,7 +25,9 @@ from enum import Enum
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from agentpay._requests import PreparedRequest, Reply, read
+import attrs
+
+from agentpay._requests import ANY_SUCCESS, PreparedRequest, Reply, read
 from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
 from agentpay.contract.errors import ErrorCode
 from agentpay.errors import (
@@ -33,6 +37,7 @@ from agentpay.errors import (
     APIError,
     ClosedClientError,
     ConfigurationError,
+    OutcomeUnknownError,
     SessionOutcomeUnknownError,
     TransferOutcomeUnknownError,
 )
@@ -81,6 +86,7 @@ def attempts(
     request: PreparedRequest,
     *,
     max_retries: int,
+    pause_max: Callable[[], float] = lambda: math.inf,
     now: Callable[[], float] = time.time,
     random: Callable[[], float] = _random.random,
 ) -> Generator[Send | Sleep | Renew, Any, tuple[Any, Reply]]:
@@ -89,6 +95,7 @@ def attempts(
     Args:
         request: what to send.
         max_retries: how often to send it again.
+        pause_max: seconds that a pause may take now; with a longer one, the request is not sent again.
         now: seconds since the epoch.
         random: a number from 0 up to 1.
 
@@ -101,7 +108,7 @@ def attempts(
         outcome = yield SEND
         result = read(request, outcome, now=now()) if isinstance(outcome, Reply) else outcome
         if not isinstance(result, AgentPayError):
-            return result, outcome
+            return result, (attrs.evolve(outcome, retries_made=retries) if retries else outcome)
         if isinstance(result, AnswerMismatchError):
             yield RENEW
         effect = _effect_of(result)
@@ -110,7 +117,7 @@ def attempts(
         pause = None
         if retries < max_retries and _may_repeat(request, result, effect):
             pause = _pause(result, retries, random)
-        if pause is not None:
+        if pause is not None and pause <= pause_max():
             yield Sleep(pause)
         elif in_doubt and request.idempotency_key is not None:
             raise _outcome_unknown(request.endpoint, request.idempotency_key, known_id) from result
@@ -136,8 +143,10 @@ def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
 
 
 def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
-    if endpoint is CREATE_TRANSFER:
+    if (endpoint.method, endpoint.path) == (CREATE_TRANSFER.method, CREATE_TRANSFER.path):
         return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
+    if endpoint.responses is ANY_SUCCESS:
+        return OutcomeUnknownError(operation=endpoint.name, idempotency_key=key)
     return SessionOutcomeUnknownError(operation=endpoint.name, idempotency_key=key, session_id=known_id)
 
 
@@ -172,7 +181,10 @@ def retry_after(error: AgentPayError | None) -> float:
 
 
 def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect) -> bool:
-    return is_transient(error) and (request.endpoint.repeat is Repeat.ALWAYS or effect is _Effect.NONE)
+    repeat = request.endpoint.repeat
+    if repeat is Repeat.NEVER or not is_transient(error):
+        return False
+    return repeat is Repeat.ALWAYS or effect is _Effect.NONE
 
 
 def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:

@@ -7,19 +7,16 @@ locals can show it. This module opens no connection and knows no HTTP library.
 import logging
 import math
 import os
-from typing import Final, NoReturn
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
-from agentpay.contract.requests import UnsetType
+from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import ConfigurationError
-
-TimeoutOption = float | None | UnsetType
-"""`timeout` of one call: seconds, None without limit, UNSET that of the client."""
-
-RetriesOption = int | UnsetType
-"""`max_retries` of one call: UNSET that of the client."""
 
 DEFAULT_TIMEOUT: Final = 30.0
 """Seconds. Above the 20 s for which the service may hold a transfer until it is final (interface T6)."""
@@ -29,17 +26,43 @@ DEFAULT_MAX_RETRIES: Final = 2
 logger: logging.Logger = logging.getLogger("agentpay")
 
 
+class SecretText(Protocol):
+    """A `SecretStr` of pydantic, or another text that shows itself only when asked."""
+
+    def get_secret_value(self) -> str:
+        """Return the text."""
+        ...
+
+
+class Address(Protocol):
+    """A URL of httpx, httpx2, pydantic or yarl: its `str` is the address."""
+
+    @property
+    def scheme(self) -> str:
+        """`http` or `https`."""
+        ...
+
+    @property
+    def host(self) -> str | None:
+        """The name or number of the machine."""
+        ...
+
+
 class ApiKey:
     """An API key that shows itself to nobody but `reveal`."""
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: str | None) -> None:
-        self._value = os.environ.get("AGENTPAY_API_KEY") if value is None else value
+    def __init__(self, value: str | SecretText | None) -> None:
+        if value is None:
+            value = os.environ.get("AGENTPAY_API_KEY")
+        elif not isinstance(value, str) and hasattr(value, "get_secret_value"):
+            value = value.get_secret_value()
+        self._value = value
 
     def reveal(self) -> str:
         """Return the key."""
-        return self._value or ""
+        return self._value if isinstance(self._value, str) else ""
 
     def check(self) -> None:
         """Refuse a key that is missing or cannot stand in a header.
@@ -47,8 +70,12 @@ class ApiKey:
         Raises:
             ConfigurationError: no key, or one with blanks, control or non-ASCII characters.
         """
-        if not isinstance(self._value, str) or not self._value:
+        if not self._value:
             raise ConfigurationError("no API key: pass api_key, or set AGENTPAY_API_KEY")
+        if not isinstance(self._value, str):
+            raise ConfigurationError(
+                f"api_key must be a string or a SecretStr, not {type(self._value).__name__}"
+            )
         if not (self._value.isascii() and self._value.isprintable()) or " " in self._value:
             raise ConfigurationError(
                 "the API key holds blanks or characters that no key has: copy it again, without line ends"
@@ -70,15 +97,56 @@ class Settings:
         base_url: address of the service, without a trailing slash.
         timeout: seconds that one step of an exchange may take; None is without limit.
         max_retries: how often a request is sent again.
+        deadline: seconds that a call may take in all; None is without limit.
+        default_headers: header fields that every request has, beside those of the client.
+        app_info: what the caller adds to `User-Agent`; empty for nothing.
     """
 
     api_key: ApiKey
     base_url: str
     timeout: float | None
     max_retries: int
+    deadline: float | None = None
+    default_headers: Mapping[str, str] = field(default=MappingProxyType({}), repr=False)
+    app_info: str = ""
+
+    def changed(
+        self,
+        *,
+        api_key: ApiKey,
+        timeout: float | None | UnsetType,
+        max_retries: int | UnsetType,
+        deadline: float | None | UnsetType,
+        default_headers: Mapping[str, str] | UnsetType,
+    ) -> "Settings":
+        """Return the settings with what is given and not `UNSET`.
+
+        Raises:
+            ConfigurationError: a setting cannot be meant; the message names it.
+        """
+        api_key.check()
+        given: dict[str, Any] = {"api_key": api_key}
+        if timeout is not UNSET:
+            given["timeout"] = checked_seconds("timeout", timeout)
+        if max_retries is not UNSET:
+            given["max_retries"] = checked_max_retries(max_retries)
+        if deadline is not UNSET:
+            given["deadline"] = checked_seconds("deadline", deadline)
+        if default_headers is not UNSET:
+            given["default_headers"] = checked_headers("default_headers", default_headers)
+        return evolve(self, **given)
 
 
-def resolve(*, api_key: ApiKey, base_url: str | None, timeout: float | None, max_retries: int) -> Settings:
+def resolve(
+    *,
+    api_key: ApiKey,
+    base_url: str | Address | None,
+    timeout: float | None,
+    max_retries: int,
+    deadline: float | None,
+    default_headers: Mapping[str, str] | None,
+    app_info: str | None,
+) -> Settings:
     """Return the settings that arguments and environment make together.
 
     Raises:
@@ -89,24 +157,83 @@ def resolve(*, api_key: ApiKey, base_url: str | None, timeout: float | None, max
     return Settings(
         api_key=api_key,
         base_url=_checked_base_url(os.environ.get("AGENTPAY_BASE_URL") if base_url is None else base_url),
-        timeout=checked_timeout(timeout),
+        timeout=checked_seconds("timeout", timeout),
         max_retries=checked_max_retries(max_retries),
+        deadline=checked_seconds("deadline", deadline),
+        default_headers=checked_headers("default_headers", default_headers or {}),
+        app_info=_checked_app_info(app_info),
     )
 
 
-def checked_timeout(timeout: float | None) -> float | None:
-    """Return `timeout`, in seconds.
+def checked_seconds(setting: str, seconds: float | None) -> float | None:
+    """Return the seconds of a setting.
 
     Raises:
         ConfigurationError: not a finite number above 0, nor None.
     """
-    if timeout is None:
+    if seconds is None:
         return None
-    if type(timeout) not in (int, float):
-        raise ConfigurationError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise ConfigurationError("timeout must be above 0 seconds; None is without limit")
-    return float(timeout)
+    if type(seconds) not in (int, float):
+        raise ConfigurationError(f"{setting} is a number of seconds or None, not {type(seconds).__name__}")
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigurationError(f"{setting} must be above 0 seconds; None is without limit")
+    return float(seconds)
+
+
+_DECIDED: Final = frozenset(
+    {
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "host",
+        "if-match",
+        "transfer-encoding",
+    }
+)
+"""Header fields that the client decides: others would break the exchange, or send it under another key."""
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+
+
+def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
+    """Return header fields that a caller adds.
+
+    Raises:
+        ConfigurationError: a name or a value that cannot be sent, or that the client decides itself.
+    """
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(
+            f"{setting} must be a mapping of names to strings, not {type(headers).__name__}"
+        )
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f"{setting} has a name that no header field can have")
+        if name.lower() in _DECIDED:
+            advice = ": pass api_key, or use with_options" if name.lower() == "authorization" else ""
+            raise ConfigurationError(f"{setting} must not set {name}, which the client decides{advice}")
+        # The value is not repeated: it may be a secret.
+        if not isinstance(value, str) or value != value.strip() or (value and not _is_printable(value)):
+            raise ConfigurationError(
+                f"{setting}[{name!r}] must be printable ASCII text without blanks at its ends"
+            )
+    return MappingProxyType(dict(headers))
+
+
+def _is_printable(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+def _checked_app_info(app_info: object) -> str:
+    if app_info is None:
+        return ""
+    if not isinstance(app_info, str) or not _is_printable(app_info.strip()):
+        raise ConfigurationError(
+            "app_info must be printable ASCII text that names your program, such as 'shop/1.2'"
+        )
+    return app_info.strip()
 
 
 def checked_max_retries(max_retries: int) -> int:
@@ -120,7 +247,13 @@ def checked_max_retries(max_retries: int) -> int:
     return max_retries
 
 
-def _checked_base_url(base_url: str | None) -> str:
+def _checked_base_url(base_url: str | Address | None) -> str:
+    if base_url is not None and not isinstance(base_url, str):
+        if not (hasattr(base_url, "scheme") and hasattr(base_url, "host")):
+            raise ConfigurationError(
+                f"base_url must be a string or a URL object, not {type(base_url).__name__}"
+            )
+        base_url = str(base_url)
     if not base_url:
         raise ConfigurationError("no base URL: pass base_url, or set AGENTPAY_BASE_URL")
     invalid = ConfigurationError("base_url must be an address such as https://api.example.com")

@@ -4,12 +4,13 @@
       + ConfigurationError (ValueError)     the client cannot be made from these settings
       + ClosedClientError                   the client was closed before the call
       + APIConnectionError                  no answer came
-      |   - APITimeoutError                 not within the timeout
+      |   - APITimeoutError (TimeoutError)  not within the timeout
       + DecodingError                       an answer came that is not what the contract says
       |   - AnswerMismatchError             it is the answer to another request
-      + TransferOutcomeUnknownError         the transfer may or may not have been made
-      + SessionOutcomeUnknownError          the session may or may not have been opened or charged
-      + WaitTimeoutError                    the transfer was not final in time
+      + OutcomeUnknownError                 what was asked for may or may not have been done
+      |   - TransferOutcomeUnknownError     the transfer
+      |   - SessionOutcomeUnknownError      the opening, or the charge, of a session
+      + WaitTimeoutError (TimeoutError)     the transfer was not final in time
       + WebhookError                        a delivery to a webhook is not to be processed
       |   - WebhookSignatureError           it is not proven to come from the service
       |   - WebhookPayloadError             it comes from the service and is not an event
@@ -66,6 +67,7 @@ __all__ = [
     "InvalidRecipientError",
     "InvalidRequestError",
     "NotFoundError",
+    "OutcomeUnknownError",
     "PermissionDeniedError",
     "PolicyViolationError",
     "PreconditionFailedError",
@@ -90,6 +92,7 @@ _SHOWN_FAULTS: Final = 20
 
 def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str, Any]) -> "AgentPayError":
     error = kind.__new__(kind, *args)
+    error.args = args  # `OSError`, the base of `TimeoutError`, leaves them to its `__init__`
     error.__dict__.update(state)
     return error
 
@@ -138,7 +141,7 @@ class APIConnectionError(AgentPayError):
         self.may_have_been_processed = may_have_been_processed
 
 
-class APITimeoutError(APIConnectionError):
+class APITimeoutError(APIConnectionError, TimeoutError):
     """No answer came within the timeout. Raise `timeout`, or call again later."""
 
 
@@ -188,7 +191,32 @@ class AnswerMismatchError(DecodingError):
         self.may_have_been_processed = may_have_been_processed
 
 
-class TransferOutcomeUnknownError(AgentPayError):
+class OutcomeUnknownError(AgentPayError):
+    """It is not known whether what was asked for was done, and it has an idempotency key to resume it with.
+
+    Never ask again under a new key. Make the same call with the same parameters and this `idempotency_key`:
+    it resumes what was begun and never does it a second time. The last error is the `__cause__`.
+
+    Attributes:
+        operation: the method to call again, such as `transfers.create`; of `client.request`, method and path.
+        idempotency_key: the key to call it again with.
+    """
+
+    def __init__(self, *, operation: str, idempotency_key: str, known: str = "") -> None:
+        what, repeat = self._words(operation)
+        super().__init__(
+            f"it is not known whether {what}{known}. Do not {repeat} under a new key: call "
+            f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
+        )
+        self.operation = operation
+        self.idempotency_key = idempotency_key
+
+    @staticmethod
+    def _words(operation: str) -> tuple[str, str]:
+        return f"{operation} was done", "repeat it"
+
+
+class TransferOutcomeUnknownError(OutcomeUnknownError):
     """It is not known whether the transfer was made: the answer was lost, or the chain is not done yet.
 
     Never pay again under a new key. Call `transfers.create` with the same parameters and this
@@ -202,15 +230,15 @@ class TransferOutcomeUnknownError(AgentPayError):
 
     def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
         known = f" (transfer {transfer_id})" if transfer_id else ""
-        super().__init__(
-            f"it is not known whether the transfer was made{known}. Do not pay again under a new key: call "
-            f"transfers.create with the same parameters and idempotency_key={idempotency_key!r} to resume it"
-        )
-        self.idempotency_key = idempotency_key
+        super().__init__(operation="transfers.create", idempotency_key=idempotency_key, known=known)
         self.transfer_id = transfer_id
 
+    @staticmethod
+    def _words(operation: str) -> tuple[str, str]:  # noqa: ARG004 - there is one
+        return "the transfer was made", "pay again"
 
-class SessionOutcomeUnknownError(AgentPayError):
+
+class SessionOutcomeUnknownError(OutcomeUnknownError):
     """It is not known whether the session was opened, or charged: the answer was lost, or the chain lags.
 
     Never open or charge again under a new key. Call the same method with the same parameters and this
@@ -225,16 +253,11 @@ class SessionOutcomeUnknownError(AgentPayError):
 
     def __init__(self, *, operation: str, idempotency_key: str, session_id: str | None = None) -> None:
         known = f" (session {session_id})" if session_id else ""
-        super().__init__(
-            f"it is not known whether {operation} was done{known}. Do not repeat it under a new key: call "
-            f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
-        )
-        self.operation = operation
-        self.idempotency_key = idempotency_key
+        super().__init__(operation=operation, idempotency_key=idempotency_key, known=known)
         self.session_id = session_id
 
 
-class WaitTimeoutError(AgentPayError):
+class WaitTimeoutError(AgentPayError, TimeoutError):
     """The transfer was not seen final in time. It may still be settled: call `transfers.wait` again.
 
     When the last request of the wait failed, its error is the `__cause__`.

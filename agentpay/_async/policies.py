@@ -1,14 +1,11 @@
 """Policies as a resource: read, replaced, and changed without undoing what others change."""
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
-from typing import Final
+from typing import Final, Unpack
 
 from agentpay._arguments import Names, policy_change
 from agentpay._async.resource import AsyncResource
+from agentpay._options import Call, CallOptions
 from agentpay._requests import etag_of, prepare
-from agentpay._settings import RetriesOption, TimeoutOption
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
@@ -21,24 +18,19 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 class AsyncPolicies(AsyncResource):
     """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
 
-    async def get(
-        self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
-    ) -> AccountPolicy:
+    async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Read the policy of an account (interface PO2).
 
         Args:
             account_id: the account, `acct_…`.
-            timeout: seconds, for this call.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
         path = {"account_id": account_id}
-        policy: AccountPolicy = await self._call(
-            prepare(endpoints.GET_POLICY, path=path), timeout, max_retries
-        )
+        policy: AccountPolicy = await self._call(prepare(endpoints.GET_POLICY, path=path), options)
         return policy
 
     async def update(
@@ -52,8 +44,7 @@ class AsyncPolicies(AsyncResource):
         require_memo: bool | UnsetType = UNSET,
         escalation_threshold: Limit | UnsetType = UNSET,
         paused: bool | UnsetType = UNSET,
-        timeout: TimeoutOption = UNSET,
-        max_retries: RetriesOption = UNSET,
+        **options: Unpack[CallOptions],
     ) -> AccountPolicy:
         """Change the given fields of a policy and keep the others (interface PO2, PO3).
 
@@ -72,8 +63,7 @@ class AsyncPolicies(AsyncResource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer waits for approval; None is never.
             paused: block every outgoing transfer.
-            timeout: seconds, for each request.
-            max_retries: retries, for each request.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The policy now in force. It holds from the next transfer on.
@@ -95,7 +85,7 @@ class AsyncPolicies(AsyncResource):
             escalation_threshold=escalation_threshold,
             paused=paused,
         )
-        return await self._change(account_id, change, timeout, max_retries)
+        return await self._change(account_id, change, options)
 
     async def replace(
         self,
@@ -108,8 +98,7 @@ class AsyncPolicies(AsyncResource):
         require_memo: bool = False,
         escalation_threshold: Limit = None,
         paused: bool = False,
-        timeout: TimeoutOption = UNSET,
-        max_retries: RetriesOption = UNSET,
+        **options: Unpack[CallOptions],
     ) -> AccountPolicy:
         """Set all seven fields of a policy, whatever it was before (interface PO2).
 
@@ -127,8 +116,7 @@ class AsyncPolicies(AsyncResource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer waits for approval; None is never.
             paused: block every outgoing transfer.
-            timeout: seconds, for this call.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The policy now in force.
@@ -149,59 +137,47 @@ class AsyncPolicies(AsyncResource):
             escalation_threshold=escalation_threshold,
             paused=paused,
         )
-        return await self._put(account_id, change, None, timeout, max_retries)
+        return await self._put(account_id, change, None, self._caller.begin(options))
 
-    async def pause(
-        self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
-    ) -> AccountPolicy:
+    async def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Block every outgoing transfer of an account, and keep its limits. Raises as `update` does.
 
         Args:
             account_id: the account, `acct_…`.
-            timeout: seconds, for each request.
-            max_retries: retries, for each request.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=True), timeout, max_retries)
+        return await self._change(account_id, PolicyChange(paused=True), options)
 
-    async def resume(
-        self, account_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
-    ) -> AccountPolicy:
+    async def resume(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Allow transfers of an account again, within its limits. Raises as `update` does.
 
         Args:
             account_id: the account, `acct_…`.
-            timeout: seconds, for each request.
-            max_retries: retries, for each request.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=False), timeout, max_retries)
+        return await self._change(account_id, PolicyChange(paused=False), options)
 
-    async def _change(
-        self, account_id: str, change: PolicyChange, timeout: TimeoutOption, max_retries: RetriesOption
-    ) -> AccountPolicy:
+    async def _change(self, account_id: str, change: PolicyChange, options: CallOptions) -> AccountPolicy:
+        call = self._caller.begin(options)
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
-            current, reply = await self._exchange(
-                prepare(endpoints.GET_POLICY, path={"account_id": account_id}), timeout, max_retries
-            )
+            request = prepare(endpoints.GET_POLICY, path={"account_id": account_id})
+            current, reply = await self._caller.exchange(request, call)
             whole = PolicyChange.to(change.applied_to(current))
             try:
-                return await self._put(account_id, whole, etag_of(reply), timeout, max_retries)
+                return await self._put(account_id, whole, etag_of(reply), call)
             except PreconditionFailedError:
                 # Someone else's write, or our own whose answer was lost: either way the next read shows it.
                 if not left:
                     raise
 
     async def _put(
-        self,
-        account_id: str,
-        change: PolicyChange,
-        if_match: str | None,
-        timeout: TimeoutOption,
-        max_retries: RetriesOption,
+        self, account_id: str, change: PolicyChange, if_match: str | None, call: Call
     ) -> AccountPolicy:
         request = prepare(
             endpoints.PUT_POLICY, path={"account_id": account_id}, body=change, if_match=if_match
         )
-        policy: AccountPolicy = await self._call(request, timeout, max_retries)
+        policy: AccountPolicy
+        policy, _ = await self._caller.exchange(request, call)
         return policy

@@ -1,40 +1,41 @@
-"""What all resources share: how a prepared request is exchanged for the model of its answer.
+"""What all resources share: how a prepared request becomes the model of its response, or pages of them.
 
-Every method of a resource takes `timeout` (seconds, None without limit) and `max_retries` for this call
-alone, and raises the exceptions of `agentpay.errors`; a docstring names those with a meaning of their own.
+Every method of a resource takes `CallOptions` and raises the exceptions of `agentpay.errors`; a docstring
+names those with a meaning of their own.
 """
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from typing import Any
 
-from agentpay._requests import PreparedRequest, Reply
-from agentpay._settings import RetriesOption, TimeoutOption
-
-Exchange = Callable[[PreparedRequest, TimeoutOption, RetriesOption], Awaitable[tuple[Any, Reply]]]
+from agentpay._async.caller import AsyncCaller
+from agentpay._async.paging import AsyncPages
+from agentpay._options import CallOptions
+from agentpay._requests import PreparedRequest, prepare
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.pages import PageBody
 
 
 class AsyncResource:
-    """Base of the resources: they know how to exchange a request for a model, and nothing of the client."""
+    """Base of the resources: a caller sends what they prepare. They know nothing else of the client."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, caller: AsyncCaller) -> None:
+        self._caller = caller
 
-    async def _call(
-        self, request: PreparedRequest, timeout: TimeoutOption, max_retries: RetriesOption
-    ) -> Any:  # noqa: ANN401 - the model of the endpoint
-        try:
-            model, _ = await self._exchange(request, timeout, max_retries)
-        except Exception:
-            raise
-        except BaseException as error:
-            if request.idempotency_key is not None:
-                # Cancelled or interrupted while money may be under way: the key is all that is left of it.
-                error.add_note(
-                    f"{request.endpoint.name} may have been done. Do not pay again under a new key: call it "
-                    f"with the same parameters and idempotency_key={request.idempotency_key!r} to resume it."
-                )
-            raise
+    async def _call(self, request: PreparedRequest, options: CallOptions) -> Any:  # noqa: ANN401 - the model
+        model, _ = await self._caller.exchange(request, self._caller.begin(options))
         return model
+
+    def _pages(
+        self,
+        endpoint: Endpoint,
+        options: CallOptions,
+        *,
+        query: Mapping[str, Any],
+        path: Mapping[str, str] | None = None,
+    ) -> AsyncPages[Any]:
+        async def fetch(cursor: str | None) -> PageBody[Any]:
+            request = prepare(endpoint, path=path, query={**query, "cursor": cursor})
+            body: PageBody[Any] = await self._call(request, options)
+            return body
+
+        return AsyncPages(fetch, query["cursor"])

@@ -1,17 +1,14 @@
 """Webhooks as a resource: endpoints are registered for events."""
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
 from collections.abc import Sequence
+from typing import Unpack
 
 from agentpay._arguments import names
 from agentpay._async.resource import AsyncResource
+from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay._settings import RetriesOption, TimeoutOption
 from agentpay.contract import endpoints
 from agentpay.contract.policies import Limit
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
@@ -26,8 +23,7 @@ class AsyncWebhooks(AsyncResource):
         events: Sequence[str],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
-        timeout: TimeoutOption = UNSET,
-        max_retries: RetriesOption = UNSET,
+        **options: Unpack[CallOptions],
     ) -> Webhook:
         """Register an endpoint for events (interface W1).
 
@@ -39,8 +35,7 @@ class AsyncWebhooks(AsyncResource):
             account_ids: accounts to hear of; all of the operator by default.
             low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires; None is
                 never. A `Decimal`, an `int` or a string; floats are refused.
-            timeout: seconds, for this call.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The webhook with its `secret`, which is shown now and never again: store it.
@@ -57,7 +52,5 @@ class AsyncWebhooks(AsyncResource):
             if low_balance_threshold_usdc is None
             else to_decimal(low_balance_threshold_usdc),
         )
-        webhook: Webhook = await self._call(
-            prepare(endpoints.CREATE_WEBHOOK, body=body), timeout, max_retries
-        )
+        webhook: Webhook = await self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook

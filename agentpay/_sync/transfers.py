@@ -1,21 +1,18 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """Transfers as a resource: made under one idempotency key, read, waited for."""
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
 import math
 import uuid
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import Unpack
 
-from agentpay._sync.resource import Resource, Exchange
-from agentpay._http import Http
+from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
-from agentpay._settings import RetriesOption, TimeoutOption
 from agentpay._waiting import looks
 from agentpay.contract import endpoints
-from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.contract.usdc import to_decimal
 from agentpay.errors import AgentPayError
@@ -23,11 +20,6 @@ from agentpay.errors import AgentPayError
 
 class Transfers(Resource):
     """Transfers of USDC out of accounts (interface T1 to T15)."""
-
-    def __init__(self, exchange: Exchange, http: Http, timeout: float | None) -> None:
-        super().__init__(exchange)
-        self._http = http
-        self._timeout = timeout
 
     def create(
         self,
@@ -38,8 +30,7 @@ class Transfers(Resource):
         memo: str | None = None,
         category: str | None = None,
         idempotency_key: str | None = None,
-        timeout: TimeoutOption = UNSET,
-        max_retries: RetriesOption = UNSET,
+        **options: Unpack[CallOptions],
     ) -> Transfer:
         """Move USDC out of an account (interface T1).
 
@@ -55,8 +46,7 @@ class Transfers(Resource):
             category: spend category, 1 to 64 characters; needed where the policy has `categories`.
             idempotency_key: 1 to 128 characters; the same key never moves money out of an account twice
                 within 24 hours. A random one by default, returned in the transfer.
-            timeout: seconds, for each attempt.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The transfer: `settled`, or `pending_approval` when the policy escalates it (see `wait`).
@@ -85,30 +75,30 @@ class Transfers(Resource):
             category=category,
         )
         request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
-        transfer: Transfer = self._call(request, timeout, max_retries)
+        transfer: Transfer = self._call(request, options)
         return transfer
 
-    def get(
-        self, transfer_id: str, *, timeout: TimeoutOption = UNSET, max_retries: RetriesOption = UNSET
-    ) -> Transfer:
+    def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Read a transfer (interface T5).
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            timeout: seconds, for this call.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             NotFoundError: no such transfer of this operator.
         """
         path = {"transfer_id": transfer_id}
-        transfer: Transfer = self._call(
-            prepare(endpoints.GET_TRANSFER, path=path), timeout, max_retries
-        )
+        transfer: Transfer = self._call(prepare(endpoints.GET_TRANSFER, path=path), options)
         return transfer
 
     def wait(
-        self, transfer_id: str, *, timeout: float | None = 60.0, poll_interval: float = 0.5
+        self,
+        transfer_id: str,
+        *,
+        timeout: float | None = 60.0,  # noqa: ASYNC109 - what ends is the wait, not the task
+        poll_interval: float = 0.5,
+        extra_headers: Mapping[str, str] | None = None,
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
 
@@ -122,6 +112,7 @@ class Transfers(Resource):
             poll_interval: longest pause before the second look, in seconds, above 0. It grows by half with
                 each look, to 5 s; what is waited is drawn from half of it to all, and never less than the
                 service asks for.
+            extra_headers: header fields of each request, beside those of the client.
 
         Returns:
             The transfer in its final state; look at its `status`, and at `error` and `message` unless it is
@@ -133,7 +124,7 @@ class Transfers(Resource):
             WaitTimeoutError: it was not seen final in time. It may still be settled later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
-        http = self._http
+        http = self._caller.http
         flow = looks(
             transfer_id,
             timeout=timeout,
@@ -148,16 +139,24 @@ class Transfers(Resource):
                     http.sleep(step.seconds)
                     step = next(flow)
                 else:
-                    step = flow.send(self._look(request, step.timeout))
+                    step = flow.send(self._look(request, step.timeout, extra_headers or {}))
         except StopIteration as done:
             transfer: Transfer = done.value
             return transfer
 
-    def _look(self, request: PreparedRequest, timeout: float) -> Transfer | AgentPayError:
-        seconds = timeout if self._timeout is None else min(timeout, self._timeout)
+    def _look(
+        self, request: PreparedRequest, seconds: float, headers: Mapping[str, str]
+    ) -> Transfer | AgentPayError:
+        usual = self._caller.settings.timeout
+        seconds = seconds if usual is None else min(seconds, usual)
+        # Once: the wait has its own pauses, and those of the retries would add to them.
+        options: CallOptions = {
+            "timeout": None if seconds == math.inf else seconds,
+            "max_retries": 0,
+            "extra_headers": headers,
+        }
         try:
-            # Once: the wait has its own pauses, and those of the retries would add to them.
-            transfer: Transfer = self._call(request, None if seconds == math.inf else seconds, 0)
+            transfer: Transfer = self._call(request, options)
         except AgentPayError as error:
             return error
         return transfer

@@ -1,18 +1,15 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """Webhooks as a resource: endpoints are registered for events."""
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
-# ruff: noqa: ASYNC109
-
 from collections.abc import Sequence
+from typing import Unpack
 
 from agentpay._arguments import names
 from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay._settings import RetriesOption, TimeoutOption
 from agentpay.contract import endpoints
 from agentpay.contract.policies import Limit
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
@@ -27,8 +24,7 @@ class Webhooks(Resource):
         events: Sequence[str],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
-        timeout: TimeoutOption = UNSET,
-        max_retries: RetriesOption = UNSET,
+        **options: Unpack[CallOptions],
     ) -> Webhook:
         """Register an endpoint for events (interface W1).
 
@@ -40,8 +36,7 @@ class Webhooks(Resource):
             account_ids: accounts to hear of; all of the operator by default.
             low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires; None is
                 never. A `Decimal`, an `int` or a string; floats are refused.
-            timeout: seconds, for this call.
-            max_retries: retries, for this call.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The webhook with its `secret`, which is shown now and never again: store it.
@@ -58,7 +53,5 @@ class Webhooks(Resource):
             if low_balance_threshold_usdc is None
             else to_decimal(low_balance_threshold_usdc),
         )
-        webhook: Webhook = self._call(
-            prepare(endpoints.CREATE_WEBHOOK, body=body), timeout, max_retries
-        )
+        webhook: Webhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook

@@ -38,6 +38,9 @@ class Repeat(Enum):
     IF_NOT_PROCESSED = "if_not_processed"
     """Only when the request certainly was not processed: repeating would do the thing twice."""
 
+    NEVER = "never"
+    """Not at all: nothing is known of what it does."""
+
 
 @frozen(kw_only=True)
 class Subject:

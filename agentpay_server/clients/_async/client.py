@@ -23,6 +23,6 @@ class AsyncServerClient(AsyncAgentPay):
 
     def _bind(self, settings: Settings, http: AsyncHttp) -> None:
         super()._bind(settings, http)
-        self.sessions = AsyncSessions(self._exchange)
-        self.console = AsyncConsole(self._exchange)
-        self.sandbox = AsyncSandbox(self._exchange)
+        self.sessions = AsyncSessions(self._caller)
+        self.console = AsyncConsole(self._caller)
+        self.sandbox = AsyncSandbox(self._caller)

@@ -17,7 +17,6 @@ from agentpay.contract.deliveries import (
 )
 from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import Transfer
 
 
@@ -39,7 +38,7 @@ class AsyncConsole(AsyncResource):
         """
         body = CreateAgentKey(account_id=account_id, name=name)
         request = prepare(console.CREATE_AGENT_KEY, body=body)
-        key: NewAgentKey = await self._call(request, UNSET, UNSET)
+        key: NewAgentKey = await self._call(request, {})
         return key
 
     def agent_keys(self, *, limit: int | None = None, cursor: str | None = None) -> AsyncPages[AgentKey]:
@@ -52,7 +51,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[AgentKey]:
             request = prepare(console.LIST_AGENT_KEYS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[AgentKey] = await self._call(request, UNSET, UNSET)
+            body: PageBody[AgentKey] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -66,7 +65,7 @@ class AsyncConsole(AsyncResource):
         Raises:
             NotFoundError: no such live key of this operator.
         """
-        await self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), UNSET, UNSET)
+        await self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), {})
 
     async def create_operator_key(self, name: str) -> NewOperatorKey:
         """Create another operator key (interface K8, K9).
@@ -80,7 +79,7 @@ class AsyncConsole(AsyncResource):
             The key; it is shown here and never again.
         """
         request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
-        key: NewOperatorKey = await self._call(request, UNSET, UNSET)
+        key: NewOperatorKey = await self._call(request, {})
         return key
 
     def operator_keys(
@@ -95,7 +94,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[OperatorKey]:
             request = prepare(operator_keys.LIST_OPERATOR_KEYS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[OperatorKey] = await self._call(request, UNSET, UNSET)
+            body: PageBody[OperatorKey] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -111,7 +110,7 @@ class AsyncConsole(AsyncResource):
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
         path = {"key_id": key_id}
-        await self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path=path), UNSET, UNSET)
+        await self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path=path), {})
 
     async def account(self, account_id: str) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
@@ -123,7 +122,7 @@ class AsyncConsole(AsyncResource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
-        detail: AccountDetail = await self._call(request, UNSET, UNSET)
+        detail: AccountDetail = await self._call(request, {})
         return detail
 
     async def allow_signing(self, account_id: str) -> AccountDetail:
@@ -142,7 +141,7 @@ class AsyncConsole(AsyncResource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
-        detail: AccountDetail = await self._call(request, UNSET, UNSET)
+        detail: AccountDetail = await self._call(request, {})
         return detail
 
     def approvals(
@@ -157,7 +156,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[PendingTransfer]:
             request = prepare(approvals.LIST_APPROVALS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[PendingTransfer] = await self._call(request, UNSET, UNSET)
+            body: PageBody[PendingTransfer] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -187,7 +186,7 @@ class AsyncConsole(AsyncResource):
                 still waits; with it, it is under way and its outcome is not known yet.
         """
         request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
-        transfer: Transfer = await self._call(request, UNSET, UNSET)
+        transfer: Transfer = await self._call(request, {})
         return transfer
 
     async def reject(self, transfer_id: str, *, reason: str | None = None) -> Transfer:
@@ -207,7 +206,7 @@ class AsyncConsole(AsyncResource):
         request = prepare(
             approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
         )
-        transfer: Transfer = await self._call(request, UNSET, UNSET)
+        transfer: Transfer = await self._call(request, {})
         return transfer
 
     def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AsyncPages[AuditEntry]:
@@ -220,7 +219,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[AuditEntry]:
             request = prepare(console.LIST_AUDIT, query={"limit": limit, "cursor": cursor})
-            body: PageBody[AuditEntry] = await self._call(request, UNSET, UNSET)
+            body: PageBody[AuditEntry] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -237,7 +236,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
             request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = await self._call(request, UNSET, UNSET)
+            body: PageBody[RegisteredWebhook] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -251,7 +250,7 @@ class AsyncConsole(AsyncResource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
+        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
 
     async def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -276,7 +275,7 @@ class AsyncConsole(AsyncResource):
             path={"webhook_id": webhook_id},
             body=RotateSecret(overlap_seconds=overlap_seconds),
         )
-        new: NewSecret = await self._call(request, UNSET, UNSET)
+        new: NewSecret = await self._call(request, {})
         return new.secret
 
     def events(
@@ -301,9 +300,7 @@ class AsyncConsole(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
-            body: PageBody[RecordedEvent] = await self._call(
-                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
-            )
+            body: PageBody[RecordedEvent] = await self._call(prepare(deliveries.LIST_EVENTS, query=query), {})
             return body
 
         return AsyncPages(fetch, cursor)
@@ -325,7 +322,7 @@ class AsyncConsole(AsyncResource):
         request = prepare(
             deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
         )
-        page: PageBody[Delivery] = await self._call(request, UNSET, UNSET)
+        page: PageBody[Delivery] = await self._call(request, {})
         return page.data
 
     def deliveries(
@@ -355,9 +352,7 @@ class AsyncConsole(AsyncResource):
                 "limit": limit,
                 "cursor": cursor,
             }
-            body: PageBody[Delivery] = await self._call(
-                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
-            )
+            body: PageBody[Delivery] = await self._call(prepare(deliveries.LIST_DELIVERIES, query=query), {})
             return body
 
         return AsyncPages(fetch, cursor)

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from agentpay._async.caller import AsyncCaller
 from agentpay._async.paging import AsyncPages
-from agentpay._async.resource import AsyncResource, Exchange
+from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
@@ -33,7 +33,7 @@ class AsyncSandboxClock(AsyncResource):
 
     async def now(self) -> datetime:
         """Return what the server takes for now, in UTC."""
-        reading: ClockReading = await self._call(prepare(sandbox.GET_CLOCK), UNSET, UNSET)
+        reading: ClockReading = await self._call(prepare(sandbox.GET_CLOCK), {})
         return reading.now
 
     async def advance(
@@ -58,7 +58,7 @@ class AsyncSandboxClock(AsyncResource):
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
-        reading: ClockReading = await self._call(request, UNSET, UNSET)
+        reading: ClockReading = await self._call(request, {})
         return reading.now
 
     async def travel_to(self, moment: datetime | str) -> datetime:
@@ -90,9 +90,9 @@ class AsyncSandbox(AsyncResource):
         clock: the server's clock.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self.clock: AsyncSandboxClock = AsyncSandboxClock(exchange)
+    def __init__(self, caller: AsyncCaller) -> None:
+        super().__init__(caller)
+        self.clock: AsyncSandboxClock = AsyncSandboxClock(caller)
 
     async def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.
@@ -105,12 +105,12 @@ class AsyncSandbox(AsyncResource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
-        funding: Funding = await self._call(request, UNSET, UNSET)
+        funding: Funding = await self._call(request, {})
         return funding
 
     async def create_token_account(self) -> OutsideTokenAccount:
         """Make an outside recipient: a USDC token account that does not belong to this service."""
-        account: OutsideTokenAccount = await self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), UNSET, UNSET)
+        account: OutsideTokenAccount = await self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), {})
         return account
 
     async def create_operator(self, name: str) -> Operator:
@@ -123,7 +123,7 @@ class AsyncSandbox(AsyncResource):
             The operator with its key, which is shown here and never again.
         """
         request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
-        operator: Operator = await self._call(request, UNSET, UNSET)
+        operator: Operator = await self._call(request, {})
         return operator
 
     async def set_fault(
@@ -152,7 +152,7 @@ class AsyncSandbox(AsyncResource):
         """
         body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
-        fault: Fault = await self._call(request, UNSET, UNSET)
+        fault: Fault = await self._call(request, {})
         return fault
 
     async def delete_fault(self, name: str) -> None:
@@ -164,7 +164,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             InvalidRequestError: there is no such fault.
         """
-        await self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), UNSET, UNSET)
+        await self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), {})
 
     def faults(self, *, limit: int | None = None, cursor: str | None = None) -> AsyncPages[Fault]:
         """List the faults that will happen, the one that was armed last first.
@@ -176,14 +176,14 @@ class AsyncSandbox(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[Fault]:
             request = prepare(sandbox.LIST_FAULTS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[Fault] = await self._call(request, UNSET, UNSET)
+            body: PageBody[Fault] = await self._call(request, {})
             return body
 
         return AsyncPages(fetch, cursor)
 
     async def clear_faults(self) -> None:
         """Let nothing fail any more."""
-        await self._call(prepare(sandbox.CLEAR_FAULTS), UNSET, UNSET)
+        await self._call(prepare(sandbox.CLEAR_FAULTS), {})
 
     @asynccontextmanager
     async def fault(
@@ -224,7 +224,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or money stays under way.
         """
-        snapshot: Snapshot = await self._call(prepare(sandbox.CREATE_SNAPSHOT), UNSET, UNSET)
+        snapshot: Snapshot = await self._call(prepare(sandbox.CREATE_SNAPSHOT), {})
         return snapshot
 
     async def restore(self, snapshot: Snapshot | str) -> None:
@@ -242,7 +242,7 @@ class AsyncSandbox(AsyncResource):
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
         snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
-        await self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), UNSET, UNSET)
+        await self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), {})
 
     async def reset(self) -> None:
         """Go back to where the server was when it had started, for every tenant. Snapshots are kept.
@@ -250,7 +250,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
-        await self._call(prepare(sandbox.RESET), UNSET, UNSET)
+        await self._call(prepare(sandbox.RESET), {})
 
 
 def _moment(given: datetime | str) -> datetime:

@@ -8,7 +8,6 @@ from agentpay._async.resource import AsyncResource
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session
 from agentpay.contract.usdc import to_decimal
 
@@ -74,7 +73,7 @@ class AsyncSessions(AsyncResource):
             category=category,
         )
         request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
-        session: Session = await self._call(request, UNSET, UNSET)
+        session: Session = await self._call(request, {})
         return session
 
     async def charge(
@@ -111,7 +110,7 @@ class AsyncSessions(AsyncResource):
             body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
             idempotency_key=key,
         )
-        session: Session = await self._call(request, UNSET, UNSET)
+        session: Session = await self._call(request, {})
         return session
 
     async def close(self, session_id: str) -> Session:
@@ -131,7 +130,7 @@ class AsyncSessions(AsyncResource):
             ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
-        session: Session = await self._call(request, UNSET, UNSET)
+        session: Session = await self._call(request, {})
         return session
 
     async def get(self, session_id: str) -> Session:
@@ -144,7 +143,7 @@ class AsyncSessions(AsyncResource):
             NotFoundError: no such session of this operator.
         """
         request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
-        session: Session = await self._call(request, UNSET, UNSET)
+        session: Session = await self._call(request, {})
         return session
 
     def list(
@@ -166,9 +165,7 @@ class AsyncSessions(AsyncResource):
 
         async def fetch(cursor: str | None) -> PageBody[Session]:
             query = {"account_id": account_id, "status": status, "limit": limit, "cursor": cursor}
-            body: PageBody[Session] = await self._call(
-                prepare(sessions.LIST_SESSIONS, query=query), UNSET, UNSET
-            )
+            body: PageBody[Session] = await self._call(prepare(sessions.LIST_SESSIONS, query=query), {})
             return body
 
         return AsyncPages(fetch, cursor)

@@ -24,6 +24,6 @@ class ServerClient(AgentPay):
 
     def _bind(self, settings: Settings, http: Http) -> None:
         super()._bind(settings, http)
-        self.sessions = Sessions(self._exchange)
-        self.console = Console(self._exchange)
-        self.sandbox = Sandbox(self._exchange)
+        self.sessions = Sessions(self._caller)
+        self.console = Console(self._caller)
+        self.sandbox = Sandbox(self._caller)

@@ -18,7 +18,6 @@ from agentpay.contract.deliveries import (
 )
 from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.transfers import Transfer
 
 
@@ -40,7 +39,7 @@ class Console(Resource):
         """
         body = CreateAgentKey(account_id=account_id, name=name)
         request = prepare(console.CREATE_AGENT_KEY, body=body)
-        key: NewAgentKey = self._call(request, UNSET, UNSET)
+        key: NewAgentKey = self._call(request, {})
         return key
 
     def agent_keys(self, *, limit: int | None = None, cursor: str | None = None) -> Page[AgentKey]:
@@ -53,7 +52,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[AgentKey]:
             request = prepare(console.LIST_AGENT_KEYS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[AgentKey] = self._call(request, UNSET, UNSET)
+            body: PageBody[AgentKey] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -67,7 +66,7 @@ class Console(Resource):
         Raises:
             NotFoundError: no such live key of this operator.
         """
-        self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), UNSET, UNSET)
+        self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), {})
 
     def create_operator_key(self, name: str) -> NewOperatorKey:
         """Create another operator key (interface K8, K9).
@@ -81,7 +80,7 @@ class Console(Resource):
             The key; it is shown here and never again.
         """
         request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
-        key: NewOperatorKey = self._call(request, UNSET, UNSET)
+        key: NewOperatorKey = self._call(request, {})
         return key
 
     def operator_keys(
@@ -96,7 +95,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[OperatorKey]:
             request = prepare(operator_keys.LIST_OPERATOR_KEYS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[OperatorKey] = self._call(request, UNSET, UNSET)
+            body: PageBody[OperatorKey] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -112,7 +111,7 @@ class Console(Resource):
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
         path = {"key_id": key_id}
-        self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path=path), UNSET, UNSET)
+        self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path=path), {})
 
     def account(self, account_id: str) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
@@ -124,7 +123,7 @@ class Console(Resource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
-        detail: AccountDetail = self._call(request, UNSET, UNSET)
+        detail: AccountDetail = self._call(request, {})
         return detail
 
     def allow_signing(self, account_id: str) -> AccountDetail:
@@ -143,7 +142,7 @@ class Console(Resource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
-        detail: AccountDetail = self._call(request, UNSET, UNSET)
+        detail: AccountDetail = self._call(request, {})
         return detail
 
     def approvals(
@@ -158,7 +157,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[PendingTransfer]:
             request = prepare(approvals.LIST_APPROVALS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[PendingTransfer] = self._call(request, UNSET, UNSET)
+            body: PageBody[PendingTransfer] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -188,7 +187,7 @@ class Console(Resource):
                 still waits; with it, it is under way and its outcome is not known yet.
         """
         request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
-        transfer: Transfer = self._call(request, UNSET, UNSET)
+        transfer: Transfer = self._call(request, {})
         return transfer
 
     def reject(self, transfer_id: str, *, reason: str | None = None) -> Transfer:
@@ -208,7 +207,7 @@ class Console(Resource):
         request = prepare(
             approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
         )
-        transfer: Transfer = self._call(request, UNSET, UNSET)
+        transfer: Transfer = self._call(request, {})
         return transfer
 
     def audit(self, *, limit: int | None = None, cursor: str | None = None) -> Page[AuditEntry]:
@@ -221,7 +220,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[AuditEntry]:
             request = prepare(console.LIST_AUDIT, query={"limit": limit, "cursor": cursor})
-            body: PageBody[AuditEntry] = self._call(request, UNSET, UNSET)
+            body: PageBody[AuditEntry] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -238,7 +237,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[RegisteredWebhook]:
             request = prepare(deliveries.LIST_WEBHOOKS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[RegisteredWebhook] = self._call(request, UNSET, UNSET)
+            body: PageBody[RegisteredWebhook] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
@@ -252,7 +251,7 @@ class Console(Resource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), UNSET, UNSET)
+        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), {})
 
     def rotate_webhook_secret(
         self, webhook_id: str, *, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
@@ -277,7 +276,7 @@ class Console(Resource):
             path={"webhook_id": webhook_id},
             body=RotateSecret(overlap_seconds=overlap_seconds),
         )
-        new: NewSecret = self._call(request, UNSET, UNSET)
+        new: NewSecret = self._call(request, {})
         return new.secret
 
     def events(
@@ -302,9 +301,7 @@ class Console(Resource):
 
         def fetch(cursor: str | None) -> PageBody[RecordedEvent]:
             query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
-            body: PageBody[RecordedEvent] = self._call(
-                prepare(deliveries.LIST_EVENTS, query=query), UNSET, UNSET
-            )
+            body: PageBody[RecordedEvent] = self._call(prepare(deliveries.LIST_EVENTS, query=query), {})
             return body
 
         return Page.first(fetch, cursor)
@@ -326,7 +323,7 @@ class Console(Resource):
         request = prepare(
             deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
         )
-        page: PageBody[Delivery] = self._call(request, UNSET, UNSET)
+        page: PageBody[Delivery] = self._call(request, {})
         return page.data
 
     def deliveries(
@@ -356,9 +353,7 @@ class Console(Resource):
                 "limit": limit,
                 "cursor": cursor,
             }
-            body: PageBody[Delivery] = self._call(
-                prepare(deliveries.LIST_DELIVERIES, query=query), UNSET, UNSET
-            )
+            body: PageBody[Delivery] = self._call(prepare(deliveries.LIST_DELIVERIES, query=query), {})
             return body
 
         return Page.first(fetch, cursor)

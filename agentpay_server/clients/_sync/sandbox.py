@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from agentpay._sync.caller import Caller
 from agentpay._sync.paging import Page
-from agentpay._sync.resource import Resource, Exchange
+from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import to_decimal
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
@@ -34,7 +34,7 @@ class SandboxClock(Resource):
 
     def now(self) -> datetime:
         """Return what the server takes for now, in UTC."""
-        reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), UNSET, UNSET)
+        reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), {})
         return reading.now
 
     def advance(
@@ -59,7 +59,7 @@ class SandboxClock(Resource):
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
-        reading: ClockReading = self._call(request, UNSET, UNSET)
+        reading: ClockReading = self._call(request, {})
         return reading.now
 
     def travel_to(self, moment: datetime | str) -> datetime:
@@ -91,9 +91,9 @@ class Sandbox(Resource):
         clock: the server's clock.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self.clock: SandboxClock = SandboxClock(exchange)
+    def __init__(self, caller: Caller) -> None:
+        super().__init__(caller)
+        self.clock: SandboxClock = SandboxClock(caller)
 
     def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.
@@ -106,12 +106,12 @@ class Sandbox(Resource):
             NotFoundError: no such account of this operator.
         """
         request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
-        funding: Funding = self._call(request, UNSET, UNSET)
+        funding: Funding = self._call(request, {})
         return funding
 
     def create_token_account(self) -> OutsideTokenAccount:
         """Make an outside recipient: a USDC token account that does not belong to this service."""
-        account: OutsideTokenAccount = self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), UNSET, UNSET)
+        account: OutsideTokenAccount = self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), {})
         return account
 
     def create_operator(self, name: str) -> Operator:
@@ -124,7 +124,7 @@ class Sandbox(Resource):
             The operator with its key, which is shown here and never again.
         """
         request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
-        operator: Operator = self._call(request, UNSET, UNSET)
+        operator: Operator = self._call(request, {})
         return operator
 
     def set_fault(
@@ -153,7 +153,7 @@ class Sandbox(Resource):
         """
         body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
-        fault: Fault = self._call(request, UNSET, UNSET)
+        fault: Fault = self._call(request, {})
         return fault
 
     def delete_fault(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Sandbox(Resource):
         Raises:
             InvalidRequestError: there is no such fault.
         """
-        self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), UNSET, UNSET)
+        self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), {})
 
     def faults(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Fault]:
         """List the faults that will happen, the one that was armed last first.
@@ -177,14 +177,14 @@ class Sandbox(Resource):
 
         def fetch(cursor: str | None) -> PageBody[Fault]:
             request = prepare(sandbox.LIST_FAULTS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[Fault] = self._call(request, UNSET, UNSET)
+            body: PageBody[Fault] = self._call(request, {})
             return body
 
         return Page.first(fetch, cursor)
 
     def clear_faults(self) -> None:
         """Let nothing fail any more."""
-        self._call(prepare(sandbox.CLEAR_FAULTS), UNSET, UNSET)
+        self._call(prepare(sandbox.CLEAR_FAULTS), {})
 
     @contextmanager
     def fault(
@@ -225,7 +225,7 @@ class Sandbox(Resource):
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or money stays under way.
         """
-        snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), UNSET, UNSET)
+        snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), {})
         return snapshot
 
     def restore(self, snapshot: Snapshot | str) -> None:
@@ -243,7 +243,7 @@ class Sandbox(Resource):
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
         snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
-        self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), UNSET, UNSET)
+        self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), {})
 
     def reset(self) -> None:
         """Go back to where the server was when it had started, for every tenant. Snapshots are kept.
@@ -251,7 +251,7 @@ class Sandbox(Resource):
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
-        self._call(prepare(sandbox.RESET), UNSET, UNSET)
+        self._call(prepare(sandbox.RESET), {})
 
 
 def _moment(given: datetime | str) -> datetime:

@@ -9,7 +9,6 @@ from agentpay._sync.resource import Resource
 from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import ChargeSession, OpenSession, Session
 from agentpay.contract.usdc import to_decimal
 
@@ -75,7 +74,7 @@ class Sessions(Resource):
             category=category,
         )
         request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
-        session: Session = self._call(request, UNSET, UNSET)
+        session: Session = self._call(request, {})
         return session
 
     def charge(
@@ -112,7 +111,7 @@ class Sessions(Resource):
             body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
             idempotency_key=key,
         )
-        session: Session = self._call(request, UNSET, UNSET)
+        session: Session = self._call(request, {})
         return session
 
     def close(self, session_id: str) -> Session:
@@ -132,7 +131,7 @@ class Sessions(Resource):
             ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, UNSET, UNSET)
+        session: Session = self._call(request, {})
         return session
 
     def get(self, session_id: str) -> Session:
@@ -145,7 +144,7 @@ class Sessions(Resource):
             NotFoundError: no such session of this operator.
         """
         request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, UNSET, UNSET)
+        session: Session = self._call(request, {})
         return session
 
     def list(
@@ -167,9 +166,7 @@ class Sessions(Resource):
 
         def fetch(cursor: str | None) -> PageBody[Session]:
             query = {"account_id": account_id, "status": status, "limit": limit, "cursor": cursor}
-            body: PageBody[Session] = self._call(
-                prepare(sessions.LIST_SESSIONS, query=query), UNSET, UNSET
-            )
+            body: PageBody[Session] = self._call(prepare(sessions.LIST_SESSIONS, query=query), {})
             return body
 
         return Page.first(fetch, cursor)

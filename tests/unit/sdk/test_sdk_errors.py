@@ -39,6 +39,8 @@ def example(kind):
         return kind(
             operation="transfers.get", difference="transfer_id is 'b', not 'a'", may_have_been_processed=False
         )
+    if kind is errors.OutcomeUnknownError:
+        return kind(operation="POST /payments", idempotency_key="key-1")
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
     if kind is errors.SessionOutcomeUnknownError:

@@ -65,7 +65,7 @@ def test_no_traceback_shows_the_key(caller, failure):
     caller.script(failure(), api_key=None, max_retries=0)
     with pytest.raises(errors.AgentPayError) as caught:
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
-    assert "in _exchange" in shown(caught.value)
+    assert "in exchange" in shown(caught.value)
     assert "SECRET" not in shown(caught.value)
 
 

@@ -4,22 +4,30 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import agentpay
-from agentpay import AgentPay, AsyncAgentPay
+from agentpay import UNSET, AgentPay, AsyncAgentPay
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.policies import Policies
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
+from agentpay.contract.requests import UnsetType
 
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
     APIConnectionError APIError APITimeoutError Account AccountPausedError AccountPolicy
     AccountStatus AgentPay AgentPayError AnswerMismatchError AsyncAgentPay AsyncPage
-    AuthenticationError Balance ChainUnavailableError ClosedClientError ConfigurationError
-    ConflictError DecodingError Direction FieldFault IdempotencyConflictError
-    InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
-    NotFoundError Page PermissionDeniedError Policy PolicyViolationError PreconditionFailedError
-    RateLimitedError ServerError ServiceUnavailableError SessionCapExceededError SessionClosedError
+    AuthenticationError Balance CallOptions ChainUnavailableError ClosedClientError
+    ConfigurationError ConflictError CreateAccountParams CreateTransferParams CreateWebhookParams
+    DecodingError Direction FieldFault IdempotencyConflictError InsecureConnectionWarning
+    InsufficientBalanceError InvalidRecipientError InvalidRequestError ListAccountsParams
+    ListTransactionsParams NotFoundError OutcomeUnknownError Page PermissionDeniedError Policy
+    PolicyParams PolicyViolationError PreconditionFailedError RateLimitedError RawResponse
+    ServerError ServiceUnavailableError SessionCapExceededError SessionClosedError
     SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
     TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET
     WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
@@ -96,7 +104,7 @@ def test_both_clients_have_the_same_surface():
     settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
     sync, asynchronous = AgentPay(**settings), AsyncAgentPay(**settings)
     assert set(methods(asynchronous)) - set(methods(sync)) == {"aclose"}
-    assert set(methods(sync)) == {"close", "with_options"}
+    assert set(methods(sync)) == {"close", "request", "with_options"}
     for resource, names in METHODS.items():
         one, other = methods(getattr(sync, resource)), methods(getattr(asynchronous, resource))
         assert sorted(one) == sorted(other) == names
@@ -105,7 +113,8 @@ def test_both_clients_have_the_same_surface():
             assert parameters == inspect.signature(other[name]).parameters
             # Keywords alone, but for the identifier that comes first.
             kinds = [parameter.kind for parameter in parameters.values()]
-            positional = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
+            assert (kinds[-1] is inspect.Parameter.VAR_KEYWORD) == (name != "wait")
+            positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             leads_with_id = next(iter(parameters)) in ("account_id", "transfer_id")
             assert len(positional) == int(leads_with_id)
             assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))
@@ -118,4 +127,32 @@ def test_every_parameter_is_described(resource):
     for method in methods(getattr(AgentPay(**settings), resource)).values():
         doc = inspect.getdoc(method)
         for name in inspect.signature(method).parameters:
-            assert f"    {name}: " in doc, f"{method.__qualname__} does not describe {name}"
+            assert f"{name}: " in doc, f"{method.__qualname__} does not describe {name}"
+
+
+@pytest.mark.parametrize(
+    ("params", "method"),
+    [
+        (agentpay.CreateAccountParams, Accounts.create),
+        (agentpay.ListAccountsParams, Accounts.list),
+        (agentpay.ListTransactionsParams, Accounts.transactions),
+        (agentpay.PolicyParams, Policies.update),
+        (agentpay.PolicyParams, Policies.replace),
+        (agentpay.CreateTransferParams, Transfers.create),
+        (agentpay.CreateWebhookParams, Webhooks.create),
+    ],
+)
+def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):
+    hints = get_type_hints(params)
+    wanted = get_type_hints(method)
+    arguments = {
+        name: parameter.default is inspect.Parameter.empty
+        for name, parameter in inspect.signature(method).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert hints.keys() == arguments.keys()
+    assert params.__required_keys__ == {name for name, is_required in arguments.items() if is_required}
+    for name, hint in hints.items():
+        assert set(get_args(wanted[name]) or [wanted[name]]) - {UNSET, UnsetType} >= set(
+            get_args(hint) or [hint]
+        )

@@ -1,0 +1,98 @@
+"""The driver of the retry generator, which sends and sleeps; every request of every resource passes here.
+
+What is sent, what a response means and when to retry is decided in `agentpay._requests` and
+`agentpay._retries`; the network is in `agentpay._http`.
+"""
+
+from typing import Any
+
+from agentpay._http import AsyncHttp
+from agentpay._options import Call, CallOptions
+from agentpay._requests import PreparedRequest, Reply
+from agentpay._retries import Renew, Sleep, attempts, unexpected
+from agentpay._settings import Settings, logger
+from agentpay.errors import AgentPayError
+
+
+class AsyncCaller:
+    """Sends requests under the settings of one client, over connections that its copies share.
+
+    Attributes:
+        settings: the settings of the client.
+        http: the connections.
+    """
+
+    def __init__(self, settings: Settings, http: AsyncHttp) -> None:
+        self.settings = settings
+        self.http = http
+        self._usual = Call(
+            headers=http.headers(settings),
+            timeout=settings.timeout,
+            max_retries=settings.max_retries,
+            deadline=settings.deadline,
+        )
+
+    def begin(self, options: CallOptions) -> Call:
+        """Return what a call with these options runs under, from now on.
+
+        Raises:
+            ConfigurationError: an option has a value that it cannot have; the message names it.
+            TypeError: there is no such option.
+        """
+        if not options and self._usual.deadline is None:
+            return self._usual
+        return self._usual.begun(options, self.http.monotonic)
+
+    async def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+        """Send a request until it has its response; return the model of the response, and the response.
+
+        Raises:
+            AgentPayError: the request failed for good.
+        """
+        try:
+            return await self._attempts(request, call)
+        except Exception:
+            raise
+        except BaseException as error:
+            if request.idempotency_key is not None:
+                # Cancelled or interrupted while money may be in flight: the key is all that is left of it.
+                error.add_note(
+                    f"{request.endpoint.name} may have been done. Do not pay again under a new key: call it "
+                    f"with the same parameters and idempotency_key={request.idempotency_key!r} to resume it."
+                )
+            raise
+
+    async def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+        http = self.http
+        flow = attempts(
+            request,
+            max_retries=call.max_retries,
+            pause_max=lambda: call.pause_max(http.monotonic()),
+            now=http.now,
+            random=http.random,
+        )
+        http.warn_if_exposed()
+        is_sent = False
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Sleep):
+                    logger.info("sending %s again in %.2f s", request.endpoint.name, step.seconds)
+                    await http.sleep(step.seconds)
+                    step = next(flow)
+                elif isinstance(step, Renew):
+                    await http.renew()
+                    step = next(flow)
+                else:
+                    outcome = await http.send(request, call)
+                    is_sent = True
+                    step = flow.send(outcome)
+        except StopIteration as done:
+            model, reply = done.value
+            return model, reply
+        except AgentPayError:
+            raise
+        except Exception as error:
+            if not is_sent:
+                raise
+            raise unexpected(request, error) from error

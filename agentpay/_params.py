@@ -1,0 +1,71 @@
+"""The arguments of the methods that send something, as dictionaries that a type checker knows.
+
+`order: CreateTransferParams = {…}; client.transfers.create(**order)` is checked as the call with its keywords
+is. Keys and types are those of the methods, where their meaning stands; options of a call are `CallOptions`.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal, NotRequired, TypedDict
+
+from agentpay._arguments import Names
+from agentpay.contract.accounts import AccountStatus
+from agentpay.contract.policies import Limit
+from agentpay.contract.transactions import TransactionStatusFilter
+
+
+class CreateAccountParams(TypedDict):
+    """Arguments of `accounts.create`."""
+
+    name: str
+    metadata: NotRequired[Mapping[str, Any] | None]
+
+
+class ListAccountsParams(TypedDict, total=False):
+    """Arguments of `accounts.list`."""
+
+    limit: int | None
+    cursor: str | None
+    status: AccountStatus | Literal["active", "paused"] | None
+
+
+class ListTransactionsParams(TypedDict, total=False):
+    """Arguments of `accounts.transactions` beside the account."""
+
+    limit: int | None
+    cursor: str | None
+    status: TransactionStatusFilter | Literal["settled", "rejected", "all"] | None
+    since: datetime | None
+
+
+class PolicyParams(TypedDict, total=False):
+    """Arguments of `policies.update` and `policies.replace` beside the account."""
+
+    max_single_transfer: Limit
+    max_daily_spend: Limit
+    allowed_counterparties: Names
+    categories: Names
+    require_memo: bool
+    escalation_threshold: Limit
+    paused: bool
+
+
+class CreateTransferParams(TypedDict):
+    """Arguments of `transfers.create`."""
+
+    from_: str
+    to: str
+    amount: Decimal | int | str
+    memo: NotRequired[str | None]
+    category: NotRequired[str | None]
+    idempotency_key: NotRequired[str | None]
+
+
+class CreateWebhookParams(TypedDict):
+    """Arguments of `webhooks.create`."""
+
+    url: str
+    events: Sequence[str]
+    account_ids: NotRequired[Sequence[str]]
+    low_balance_threshold_usdc: NotRequired[Limit]

@@ -1,0 +1,105 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""The resources once more, with methods that return the response beside the model.
+
+A method is not written twice: `Raw` runs it on a copy of its resource that notes the last reply. Its
+arguments keep their names and types. A test holds this list against the resources.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.caller import Caller
+from agentpay._sync.policies import Policies
+from agentpay._sync.resource import Resource
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
+from agentpay._options import Call
+from agentpay._raw import RawResponse
+from agentpay._requests import PreparedRequest, Reply
+
+if TYPE_CHECKING:
+    from agentpay._sync.client import AgentPay
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _AsyncRecorder(Caller):
+    """A caller that notes the last reply."""
+
+    reply: Reply
+
+    def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+        model, self.reply = super().exchange(request, call)
+        return model, self.reply
+
+
+class RawResource:
+    """Base of the raw resources: they hold the resource whose methods they run."""
+
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
+
+
+class Raw(Generic[P, T]):
+    """A method of a resource that returns the response, of which `parse()` is what the method returns."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], T]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, raw: RawResource, owner: type) -> Callable[P, RawResponse[T]]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> RawResponse[T]:
+            resource = copy.copy(raw._resource)  # noqa: SLF001 - of this module
+            usual = resource._caller  # noqa: SLF001
+            recorder = resource._caller = _AsyncRecorder(usual.settings, usual.http)  # noqa: SLF001
+            model = self._method(resource, *args, **kwargs)
+            return RawResponse.of(recorder.reply, model)
+
+        return call
+
+
+class RawAccounts(RawResource):
+    """`client.accounts`, with responses."""
+
+    create: Final = Raw(Accounts.create)
+    get: Final = Raw(Accounts.get)
+    list: Final = Raw(Accounts.list)
+    balance: Final = Raw(Accounts.balance)
+    transactions: Final = Raw(Accounts.transactions)
+
+
+class RawPolicies(RawResource):
+    """`client.policies`, with responses."""
+
+    get: Final = Raw(Policies.get)
+    update: Final = Raw(Policies.update)
+    replace: Final = Raw(Policies.replace)
+    pause: Final = Raw(Policies.pause)
+    resume: Final = Raw(Policies.resume)
+
+
+class RawTransfers(RawResource):
+    """`client.transfers`, with responses."""
+
+    create: Final = Raw(Transfers.create)
+    get: Final = Raw(Transfers.get)
+    wait: Final = Raw(Transfers.wait)
+
+
+class RawWebhooks(RawResource):
+    """`client.webhooks`, with responses."""
+
+    create: Final = Raw(Webhooks.create)
+
+
+class RawAgentPay:
+    """The resources of a client, whose methods return a `RawResponse`."""
+
+    def __init__(self, client: "AgentPay") -> None:
+        self.accounts: RawAccounts = RawAccounts(client.accounts)
+        self.policies: RawPolicies = RawPolicies(client.policies)
+        self.transfers: RawTransfers = RawTransfers(client.transfers)
+        self.webhooks: RawWebhooks = RawWebhooks(client.webhooks)

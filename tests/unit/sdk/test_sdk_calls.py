@@ -1,0 +1,430 @@
+"""What any call can be told: options, a deadline, the response itself, and requests that have no method."""
+
+import copy
+import inspect
+import json
+import logging
+import pickle
+from decimal import Decimal
+
+import httpx
+import pytest
+from sdk_world import (
+    ACCOUNT,
+    ACCOUNT_POLICY,
+    KEY,
+    TRANSFER,
+    URL,
+    answer,
+    page,
+    paid,
+    refusal,
+)
+
+from agentpay import Account, AgentPay, CallOptions, RawResponse, Transfer, errors
+from agentpay._async import raw as async_raw
+from agentpay._sync import raw
+from agentpay._version import __version__
+
+
+def pay(client, **options):
+    return client.transfers.create(from_="acct_a", to="acct_b", amount="1.5", **options)
+
+
+def busy():
+    return answer(503, {"error": "service_unavailable", "message": "busy"})
+
+
+CALLS = {
+    "accounts.get": (lambda c, **o: c.accounts.get("acct_a", **o), ACCOUNT),
+    "accounts.list": (lambda c, **o: c.accounts.list(**o), page([ACCOUNT])),
+    "policies.update": (lambda c, **o: c.policies.update("acct_a", paused=True, **o), ACCOUNT_POLICY),
+    "transfers.create": (lambda c, **o: pay(c, idempotency_key="key-1", **o), TRANSFER),
+    "request": (lambda c, **o: c.request("GET", "/v1/accounts", **o), page([])),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+class TestOptions:
+    def test_extra_headers_are_sent_with_every_request_of_the_call(self, caller, call):
+        make, body = call
+        script = caller.script(*[answer(200, body)] * 3, default_headers={"X-Team": "a", "X-Other": "b"})
+        caller(lambda c: make(c, extra_headers={"x-team": "c", "X-Trace": "1"}))
+        for request in script.requests:
+            assert request.headers["X-Team"] == "c"
+            assert request.headers["X-Other"] == "b"
+            assert request.headers["X-Trace"] == "1"
+
+    def test_the_timeout_is_that_of_the_call(self, caller, call):
+        make, body = call
+        script = caller.script(*[answer(200, body)] * 3)
+        caller(lambda c: make(c, timeout=3))
+        assert script.requests
+        for request in script.requests:
+            assert set(request.extensions["timeout"].values()) == {3.0}
+
+    def test_the_retries_are_those_of_the_call(self, caller, call):
+        make, body = call
+        script = caller.script(busy(), answer(200, body))
+        with pytest.raises(errors.AgentPayError):
+            caller(lambda c: make(c, max_retries=0))
+        assert len(script.requests) == 1
+
+    def test_the_deadline_is_that_of_the_call(self, caller, call):
+        make, body = call
+        script = caller.script(*[answer(200, body)] * 3)
+        caller(lambda c: make(c, deadline=2))
+        for request in script.requests:
+            assert request.extensions["timeout"]["read"] <= 2
+
+    def test_an_argument_that_does_not_exist_is_refused(self, caller, call):
+        make, _ = call
+        script = caller.script()
+        with pytest.raises(
+            TypeError, match=r"unexpected keyword argument 'timeuot'; .* max_retries, timeout"
+        ):
+            caller(lambda c: make(c, timeuot=3))
+        assert not script.requests
+
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            ({"timeout": 0}, "timeout must be above 0"),
+            ({"timeout": "3"}, "timeout is a number of seconds"),
+            ({"deadline": float("inf")}, "deadline must be above 0"),
+            ({"deadline": -1}, "deadline must be above 0"),
+            ({"max_retries": -1}, "max_retries must be an integer"),
+            ({"extra_headers": ["X-A"]}, "extra_headers must be a mapping"),
+            ({"extra_headers": {"X A": "1"}}, "a name that no header field can have"),
+            ({"extra_headers": {"X-A": "a\r\nX-B: c"}}, r"extra_headers\['X-A'\] must be printable"),
+            ({"extra_headers": {"X-A": "ü"}}, "must be printable ASCII"),
+            ({"extra_headers": {"X-A": " a"}}, "without blanks at its ends"),
+            ({"extra_headers": {"X-A": 1}}, "must be printable ASCII"),
+            ({"extra_headers": {"authorization": "Bearer x"}}, "authorization, which the client decides"),
+            ({"extra_headers": {"Host": "evil.example"}}, "Host, which the client decides"),
+            ({"extra_headers": {"Content-Length": "1"}}, "Content-Length, which the client decides"),
+            ({"extra_headers": {"If-Match": "*"}}, "If-Match, which the client decides"),
+        ],
+    )
+    def test_a_value_that_cannot_be_meant_is_named(self, caller, call, options, problem):
+        make, _ = call
+        script = caller.script()
+        with pytest.raises(errors.ConfigurationError, match=problem):
+            caller(lambda c: make(c, **options))
+        assert not script.requests
+
+
+def test_every_option_is_documented():
+    for name in CallOptions.__annotations__:
+        assert f"    {name}: " in CallOptions.__doc__
+
+
+def test_an_option_holds_for_one_call(caller):
+    script = caller.script(*[answer(200, ACCOUNT)] * 2)
+    caller(lambda c: c.accounts.get("acct_a", extra_headers={"X-Once": "1"}, timeout=3))
+    caller(lambda c: c.accounts.get("acct_a"))
+    assert "X-Once" not in script.requests[1].headers
+    assert script.requests[1].extensions["timeout"]["read"] == 30.0
+
+
+class TestSettings:
+    def test_they_can_be_read(self, caller):
+        caller.script(base_url=f"{URL}/", timeout=7, max_retries=5, deadline=9)
+        client = caller.client
+        assert (client.base_url, client.timeout, client.max_retries, client.deadline) == (URL, 7, 5, 9)
+        copied = client.with_options(timeout=None, deadline=None)
+        assert (copied.timeout, copied.max_retries, copied.deadline) == (None, 5, None)
+
+    def test_app_info_follows_the_name_of_the_sdk(self, caller):
+        script = caller.script(answer(200, ACCOUNT), app_info="shop/1.2 (agents)")
+        caller(lambda c: c.accounts.get("acct_a"))
+        assert script.requests[0].headers["User-Agent"] == f"agentpay-python/{__version__} shop/1.2 (agents)"
+
+    def test_default_headers_are_those_of_a_copy_alone(self, caller):
+        script = caller.script(*[answer(200, ACCOUNT)] * 2, default_headers={"X-A": "1"})
+        caller(lambda c: c.with_options(default_headers={"X-B": "2"}).accounts.get("acct_a"))
+        caller(lambda c: c.accounts.get("acct_a"))
+        assert [("X-A" in r.headers, "X-B" in r.headers) for r in script.requests] == [
+            (False, True),
+            (True, False),
+        ]
+
+    @pytest.mark.parametrize(
+        ("settings", "problem"),
+        [
+            ({"app_info": ""}, "app_info must be printable"),
+            ({"app_info": "a\nb"}, "app_info must be printable"),
+            ({"app_info": 1}, "app_info must be printable"),
+            ({"default_headers": {"Authorization": "x"}}, "default_headers must not set Authorization"),
+            ({"deadline": 0}, "deadline must be above 0"),
+        ],
+    )
+    def test_one_that_cannot_be_meant_is_named(self, caller, settings, problem):
+        with pytest.raises(errors.ConfigurationError, match=problem):
+            caller.connect(None, **settings)
+
+    def test_no_log_shows_the_value_of_an_added_header(self, caller, caplog):
+        caller.script(answer(200, ACCOUNT), default_headers={"X-Gateway-Key": "hush-1"})
+        with caplog.at_level(logging.DEBUG, logger="agentpay"):
+            caller(lambda c: c.accounts.get("acct_a", extra_headers={"X-Token": "hush-2"}))
+        assert "X-Token" in caplog.text or "x-token" in caplog.text
+        assert "hush" not in caplog.text
+        assert KEY not in caplog.text
+
+
+class TestDeadline:
+    def test_a_retry_that_would_leave_too_little_time_is_not_made(self, caller):
+        script = caller.script(busy(), answer(200, ACCOUNT))
+        caller.client._http.random = lambda: 1.0  # a pause of 0.5 s
+        with pytest.raises(errors.ServiceUnavailableError):
+            caller(lambda c: c.accounts.get("acct_a", deadline=0.55))
+        assert len(script.requests) == 1
+        assert caller.clock.sleeps == []
+
+    def test_a_retry_that_leaves_enough_is_made(self, caller):
+        script = caller.script(busy(), answer(200, ACCOUNT))
+        caller.client._http.random = lambda: 1.0
+        caller(lambda c: c.accounts.get("acct_a", deadline=0.6))
+        assert caller.clock.sleeps == [0.5]
+        assert [round(r.extensions["timeout"]["read"], 6) for r in script.requests] == [0.1, 0.1]
+
+    def test_it_never_makes_an_unknown_outcome_known(self, caller):
+        script = caller.script(httpx.ReadError("reset"), busy(), paid, deadline=0.8)
+        caller.client._http.random = lambda: 1.0
+        with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
+            caller(pay)
+        # The second pause would be 1 s. Both attempts were made under one key, which the error carries.
+        assert [body["idempotency_key"] for body in script.bodies] == [caught.value.idempotency_key] * 2
+
+    def test_each_step_gets_what_is_left_when_it_begins(self, caller):
+        seen = []
+
+        def slow(request):
+            steps = request.extensions["timeout"]
+            seen.append(steps.get("connect"))
+            caller.clock.now += 4
+            seen.append(steps["read"])
+            assert steps.get("other") is None
+            return answer(200, ACCOUNT)
+
+        caller.script(slow)
+        caller(lambda c: c.accounts.get("acct_a", deadline=5, timeout=3))
+        assert seen == [3, 1]
+
+    def test_a_body_that_trickles_in_ends_with_it(self, caller):
+        clock = caller.clock
+
+        class Trickle(httpx.SyncByteStream, httpx.AsyncByteStream):
+            content = iter(json.dumps(ACCOUNT).encode())
+
+            def __iter__(self):
+                return self
+
+            def __aiter__(self):
+                return self
+
+            def __next__(self):
+                clock.now += 1
+                return bytes([next(self.content)])
+
+            async def __anext__(self):
+                return next(self)
+
+        caller.script(lambda _: httpx.Response(200, stream=Trickle()))
+        started = clock.now
+        with pytest.raises(errors.APITimeoutError) as caught:
+            caller(lambda c: c.accounts.get("acct_a", deadline=5, max_retries=0))
+        assert caught.value.may_have_been_processed
+        assert clock.now - started == 6
+
+    def test_a_response_that_is_complete_is_taken_however_late(self, caller):
+        def late(request):
+            caller.clock.now += 60
+            return paid(request)
+
+        caller.script(late)
+        assert caller(lambda c: pay(c, deadline=5)).status == "settled"
+
+    def test_all_requests_of_one_call_share_it(self, caller):
+        left = []
+
+        def answered(request):
+            left.append(request.extensions["timeout"]["read"])
+            caller.clock.now += 2
+            return answer(200, ACCOUNT_POLICY, etag='"1"')
+
+        caller.script(answered, answered)
+        caller(lambda c: c.policies.update("acct_a", paused=False, deadline=10))
+        assert left == [10, 8]
+
+
+@pytest.mark.parametrize("kind", [errors.APITimeoutError, errors.WaitTimeoutError])
+def test_a_timeout_is_the_one_of_the_language(kind):
+    assert issubclass(kind, TimeoutError)
+    assert issubclass(kind, errors.AgentPayError)
+
+
+def test_a_timeout_is_caught_as_one(caller):
+    caller.script(httpx.ReadTimeout("late"), max_retries=0)
+    with pytest.raises(TimeoutError, match=r"no answer to accounts\.get within 30 s"):
+        caller(lambda c: c.accounts.get("acct_a"))
+
+
+class TestRawResponse:
+    def test_it_is_the_model_with_what_it_came_in(self, caller):
+        caller.script(busy(), answer(200, TRANSFER, x_request_id="req_1", x_more="m"))
+        response = caller(lambda c: pay(c.with_raw_response, idempotency_key="key-1"))
+        assert response.status == 200
+        assert response.headers["X-More"] == "m"
+        assert response.request_id == "req_1"
+        assert response.retries_made == 1
+        assert response.body == json.dumps(TRANSFER).encode()
+        assert isinstance(response.parse(), Transfer)
+        assert response.parse().amount_usdc == Decimal("1.5")
+
+    def test_a_failure_raises_as_ever(self, caller):
+        caller.script(refusal(402, "policy_violation"))
+        with pytest.raises(errors.PolicyViolationError):
+            caller(lambda c: pay(c.with_raw_response))
+
+    def test_a_list_gives_its_page(self, caller):
+        caller.script(
+            answer(200, page([ACCOUNT], "next", has_more=True), x_request_id="req_1"),
+            answer(200, page([{**ACCOUNT, "account_id": "acct_b"}])),
+        )
+        response = caller(lambda c: c.with_raw_response.accounts.list(limit=1))
+        assert response.request_id == "req_1"
+        assert isinstance(response.parse().data[0], Account)
+        following = caller(lambda _: response.parse().next_page())
+        assert following.data[0].account_id == "acct_b"
+
+    def test_of_several_requests_it_is_the_last(self, caller):
+        caller.script(
+            answer(200, ACCOUNT_POLICY, etag='"1"', x_request_id="req_read"),
+            answer(200, ACCOUNT_POLICY, etag='"2"', x_request_id="req_written"),
+        )
+        response = caller(lambda c: c.with_raw_response.policies.pause("acct_a"))
+        assert (response.request_id, response.headers["ETag"]) == ("req_written", '"2"')
+
+    def test_a_wait_gives_the_last_look(self, caller):
+        caller.script(answer(200, {**TRANSFER, "status": "submitted"}), answer(200, TRANSFER))
+        response = caller(lambda c: c.with_raw_response.transfers.wait("txn_a", extra_headers={"X-A": "1"}))
+        assert response.parse().is_final
+
+    def test_it_shows_no_body_and_survives_copying(self, caller):
+        caller.script(answer(200, TRANSFER))
+        response = caller(lambda c: c.with_raw_response.transfers.get("txn_a"))
+        assert repr(response) == "RawResponse(status=200, retries_made=0)"
+        assert pickle.loads(pickle.dumps(response)).parse() == response.parse()
+        assert copy.deepcopy(response).headers == response.headers
+
+    @pytest.mark.parametrize("module", [raw, async_raw], ids=["sync", "async"])
+    def test_every_resource_has_it_with_every_method(self, module):
+        client = AgentPay(api_key=KEY, base_url=URL)
+        responses = client.with_raw_response
+        resources = {name for name, value in vars(client).items() if not name.startswith("_")}
+        assert {name for name in vars(responses) if not name.startswith("_")} == resources
+        for name in resources:
+            resource = getattr(client, name)
+            methods = {
+                method
+                for method, _ in inspect.getmembers(type(resource), inspect.isfunction)
+                if not method.startswith("_")
+            }
+            prefix = "AsyncRaw" if module is async_raw else "Raw"
+            kind = getattr(module, prefix + type(resource).__name__)
+            assert {method for method in vars(kind) if not method.startswith("_")} == methods
+
+
+class TestRequest:
+    def test_it_reaches_what_has_no_method(self, caller):
+        script = caller.script(answer(200, {"limit": 1.5, "now": True}, x_request_id="req_1"))
+        response = caller(
+            lambda c: c.request("GET", "/sandbox/clock", query={"deep": 1, "cursor": "a b", "none": None})
+        )
+        assert isinstance(response, RawResponse)
+        assert response.parse() == {"limit": Decimal("1.5"), "now": True}
+        assert (response.status, response.request_id, response.retries_made) == (200, "req_1", 0)
+        assert script.requests[0].url.raw_path == b"/sandbox/clock?deep=1&cursor=a+b"
+        assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+    def test_a_body_is_sent_as_exact_json(self, caller):
+        script = caller.script(answer(201, {}))
+        caller(lambda c: c.request("POST", "/v1/webhooks", body={"low": Decimal("0.10"), "n": [1, None]}))
+        assert script.requests[0].content == b'{"low":0.1,"n":[1,null]}'
+        assert script.requests[0].headers["Content-Type"] == "application/json"
+
+    def test_a_float_is_refused(self, caller):
+        script = caller.script()
+        with pytest.raises(TypeError, match="float has no exact JSON form; use Decimal"):
+            caller(lambda c: c.request("PUT", "/v1/accounts/acct_a/policy", body={"max_daily_spend": 0.1}))
+        assert not script.requests
+
+    def test_only_a_get_is_repeated(self, caller):
+        script = caller.script(busy(), answer(200, {}))
+        assert caller(lambda c: c.request("GET", "/v1/new")).retries_made == 1
+        assert len(script.requests) == 2
+
+    @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+    @pytest.mark.parametrize(
+        "failure",
+        [busy, lambda: refusal(429, "rate_limited"), lambda: httpx.ConnectError("refused")],
+        ids=["503", "429", "no connection"],
+    )
+    def test_nothing_else_is(self, caller, method, failure):
+        script = caller.script(failure())
+        with pytest.raises(errors.AgentPayError):
+            caller(lambda c: c.request(method, "/v1/new", body={}, max_retries=5))
+        assert len(script.requests) == 1
+
+    @pytest.mark.parametrize("failure", [busy, lambda: httpx.ReadError("reset")], ids=["503", "lost"])
+    def test_an_unknown_outcome_is_reported_with_the_key_of_the_body(self, caller, failure):
+        caller.script(failure(), failure())
+        body = {"idempotency_key": "key-1"}
+        with pytest.raises(errors.OutcomeUnknownError) as caught:
+            caller(lambda c: c.request("POST", "/payments", body=body))
+        assert (caught.value.operation, caught.value.idempotency_key) == ("POST /payments", "key-1")
+        with pytest.raises(errors.TransferOutcomeUnknownError):
+            caller(lambda c: c.request("POST", "/v1/transfers", body=body))
+
+    def test_an_error_of_the_service_is_raised_as_by_a_method(self, caller):
+        caller.script(refusal(404, "not_found"))
+        with pytest.raises(errors.NotFoundError, match="about not_found"):
+            caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a"))
+
+    def test_a_body_that_is_not_json_can_be_read_as_bytes(self, caller):
+        caller.script(answer(200, b"# HELP"), answer(204, b""))
+        response = caller(lambda c: c.request("GET", "/metrics"))
+        assert response.body == b"# HELP"
+        with pytest.raises(errors.DecodingError, match="read it as `body`"):
+            response.parse()
+        assert caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a")).parse() is None
+
+    def test_a_redirect_is_not_followed(self, caller):
+        caller.script(answer(302, {}, location="https://evil.example/"))
+        with pytest.raises(errors.DecodingError, match="302"):
+            caller(lambda c: c.request("GET", "/v1/new"))
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("get", "/v1/accounts"),
+            ("CONNECT", "/v1/accounts"),
+            ("GET", "v1/accounts"),
+            ("GET", "@evil.example/"),
+            ("GET", "https://evil.example/"),
+            ("GET", "/v1/../console"),
+            ("GET", "/v1/./accounts"),
+            ("GET", "/v1/accounts?limit=1"),
+            ("GET", "/v1/accounts#x"),
+            ("GET", "/v1/ accounts"),
+            ("GET", "/v1\\accounts"),
+            ("GET", "/v1/accounts\r\nX-A: b"),
+            ("GET", ""),
+        ],
+    )
+    def test_what_is_no_request_to_the_service_is_refused(self, caller, method, path):
+        script = caller.script()
+        with pytest.raises(ValueError, match="must be"):
+            caller(lambda c: c.request(method, path))
+        assert not script.requests
