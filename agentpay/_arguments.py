@@ -3,25 +3,73 @@
 Everything that the service checks itself is left to it, so that there is one truth about what is valid.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
+from agentpay._argument_types import check_body
 from agentpay.contract.policies import Limit, PolicyChange
-from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.requests import MAX_NESTING, UNSET, UnsetType
 from agentpay.contract.usdc import to_decimal
 
 Names = Sequence[str] | None
 """What a caller may give for an allowlist: names, none of them for nobody, or None for everybody."""
 
 
-def limit(value: Limit | UnsetType) -> Decimal | UnsetType | None:
-    """Return a limit in USDC, exact.
+def usdc(argument: str, value: Decimal | int | str) -> Decimal:
+    """Return an amount of USDC, exact.
 
     Raises:
-        TypeError: a float, or another type that cannot hold USDC exactly.
-        ValueError: negative, not finite, or with more than 6 decimals.
+        TypeError: a float, or another type that cannot hold USDC exactly; the message names the argument.
+        ValueError: negative, not finite, or with more than 6 decimals; the same.
     """
-    return value if value is None or value is UNSET else to_decimal(value)
+    try:
+        return to_decimal(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("an amount of USDC", argument, 1)) from None
+
+
+def limit(argument: str, value: Limit | UnsetType) -> Decimal | UnsetType | None:
+    """Return a limit in USDC, exact. Raises as `usdc` does."""
+    return value if value is None or value is UNSET else usdc(argument, value)
+
+
+def json_object(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object of the caller's own, its floats as the decimals that Python prints them as.
+
+    None of its numbers is money, so that floats are taken here, and nowhere else.
+
+    Raises:
+        TypeError: a value has no form in JSON, or a key is not a string; the message names the place.
+        ValueError: a float is not finite, or the values nest too deep.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{argument} must be a mapping of strings to JSON values, not {type(value).__name__}")
+    converted: dict[str, Any] = _json(argument, value, 0)
+    return converted
+
+
+def _json(place: str, value: object, depth: int) -> Any:  # noqa: ANN401 - a JSON value
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float | Decimal):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} must be a finite number: JSON has no form for {value}")
+        return Decimal(repr(value)) if isinstance(value, float) else value
+    if depth == MAX_NESTING:
+        raise ValueError(f"{place} nests deeper than the {MAX_NESTING} levels that a request may have")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"a key of {place} must be a string, not {type(key).__name__}: {key!r:.64}")
+        return {key: _json(f"{place}.{key[:64]}", item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(f"{place}[{number}]", item, depth + 1) for number, item in enumerate(value)]
+    raise TypeError(
+        f"{place} must be a JSON value (a string, a number, a boolean, None, a list or a mapping), not "
+        f"{type(value).__name__}"
+    )
 
 
 def names(argument: str, value: Sequence[str]) -> tuple[str, ...]:
@@ -48,18 +96,20 @@ def policy_change(
     """Return the change of a policy that carries what is given and not `UNSET`.
 
     Raises:
-        TypeError: a limit is a float, or an allowlist is a single string.
+        TypeError: a limit is a float, an allowlist is a single string, or another argument has a wrong type.
         ValueError: a limit is negative, not finite, or has more than 6 decimals.
     """
-    return PolicyChange(
-        max_single_transfer=limit(max_single_transfer),
-        max_daily_spend=limit(max_daily_spend),
+    change = PolicyChange(
+        max_single_transfer=limit("max_single_transfer", max_single_transfer),
+        max_daily_spend=limit("max_daily_spend", max_daily_spend),
         allowed_counterparties=_allowlist("allowed_counterparties", allowed_counterparties),
         categories=_allowlist("categories", categories),
         require_memo=require_memo,
-        escalation_threshold=limit(escalation_threshold),
+        escalation_threshold=limit("escalation_threshold", escalation_threshold),
         paused=paused,
     )
+    check_body(change)  # before the policy is read
+    return change
 
 
 def _allowlist(argument: str, value: Names | UnsetType) -> tuple[str, ...] | UnsetType | None:

@@ -7,6 +7,7 @@ the request is sent again, is decided by `agentpay._retries`.
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +17,7 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
+from agentpay._argument_types import check_body, check_text
 from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
@@ -97,6 +99,8 @@ def prepare(
         TypeError: an identifier is not a string, or a value of the body has no exact JSON form.
         ValueError: an identifier is empty or would reach another path; a datetime has no UTC offset.
     """
+    if body is not None:
+        check_body(body)
     target = endpoint.path
     if path:
         quoted = _free_text if endpoint.takes_rest_of_path else _quoted
@@ -135,9 +139,7 @@ def prepare_undescribed(
     """
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(_METHODS)}, not {method!r}")
-    if not isinstance(path, str):
-        raise TypeError(f"path must be a string, not {type(path).__name__}")
-    segments = path.split("/")
+    segments = check_text("path", path).split("/")
     if (
         not path.startswith("/")
         or not path.isprintable()
@@ -187,8 +189,7 @@ def _expected(
 
 
 def _quoted(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    value = check_text(name, value)
     # Quoting alone is not enough: servers and proxies take dot segments and %2F apart again.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
         raise ValueError(f"{name} must be an identifier as the service returned it, not {value[:64]!r}")
@@ -197,9 +198,7 @@ def _quoted(name: str, value: object) -> str:
 
 def _free_text(name: str, value: object) -> str:
     """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
-    return "/".join(_quoted(name, part) for part in value.split("/"))
+    return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
 def _query_text(name: str, value: object) -> str:
@@ -207,7 +206,9 @@ def _query_text(name: str, value: object) -> str:
         if value.utcoffset() is None:
             raise ValueError(f"{name} must have a UTC offset: use datetime(..., tzinfo=UTC)")
         return format_timestamp(value)
-    return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int | Decimal) else check_text(name, value)
 
 
 def etag_of(reply: Reply) -> str | None:

@@ -76,6 +76,7 @@ class Settings:
         body_timeout_seconds: how long the body of a request may take to arrive, and how long the peer may
             take to read a response.
         idle_timeout_seconds: how long a connection may stay open between two requests.
+        serves_dashboard: whether the operator console is served at `/dashboard`.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
@@ -109,3 +110,4 @@ class Settings:
     head_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
     body_timeout_seconds: float = field(default=30.0, validator=validators.gt(0))
     idle_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
+    serves_dashboard: bool = True

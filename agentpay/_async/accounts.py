@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from agentpay._arguments import json_object
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -29,18 +30,20 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: key-value pairs of your own, at most 16 KiB; stored, never returned. Numbers with a
-                fraction are `Decimal`.
+            metadata: key-value pairs of your own, any JSON, at most 16 KiB; stored, never returned. A float
+                is sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The account, with no USDC and a policy without limits.
 
         Raises:
+            TypeError: the metadata holds what JSON has no form for.
             InvalidRequestError: the name or the metadata is not valid.
             ChainUnavailableError: the blockchain cannot be reached; nothing was left behind.
         """
-        body = CreateAccount.of(name, metadata)
+        given = None if metadata is None else json_object("metadata", metadata)
+        body = CreateAccount.of(name, given)
         account: Account = await self._call(prepare(endpoints.CREATE_ACCOUNT, body=body), options)
         return account
 

@@ -12,6 +12,10 @@ T = TypeVar("T")
 class AsyncPage(Generic[T]):
     """One page of a list, newest first. Iterating over it goes through this page and all that follow.
 
+    It is true if the list has anything. It has no length, since the pages that follow are not known yet:
+    `len(page.data)` is that of this page. It can be pickled and copied; the copy has no client, and leads to
+    the next page only by its `cursor`.
+
     Attributes:
         data: the items of this page.
         cursor: passed as `cursor`, fetches the next page; empty on the last.
@@ -25,7 +29,7 @@ class AsyncPage(Generic[T]):
         body: PageBody[T],
         places: dict[str, int] | None = None,
     ) -> None:
-        self._fetch = fetch
+        self._fetch: Callable[[str | None], Awaitable[PageBody[T]]] | None = fetch
         # Where each cursor of this list leads: to its first page, 0, to its second, and so on.
         self._places: dict[str, int] = {cursor or "": 0} if places is None else places
         self._place: int = self._places[cursor or ""]
@@ -44,12 +48,17 @@ class AsyncPage(Generic[T]):
         """Fetch the next page, with the filters of this one.
 
         Raises:
-            RuntimeError: this is the last page; ask `has_more` before.
+            RuntimeError: this is the last page (look at `has_more`), or a copy.
             DecodingError: the service promised more, but its cursor leads back.
             AgentPayError: the request failed.
         """
         if not self.has_more:
             raise RuntimeError("this is the last page: ask has_more before next_page")
+        if self._fetch is None:
+            raise RuntimeError(
+                "this page was pickled or copied and has no client: call the list method again with "
+                "cursor=page.cursor"
+            )
         place = self._places.setdefault(self.cursor, self._place + 1)
         if self.cursor == "" or place <= self._place:
             raise DecodingError(
@@ -58,14 +67,29 @@ class AsyncPage(Generic[T]):
             )
         return type(self)(self._fetch, self.cursor, await self._fetch(self.cursor), self._places)
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    async def iter_pages(self) -> "AsyncIterator[AsyncPage[T]]":
+        """Yield this page and all that follow, each fetched when it is asked for.
+
+        Raises:
+            AgentPayError: a request failed.
+        """
         page = self
         while True:
-            for item in page.data:
-                yield item
+            yield page
             if not page.has_more:
                 return
             page = await page.next_page()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async for page in self.iter_pages():
+            for item in page.data:
+                yield item
+
+    def __bool__(self) -> bool:
+        return bool(self.data) or self.has_more
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_fetch": None}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.data)}, has_more={self.has_more}>"
@@ -82,9 +106,21 @@ class AsyncPages(Generic[T]):
     def __await__(self) -> Generator[object, None, AsyncPage[T]]:
         return AsyncPage.first(self._fetch, self._cursor).__await__()
 
+    async def iter_pages(self) -> AsyncIterator[AsyncPage[T]]:
+        """Yield all pages, each fetched when it is asked for.
+
+        Raises:
+            AgentPayError: a request failed.
+        """
+        async for page in (await self).iter_pages():
+            yield page
+
     async def __aiter__(self) -> AsyncIterator[T]:
         async for item in await self:
             yield item
+
+    def __bool__(self) -> bool:
+        raise TypeError("nothing was fetched yet: write `if await client.….list(…):`")
 
 
 # unasync: end of async only

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Unpack
 
+from agentpay._arguments import usdc
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
@@ -13,7 +14,6 @@ from agentpay._retries import Sleep
 from agentpay._waiting import looks
 from agentpay.contract import endpoints
 from agentpay.contract.transfers import CreateTransfer, Transfer
-from agentpay.contract.usdc import to_decimal
 from agentpay.errors import AgentPayError
 
 
@@ -68,7 +68,7 @@ class AsyncTransfers(AsyncResource):
         body = CreateTransfer(
             from_=from_,
             to=to,
-            amount=to_decimal(amount),
+            amount=usdc("amount", amount),
             idempotency_key=key,
             memo=memo,
             category=category,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Unpack
 
+from agentpay._arguments import usdc
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
@@ -14,7 +15,6 @@ from agentpay._retries import Sleep
 from agentpay._waiting import looks
 from agentpay.contract import endpoints
 from agentpay.contract.transfers import CreateTransfer, Transfer
-from agentpay.contract.usdc import to_decimal
 from agentpay.errors import AgentPayError
 
 
@@ -69,7 +69,7 @@ class Transfers(Resource):
         body = CreateTransfer(
             from_=from_,
             to=to,
-            amount=to_decimal(amount),
+            amount=usdc("amount", amount),
             idempotency_key=key,
             memo=memo,
             category=category,

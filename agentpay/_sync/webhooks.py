@@ -4,13 +4,12 @@
 from collections.abc import Sequence
 from typing import Unpack
 
-from agentpay._arguments import names
+from agentpay._arguments import names, usdc
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints
 from agentpay.contract.policies import Limit
-from agentpay.contract.usdc import to_decimal
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
 
@@ -51,7 +50,7 @@ class Webhooks(Resource):
             account_ids=names("account_ids", account_ids),
             low_balance_threshold_usdc=None
             if low_balance_threshold_usdc is None
-            else to_decimal(low_balance_threshold_usdc),
+            else usdc("low_balance_threshold_usdc", low_balance_threshold_usdc),
         )
         webhook: Webhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook

@@ -67,8 +67,12 @@ def to_micro(value: Decimal | int | str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Decimal | int | str):
         raise TypeError(
-            f"an amount of USDC is a Decimal, an int or a string, not {type(value).__name__}"
-            + ("; write Decimal('0.1') or '0.1' instead of 0.1" if isinstance(value, float) else "")
+            f"an amount of USDC must be a Decimal, an int or a string, not {type(value).__name__}"
+            + (
+                f": write Decimal('{value}') or '{value}' instead of {value}"
+                if isinstance(value, float)
+                else ""
+            )
         )
     try:
         number = Decimal(value)

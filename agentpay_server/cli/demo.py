@@ -63,6 +63,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     metavar="HOST",
     help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
 )
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
 @click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
 @takes_json
 def demo(
@@ -74,6 +75,7 @@ def demo(
     steps: int | None,
     seconds: float | None,
     allowed_hosts: tuple[str, ...],
+    no_dashboard: bool,
     is_json: bool,
 ) -> None:
     """Serve a living world: agents that pay, are refused, and wait for you.
@@ -88,9 +90,15 @@ def demo(
     from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
     from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
+    from agentpay_server.settings import Settings  # noqa: PLC0415
 
     # The seed of the story is printed, and short: only a seed that was asked for may make keys.
-    server = AgentPayServer(clock="system", seed=seed, operator_key=operator_key)
+    server = AgentPayServer(
+        clock="system",
+        seed=seed,
+        operator_key=operator_key,
+        settings=Settings(serves_dashboard=not no_dashboard),
+    )
     with _Stop() as stop, _running(server):
         world = DemoWorld(server, story_seed, lambda step: _tell(output, step))
         # Before anybody can reach it: the world that is found is always whole.
@@ -102,6 +110,10 @@ def demo(
             said = str(error).replace("pass another port", "give another --port")
             raise click.ClickException(f"{said}.") from None
         _introduce(output, server.base_url, None if operator_key else server.operator_key, story_seed)
+        if not no_dashboard:
+            output.note(
+                f"The operator console is at {server.base_url}/dashboard; sign in with the operator key."
+            )
         if seed is not None:
             output.note("This server is seeded: anybody who knows the seed can compute all of its keys.")
         for number in itertools.count() if steps is None else range(steps):

@@ -166,6 +166,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help="Serve JSON-RPC and WebSocket of the chain within the server at /sandbox/rpc, without a key. "
     "Needs a loopback --host.",
 )
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -218,6 +219,7 @@ def serve(
     start_wait: float,
     log_format: str,
     chain_rpc: bool,
+    no_dashboard: bool,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     max_connections: int,
@@ -262,6 +264,7 @@ def serve(
         shutdown_seconds=shutdown_wait,
         max_connections=max_connections,
         idle_timeout_seconds=idle_timeout,
+        serves_dashboard=not no_dashboard,
     )
     # All of the server takes longer to load than it takes to say what is wrong with the options.
     from agentpay_server.cli import process  # noqa: PLC0415

@@ -25,9 +25,9 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
-from agentpay_server.http import openapi
+from agentpay_server.http import dashboard, openapi
 from agentpay_server.http.errors import Headers, rendered
-from agentpay_server.http.operations import Operations
+from agentpay_server.http.operations import Answer, Operations
 from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
     DROP,
@@ -107,9 +107,10 @@ class Application:
             await _not_http(scope, receive, send)
             return
         start = asyncio.get_running_loop().time()
-        if scope["path"] in self._operations and REFUSED not in scope:
-            trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), scope["path"])
-            answer = await self._operations.answer(scope["path"], scope["method"])
+        keyless = None if REFUSED in scope else await self._keyless(scope)
+        if keyless is not None:
+            route, answer = keyless
+            trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
             await _respond(
                 _noted(send, trace), answer.status, answer.body, list(answer.headers), answer.content_type
             )
@@ -154,6 +155,18 @@ class Application:
         finally:
             self._told(trace, scope, start, logging.INFO)
             REQUEST_ID.reset(token)
+
+    async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
+        """Return what is answered without a key and beside the endpoints, with its route; None for others."""
+        path = scope["path"]
+        if path in self._operations:
+            return path, await self._operations.answer(path, scope["method"])
+        if self.settings.serves_dashboard and dashboard.is_dashboard(path):
+            if_none_match = next(
+                (value for name, value in scope["headers"] if name == b"if-none-match"), None
+            )
+            return dashboard.PATH, dashboard.answer(path, scope["method"], if_none_match)
+        return None
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         """Return a refusal of malformed or incomplete HTTP, counted and logged like other responses."""
@@ -396,7 +409,7 @@ async def _respond(
 ) -> None:
     if body:
         headers.append((b"content-type", content_type))
-    if status != 204:
+    if status not in (204, 304):
         headers.append((b"content-length", str(len(body)).encode("ascii")))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -148,7 +148,10 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
     ("module", "source"),
     [
         ("agentpay_server.store.migrations", "import asyncpg"),
-        ("agentpay_server.store.migrations", "from agentpay_server.store.postgres import PostgresDatabase"),
+        (
+            "agentpay_server.store.migrations",
+            "from agentpay_server.database.postgres import PostgresDatabase",
+        ),
         ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),
         ("agentpay_server.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
         ("agentpay_server.storage", "import uvloop"),
@@ -172,7 +175,7 @@ def test_what_must_not_be_imported_would_be_seen(module: str, source: str) -> No
     [
         (
             "agentpay_server.storage",
-            "def f():\n    from agentpay_server.store.postgres import PostgresDatabase",
+            "def f():\n    from agentpay_server.database.postgres import PostgresDatabase",
         ),
         ("agentpay_server.storage", "if TYPE_CHECKING:\n    import asyncpg"),
         ("agentpay_server.database.postgres", "import asyncpg, sqlalchemy"),

@@ -15,11 +15,11 @@ LAYERS: list[list[str]] = [
     ["agentpay_server", "agentpay_server._loading", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
     ["agentpay_server._simulation"],
     ["agentpay_server.embedded"],
-    ["agentpay_server.http", "agentpay_server.clients"],
+    ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
     ["agentpay_server.server"],
     ["agentpay_server.storage", "agentpay_server.identity", "agentpay_server.resealing"],
     ["agentpay_server.config"],
-    ["agentpay_server.sandbox.service"],
+    ["agentpay_server.sandbox"],
     ["agentpay_server.operators", "agentpay_server.webhooks", "agentpay_server.workers"],
     ["agentpay_server.services"],
     ["agentpay_server.webhooks.outbox"],
@@ -63,7 +63,7 @@ LAYERS: list[list[str]] = [
 # What happens to one kind of thing, in a folder of its own. None knows of another.
 FEATURES = [
     "agentpay_server.operators",
-    "agentpay_server.sandbox.service",
+    "agentpay_server.sandbox",
     "agentpay_server.services.sessions",
     "agentpay_server.services.transfers",
     "agentpay_server.webhooks",

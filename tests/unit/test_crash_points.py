@@ -80,7 +80,7 @@ def test_the_names_are_operation_and_step() -> None:
 
 def test_the_environment_arms_a_process() -> None:
     code = (
-        "from agentpay_server.faults import *;"
+        "from agentpay_server.crash_points import *;"
         "fault_point(Operation.FUND, Step.BOOKED); print('alive', flush=True);"
         "fault_point(Operation.FUND, Step.SENT); print('still')"
     )

@@ -312,8 +312,13 @@ def test_a_client_used_by_many_threads_has_one_http_client(monkeypatch, service)
 
 @pytest.mark.parametrize(
     "variables",
-    [{"HTTP_PROXY": "gopher://127.0.0.1:1"}, {"SSL_CERT_FILE": "/no/such/file.pem"}],
-    ids=["proxy", "certificates"],
+    [
+        {"HTTP_PROXY": "gopher://127.0.0.1:1"},
+        {"HTTPS_PROXY": "http://[::1"},
+        {"SSL_CERT_FILE": "/no/such/file.pem"},
+        {"SSL_CERT_FILE": __file__},
+    ],
+    ids=["proxy of no kind", "proxy that is no address", "no certificates", "certificates that are none"],
 )
 def test_an_environment_that_no_connection_can_be_made_with_is_a_wrong_setting(
     caller, monkeypatch, variables

@@ -1,5 +1,9 @@
 """Lists: pages that lead to one another, and an iteration that ends whatever the service says."""
 
+import contextlib
+import copy
+import pickle
+
 import httpx
 import pytest
 from sdk_world import ACCOUNT, KEY, TRANSACTION, URL, Script, answer, page
@@ -137,3 +141,77 @@ def test_each_page_is_retried_on_its_own(caller):
     script = caller.script(pages[0], httpx.ReadTimeout(""), pages[1], answer(503), pages[2])
     assert len(caller.items(lambda c: c.accounts.list())) == 3
     assert len(script.requests) == 5
+
+
+def test_pages_can_be_gone_through(caller):
+    caller.script(*three_pages())
+
+    async def gather(listing):
+        return [page async for page in listing.iter_pages()]
+
+    listing = caller.client.accounts.list()
+    pages = caller.run(gather, listing) if caller.is_async else list(listing.iter_pages())
+    assert [[account.name for account in page.data] for page in pages] == [["a", "b"], [], ["c"]]
+
+
+def test_the_next_page_is_fetched_when_it_is_asked_for(caller):
+    script = caller.script(*three_pages())
+    first = caller(lambda c: c.accounts.list())
+
+    async def turn():
+        async with contextlib.aclosing(first.iter_pages()) as pages:
+            assert await anext(pages) is first
+            assert len(script.requests) == 1
+            await anext(pages)
+
+    if caller.is_async:
+        caller.run(turn)
+    else:
+        pages = first.iter_pages()
+        assert next(pages) is first
+        assert len(script.requests) == 1
+        next(pages)
+    assert len(script.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "truth"),
+    [
+        (page([]), False),
+        (page(accounts("a")), True),
+        (page([], "c1", has_more=True), True),
+    ],
+)
+def test_a_page_is_true_if_the_list_has_anything(caller, body, truth):
+    caller.script(answer(200, body))
+    assert bool(caller(lambda c: c.accounts.list())) is truth
+
+
+def test_a_page_has_no_length(caller):
+    caller.script(answer(200, page(accounts("a"), "c1", has_more=True)))
+    with pytest.raises(TypeError, match="has no len"):
+        len(caller(lambda c: c.accounts.list()))
+
+
+def test_an_async_list_that_is_not_awaited_is_neither_true_nor_false():
+    client = AsyncAgentPay(api_key=KEY, base_url=URL)
+    with pytest.raises(TypeError, match="nothing was fetched yet: write `if await client"):
+        bool(client.accounts.list())
+
+
+AGAIN = [copy.copy, copy.deepcopy, lambda page: pickle.loads(pickle.dumps(page))]
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_a_page_that_was_pickled_keeps_what_it_holds_and_says_how_to_go_on(caller, again):
+    script = caller.script(*three_pages())
+    first = caller(lambda c: c.accounts.list())
+    pickled = again(first)
+    assert (pickled.data, pickled.cursor, pickled.has_more) == (first.data, "c1", True)
+    with pytest.raises(
+        RuntimeError, match=r"has no client: call the list method again with cursor=page\.cursor"
+    ):
+        caller(lambda _: pickled.next_page())
+    assert KEY.encode() not in pickle.dumps(first)
+    assert caller(lambda c: c.accounts.list(cursor=pickled.cursor)).cursor == "c2"
+    assert script.requests[1].url.query == b"cursor=c1"

@@ -262,12 +262,12 @@ def test_whatever_the_identifier_the_path_has_the_same_segments(identifier):
 @pytest.mark.parametrize("amount", [1.5, 0.1, True, None, b"1"])
 def test_an_amount_that_cannot_hold_usdc_exactly_is_refused(caller, amount):
     script = caller.script()
-    with pytest.raises(TypeError, match="USDC"):
+    with pytest.raises(TypeError, match="must be a Decimal, an int or a string"):
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=amount))
     if amount is not None:
-        with pytest.raises(TypeError, match="USDC"):
+        with pytest.raises(TypeError, match="must be a Decimal, an int or a string"):
             caller(lambda c: c.policies.replace("acct_a", max_daily_spend=amount))
-        with pytest.raises(TypeError, match="USDC"):
+        with pytest.raises(TypeError, match="must be a Decimal, an int or a string"):
             caller(lambda c: c.policies.update("acct_a", escalation_threshold=amount))
     assert not script.requests
 
@@ -275,7 +275,7 @@ def test_an_amount_that_cannot_hold_usdc_exactly_is_refused(caller, amount):
 @pytest.mark.parametrize("amount", ["1.2345678", "-1", "NaN", "Infinity", "one", Decimal("1e-7")])
 def test_an_amount_that_is_not_micro_usdc_is_refused(caller, amount):
     script = caller.script()
-    with pytest.raises(ValueError, match="USDC"):
+    with pytest.raises(ValueError, match="amount must"):
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=amount))
     assert not script.requests
 
@@ -295,9 +295,3 @@ def test_one_string_is_not_taken_for_a_list_of_characters(caller):
         caller(lambda c: c.policies.update("acct_a", categories="data"))
     with pytest.raises(TypeError, match="events is a list"):
         caller(lambda c: c.webhooks.create(url="https://example.com", events="transfer.settled"))
-
-
-def test_metadata_takes_no_float(caller):
-    caller.script()
-    with pytest.raises(TypeError, match="use Decimal"):
-        caller(lambda c: c.accounts.create(name="Agent", metadata={"rate": 0.1}))

@@ -1,0 +1,93 @@
+"""Arguments of a wrong type, named with what to pass instead, before anything is sent.
+
+The commonest are an object in the place of its identifier and a UUID in the place of a string: the service
+could only say that the JSON is wrong. What values are valid is left to the service.
+"""
+
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+from uuid import UUID
+
+import attrs
+
+from agentpay.contract.requests import UNSET, Request
+
+_ACCOUNTS: Final = frozenset({"from_", "to"})
+"""Arguments that take an `account_id` under another name."""
+
+
+def check_text(argument: str, value: object) -> str:
+    """Return a string as it is.
+
+    Raises:
+        TypeError: the value is not a string; the message says what to pass.
+    """
+    if isinstance(value, str):
+        return value
+    raise TypeError(
+        f"{argument} must be {_wanted(argument)}, not {type(value).__name__}{_advice(argument, value)}"
+    )
+
+
+def check_body(body: Request) -> None:
+    """Check the strings and the flags of a body, and the strings of its lists.
+
+    Raises:
+        TypeError: one has another type; the message says what to pass.
+    """
+    for name, kind, is_nullable in _fields(type(body)):  # type: ignore[arg-type]  # mypy/issues/11470
+        value: Any = getattr(body, name)
+        if value is UNSET or (value is None and is_nullable):
+            continue
+        if kind is tuple:
+            for place, item in enumerate(value):
+                check_text(f"{name}[{place}]", item)
+        elif kind is str:
+            check_text(name, value)
+        elif type(value) is not bool:
+            raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
+
+
+@lru_cache(maxsize=64)
+def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
+    """The fields of a body that are checked: name, type, and whether None is a value."""
+    found: list[tuple[str, type, bool]] = []
+    for attribute in attrs.fields(body):
+        arguments = get_args(attribute.type) if get_origin(attribute.type) in (Union, UnionType) else ()
+        kinds = [_plain(kind) for kind in arguments or (attribute.type,)]
+        found += [(attribute.name, kind, NoneType in kinds) for kind in (str, bool, tuple) if kind in kinds]
+    return tuple(found)
+
+
+def _plain(annotation: Any) -> Any:  # noqa: ANN401 - any type annotation
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) is tuple and _plain(get_args(annotation)[0]) is str:
+        return tuple
+    return annotation
+
+
+def _identifier(argument: str) -> str | None:
+    """The name of the identifier that an argument takes; None when it takes none."""
+    name = argument.partition("[")[0]
+    if name in _ACCOUNTS or name in ("allowed_counterparties", "account_ids"):
+        return "account_id"
+    return name if name.endswith("_id") else None
+
+
+def _wanted(argument: str) -> str:
+    identifier = _identifier(argument)
+    if identifier is None or identifier == argument:
+        return "a string"
+    return f"{'an' if identifier[0] in 'aeiou' else 'a'} {identifier}"
+
+
+def _advice(argument: str, value: object) -> str:
+    identifier = _identifier(argument)
+    kind = type(value)
+    if identifier and attrs.has(kind) and identifier in attrs.fields_dict(kind):
+        return f": pass {kind.__name__.lower()}.{identifier}"
+    if isinstance(value, UUID) or (hasattr(value, "scheme") and hasattr(value, "host")):
+        return f": pass str({argument})"
+    return ""

@@ -1,0 +1,225 @@
+// @ts-check
+// The console: sign-in, the frame around the pages, the way between them, and the keyboard.
+
+import { access } from "./access.js";
+import { ApiError, call, follow, key, pause, whenUnauthorized } from "./api.js";
+import { bench } from "./bench.js";
+import { forget, me, meet, readClock, summary } from "./data.js";
+import { session, sessions, timeline, transfer } from "./history.js";
+import { account, approvals, overview } from "./money.js";
+import { $, ask, button, field, h, plain, quiet, tell } from "./ui.js";
+import { deliveries } from "./webhooks.js";
+
+// Name: title, page, key after `g`, icon; without a key, the page of the bar that it belongs to.
+/** @type {Record<string, any[]>} */
+const PAGES = {
+  overview: ["Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
+  approvals: ["Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
+  timeline: ["Timeline", timeline, "t", "M5 6h14M5 12h10M5 18h6"],
+  deliveries: ["Deliveries", deliveries, "d", "M4 12 20 4l-5 16-3.5-6.500zM11.500 13.500 20 4"],
+  sessions: ["Sessions", (view) => (view.id ? session : sessions)(view), "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
+  access: ["Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
+  bench: ["Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
+  transfers: ["Transfer", transfer, "", "timeline"],
+  accounts: ["Account", account, "", "overview"],
+};
+const BAR = Object.entries(PAGES).filter(([, [, , letter]]) => letter);
+
+const app = $("#app");
+let signedIn = new AbortController(), shown = new AbortController();
+let reload = () => {}, main = /** @type {any} */ (null);
+
+function icon(path) {
+  const [svg, line] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  line.setAttribute("d", path);
+  svg.append(line);
+  return svg;
+}
+
+// --- Sign-in
+
+function signIn(why = "") {
+  signedIn.abort();
+  shown.abort();
+  key.clear();
+  forget();
+  const input = h("input", { type: "password", required: true, autocomplete: "off", spellcheck: "false", placeholder: "ap_operator_…", "aria-describedby": "why" });
+  const go = h("button.primary", { type: "submit" }, "Sign in"), note = h("p.bad", { id: "why", role: "alert" }, why);
+  app.replaceChildren(h("main", { id: "main" }, h("form.card.signin", { submit: async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    key.set(input.value.trim());
+    try {
+      await enter();
+    } catch (error) {
+      key.clear();
+      note.textContent = error.status === 401 ? "The server does not accept this key." : plain(error.message);
+      go.disabled = false;
+      input.select();
+    }
+  } }, h("h1", "agentpay console"), h("p.quiet", "Sign in with an operator key. It stays in this tab, and ends with it."), field("Operator key", input), note, go,
+  h("p.quiet", h("code", "agentpay-server serve"), " prints a key at its first start; ", h("code", "agentpay-server operator-keys create"), " creates another."))));
+  document.title = "Sign in · agentpay console";
+  input.focus();
+}
+
+async function enter() {
+  await meet();
+  if (me.kind === "agent") throw new ApiError(403, { message: "This is the key of an agent; the console needs an operator key." });
+  start();
+}
+
+// --- The frame
+
+function start() {
+  signedIn = new AbortController();
+  const { signal } = signedIn, counts = {};
+  const state = h("span.state", { "data-is": "" }, "Connecting…");
+  main = h("main", { id: "main" });
+  app.replaceChildren(
+    h("header", h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
+      me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.cluster", plain(me.cluster)), h("span.grow"), state,
+      button("?", help, { "aria-label": "Keyboard shortcuts", look: "bare" }), button("Sign out", () => signIn("Signed out."), { look: "bare" })),
+    h("nav", { "aria-label": "Pages" }, BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, [label, , , path]]) => {
+      counts[name] = h("span.count", { hidden: true });
+      return h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), counts[name]);
+    })), main);
+  const count = paced(async () => {
+    const [told] = await Promise.all([summary(signal), readClock(signal)]);
+    for (const [name, number, what] of [["approvals", told.pending_approvals, "waiting"], ["deliveries", told.undelivered_deliveries, "undelivered"]]) {
+      counts[name].hidden = !number;
+      counts[name].replaceChildren(number > 99 ? "99+" : String(number), h("span.sr", ` ${what}`));
+    }
+  }, signal, 2000);
+  follow({ signal, onChange: () => { count(); reload(); }, onState: (is) => {
+    const was = state.dataset.is;
+    if (was === is) return;
+    state.dataset.is = is;
+    state.textContent = is === "live" ? "Live" : "Reconnecting…";
+    if (is !== "live") tell("The connection to the server is lost; reconnecting.", "warn");
+    else if (was) tell("Connected again.");
+  } });
+  route();
+}
+
+/** Return a function that does work which is asked for often: never twice at once, at most once a pause. */
+function paced(work, signal, pauseMs) {
+  let isBusy = false, isWanted = false;
+  return async () => {
+    isWanted = true;
+    if (isBusy) return;
+    isBusy = true;
+    while (isWanted && !signal.aborted) {
+      isWanted = false;
+      // The connection tells of what fails, and asks again once it is back.
+      await work().catch(() => {});
+      await pause(pauseMs, signal);
+    }
+    isBusy = false;
+  };
+}
+
+// --- The way between pages
+
+function route() {
+  if (!key.get() || signedIn.signal.aborted) return;
+  const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?"), [asked, id = ""] = path.split("/");
+  const name = Object.hasOwn(PAGES, asked) ? asked : "overview", [label, page, letter, owner] = PAGES[name];
+  shown.abort();
+  shown = new AbortController();
+  const { signal } = shown, root = h("div.page", { "aria-busy": "true" });
+  const problem = h("p.problem", { role: "alert", hidden: true }), title = h("h1", { tabindex: -1 }, label);
+  const isFirst = !main.firstChild;
+  reload = () => {};
+  document.title = `${label} · agentpay console`;
+  for (const place of document.querySelectorAll("nav a")) place.toggleAttribute("data-here", $("nav").contains(place) && place.getAttribute("data-page") === (letter ? name : owner));
+  for (const place of document.querySelectorAll("nav a")) place.hasAttribute("data-here") ? place.setAttribute("aria-current", "page") : place.removeAttribute("aria-current");
+  main.replaceChildren(title, problem, root);
+  scrollTo(0, 0);
+  if (!isFirst) title.focus({ preventScroll: true });
+  page({
+    root, signal, id: encodeURIComponent(decodeURIComponent(id)), query: new URLSearchParams(search),
+    get: (path) => call("GET", path, { signal }),
+    load: (load, seconds = 10) => {
+      reload = paced(async () => {
+        try {
+          await load();
+          problem.hidden = true;
+        } catch (error) {
+          if (signal.aborted) return;
+          if (!(error instanceof ApiError)) console.error(error);
+          problem.textContent = plain(error.message);
+          problem.hidden = false;
+        }
+        root.removeAttribute("aria-busy");
+      }, signal, 1000);
+      const timer = setInterval(() => { if (!document.hidden) reload(); }, seconds * 1000);
+      signal.addEventListener("abort", () => clearInterval(timer));
+      return reload();
+    },
+    act: async (work, done = "") => {
+      try {
+        await work();
+        if (done) tell(done);
+      } catch (error) {
+        if (!signal.aborted) tell(error.message, "bad");
+      }
+      if (!signal.aborted) reload();
+    },
+  });
+}
+
+// --- The keyboard
+
+let isGoing = false;
+
+function press(event) {
+  const on = event.target;
+  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
+  if (on.matches?.("input, select, textarea")) {
+    if (event.key === "Escape") on.blur();
+    return;
+  }
+  const row = document.activeElement?.closest("[data-row]"), wasGoing = isGoing;
+  isGoing = event.key === "g";
+  if (wasGoing) {
+    const to = BAR.find(([, [, , letter]]) => letter === event.key);
+    if (to) location.hash = `#/${to[0]}`;
+  } else if (event.key === "?") help();
+  else if (event.key === "/") $("[data-search]")?.focus();
+  else if (event.key === "j" || event.key === "k") {
+    const rows = [...main.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (event.key === "j" ? 1 : -1) : 0];
+    const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
+    place?.focus();
+    place?.scrollIntoView({ block: "nearest" });
+  } else if (row && (event.key === "a" || event.key === "r")) $(`[data-hot=${event.key}]`, row)?.click();
+  else return;
+  event.preventDefault();
+}
+
+function help() {
+  const keys = [...BAR.map(([, [label, , letter]]) => [`g ${letter}`, label]), ["j", "Next row"], ["k", "Previous row"], ["a", "Approve the row, after a confirmation"], ["r", "Reject the row, after a confirmation"], ["/", "Search"], ["?", "This list"], ["Esc", "Leave a dialog or a field"]];
+  ask({ title: "Keyboard", action: "Close", cancel: "" }, h("dl.facts", keys.map(([letters, what]) => [h("dt", letters.split(" ").map((letter) => h("kbd", letter))), h("dd", what)])));
+}
+
+// --- The start
+
+const EXPIRED = "The key is no longer accepted: it was revoked, or has expired.";
+whenUnauthorized(() => { if (main && !signedIn.signal.aborted) signIn(EXPIRED); });
+addEventListener("hashchange", route);
+addEventListener("keydown", press);
+while (key.get() && !main) {
+  try {
+    await enter();
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) {
+      signIn(error.status === 401 ? EXPIRED : error.message);
+      break;
+    }
+    app.replaceChildren(h("main", h("h1", "agentpay console"), h("p.problem", { role: "alert" }, plain(error.message), quiet(" Trying again."))));
+    await pause(2000);
+  }
+}
+if (!main && !$("form")) signIn();

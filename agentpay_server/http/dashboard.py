@@ -1,0 +1,88 @@
+"""The files of the operator console at `/dashboard`: static, without a key, and without data of any operator.
+
+The page calls the API like any other client, with a key that its user gives. The headers allow it nothing but
+its own files and its own server, so that markup in a memo or a name could load and send nothing.
+"""
+
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.http.operations import Answer
+
+PATH: Final = "/dashboard"
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+_HEADERS: Final = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode("ascii")),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    # A browser asks again each time, so that pages and modules of two versions never mix.
+    (b"cache-control", b"no-cache"),
+)
+_TYPES: Final = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+}
+_INDEX: Final = "index.html"
+
+
+@frozen
+class _File:
+    body: bytes
+    content_type: bytes
+    etag: bytes
+
+
+def is_dashboard(path: str) -> bool:
+    """Whether a path belongs to the console."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
+    """Return the answer to a request for a file of the console.
+
+    Args:
+        path: as `is_dashboard` takes it.
+        method: GET, or a method that is refused.
+        if_none_match: the header of that name.
+    """
+    if method != "GET":
+        return _refused(ErrorCode.METHOD_NOT_ALLOWED, f"{PATH} takes GET alone.", (b"allow", b"GET"))
+    file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
+    if file is None:
+        return _refused(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")
+    headers = (*_HEADERS, (b"etag", file.etag))
+    if if_none_match == file.etag:
+        return Answer(304, b"", headers=headers)
+    return Answer(200, file.body, file.content_type, headers)
+
+
+@cache
+def _files() -> dict[str, _File]:
+    """Return the files by name, read at the first request: a server that nobody looks at reads none."""
+    return {
+        file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
+        for file in resources.files("agentpay_server.dashboard").iterdir()
+        if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
+        for body in (file.read_bytes(),)
+    }
+
+
+def _refused(code: ErrorCode, message: str, *headers: tuple[bytes, bytes]) -> Answer:
+    body = codec.print_json({"error": code.value, "message": message})
+    status = 405 if code is ErrorCode.METHOD_NOT_ALLOWED else 404
+    return Answer(status, body, headers=(*_HEADERS, *headers))

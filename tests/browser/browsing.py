@@ -1,0 +1,85 @@
+"""The console of a server in tabs of a real browser, each of them watched.
+
+An error in a tab's console, an exception, or a request to another origin fails the test that opened the tab,
+unless the test says that it expects failed requests.
+"""
+
+from collections.abc import Callable
+
+from attrs import define, field
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+
+WIDE, NARROW = (1280, 850), (390, 844)
+OTHER_HOST = "console.example"
+"""A name that leads to this machine, in this browser."""
+
+
+@define(slots=False)  # Playwright keeps something on what listens.
+class Console:
+    """Opens pages of the console of one server, and watches them.
+
+    Attributes:
+        base_url: where the server is reached.
+        key: the operator key that pages sign in with.
+        faults: what went wrong in any page.
+        expects_failures: whether failed requests, which a browser reports as errors, are part of the test.
+    """
+
+    base_url: str
+    key: str
+    _browser: Browser
+    _contexts: list[BrowserContext] = field(factory=list)
+    faults: list[str] = field(factory=list)
+    expects_failures: bool = False
+
+    def open(
+        self,
+        page: str = "overview",
+        *,
+        size: tuple[int, int] = WIDE,
+        scheme: str = "light",
+        signed_in: bool = True,
+        before: Callable[[Page], None] = lambda _: None,
+    ) -> Page:
+        """Return a tab of its own at a page that has loaded."""
+        context = self._browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        self._contexts.append(context)
+        if signed_in:
+            context.add_init_script(
+                f"if (!sessionStorage.left) sessionStorage.setItem('agentpay.key', '{self.key}');"
+            )
+        tab = context.new_page()
+        tab.set_default_timeout(20_000)
+        tab.on("console", self._on_console)
+        tab.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
+        tab.on("request", self._on_request)
+        before(tab)
+        tab.goto(f"{self.base_url}/dashboard#/{page}")
+        if signed_in:
+            self.wait(tab)
+        return tab
+
+    def go(self, tab: Page, page: str) -> None:
+        """Move a tab to another page, and wait until that has loaded."""
+        tab.evaluate("page => { location.hash = `#/${page}`; }", page)
+        self.wait(tab)
+
+    def wait(self, tab: Page) -> None:
+        """Return once the page that is shown has loaded."""
+        tab.wait_for_selector(".page:not([aria-busy])")
+
+    def close(self) -> None:
+        """Close all tabs."""
+        for context in self._contexts:
+            context.close()
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        is_failure = "Failed to load resource" in message.text
+        if message.type in ("error", "warning") and not (is_failure and self.expects_failures):
+            self.faults.append(f"console: {message.text}")
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.base_url}/", "data:")):
+            self.faults.append(f"request to another origin: {request.url}")

@@ -1,0 +1,68 @@
+"""A real browser on a real server: Chromium, driven by Playwright, on the console of a server in process."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browsing import OTHER_HOST, Console
+from playwright.sync_api import Browser, sync_playwright
+
+from agentpay_server import AgentPayServer
+
+REQUIRED = "AGENTPAY_BROWSER_REQUIRED"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium as the system has it; where it is required, a missing one is a failure."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        message = "needs Chromium: apt-get install chromium"
+        (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(message)
+    # Without its sandbox, as root in a container has none to give it; it sees nothing but our own pages.
+    arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1", "--disable-gpu"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def console_of(browser: Browser) -> Iterator[Callable[[AgentPayServer], Console]]:
+    """Return what opens the console of a server that listens."""
+    consoles: list[Console] = []
+
+    def of(server: AgentPayServer) -> Console:
+        console = Console(server.base_url, server.operator_key, browser)
+        consoles.append(console)
+        return console
+
+    yield of
+    for console in consoles:
+        console.close()
+    assert [fault for console in consoles for fault in console.faults] == []
+
+
+@pytest.fixture
+def server() -> Iterator[AgentPayServer]:
+    """A server with a port, whose clock stands still."""
+    with AgentPayServer() as server:
+        server.listen()
+        yield server
+
+
+@pytest.fixture
+def console(server: AgentPayServer, console_of: Callable[[AgentPayServer], Console]) -> Console:
+    """Return the console of `server`."""
+    return console_of(server)
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """Return the source of axe-core, as the package that carries it has it."""
+    import axe_playwright_python  # noqa: PLC0415
+
+    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()

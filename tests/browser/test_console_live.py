@@ -1,0 +1,76 @@
+"""What happens while a page is open: changes, a server that goes and comes back, responses that come late."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from browsing import Console
+from playwright.sync_api import Route, expect
+
+from agentpay_server import AgentPayServer
+
+
+def pay(server: AgentPayServer, amount: str = "1") -> None:
+    """Let an account that holds enough pay another one."""
+    client = server.client()
+    accounts = {account.name: account.account_id for account in client.accounts.list()}
+    if not accounts:
+        for name in ("Buyer", "Shop"):
+            accounts[name] = client.accounts.create(name=name).account_id
+        server.sandbox.fund(accounts["Buyer"], "100")
+    client.transfers.create(from_=accounts["Buyer"], to=accounts["Shop"], amount=amount)
+
+
+def test_what_happens_appears_by_itself(server: AgentPayServer, console: Console) -> None:
+    tab = console.open("timeline")
+    expect(tab.locator(".empty")).to_be_visible()
+    pay(server, "12.5")
+    expect(tab.locator("[data-row]")).to_contain_text("12.50")
+
+
+def test_new_rows_wait_while_one_is_read(server: AgentPayServer, console: Console) -> None:
+    pay(server, "1")
+    tab = console.open("timeline")
+    first = tab.locator("[data-row]").first
+    first.locator("summary").click()
+    pay(server, "2")
+    pay(server, "3")
+    expect(tab.get_by_role("button", name="2 new")).to_be_visible()
+    expect(tab.locator("[data-row]")).to_have_count(1)
+    tab.get_by_role("button", name="2 new").click()
+    expect(tab.locator("[data-row]")).to_have_count(3)
+    expect(tab.locator("[data-row]").first).to_contain_text("3.00")
+    expect(tab.locator("details[open]")).to_have_count(1)
+
+
+def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, console: Console) -> None:
+    pay(server)
+    held: list[Route] = []
+    tab = console.open("sessions")
+    tab.route("**/v1/accounts?**", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
+    tab.evaluate("location.hash = '#/overview'")
+    tab.wait_for_selector(".page[aria-busy]")
+    tab.evaluate("location.hash = '#/timeline'")
+    expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
+    for route in held:
+        route.continue_()
+    expect(tab.locator("[data-row]")).to_contain_text("1.00")
+    expect(tab.get_by_role("heading", name="Overview")).to_have_count(0)
+    expect(tab.locator(".tiles")).to_have_count(0)
+
+
+def test_a_server_that_comes_back_is_followed_again(
+    tmp_path: Path, console_of: Callable[[AgentPayServer], Console]
+) -> None:
+    with AgentPayServer(data_dir=tmp_path / "data") as first:
+        port = int(first.listen().rpartition(":")[2])
+        made = first.console.create_operator_key("Console")
+        console = console_of(first)
+        console.key, console.expects_failures = made.key, True
+        tab = console.open("timeline")
+        expect(tab.locator(".state")).to_have_text("Live")
+    expect(tab.locator(".state")).to_have_text("Reconnecting…")
+    with AgentPayServer(data_dir=tmp_path / "data") as second:
+        second.listen(port=port)
+        pay(second, "7")
+        expect(tab.locator(".state")).to_have_text("Live", timeout=30_000)
+        expect(tab.locator("[data-row]")).to_contain_text("7.00")

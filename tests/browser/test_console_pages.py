@@ -1,0 +1,114 @@
+"""Every page at two widths and in two schemes: whole, accessible, and within the width of the screen."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from browsing import NARROW, WIDE, Console
+from playwright.sync_api import Page
+
+from agentpay_server import AgentPayServer
+from agentpay_server.cli.demo_world import DemoWorld
+
+AXE = "async () => { %s; return (await axe.run()).violations.map(({id, nodes}) => [id, nodes[0].html]); }"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[AgentPayServer]:
+    """A server on which something of every kind has happened."""
+    with AgentPayServer() as server:
+        demo = DemoWorld(server, seed=7, tell=lambda _: None)
+        demo.begin(lambda _: None)
+        for _ in range(12):
+            demo.step()
+        server.scenario("undelivered_webhook")
+        server.sandbox.set_fault("chain_slow", times=3)
+        server.listen()
+        yield server
+
+
+def pages_of(server: AgentPayServer) -> list[str]:
+    transfers = {it.data["transfer_id"]: it.type for it in server.events if "transfer_id" in it.data}
+    refused = next(transfer for transfer, kind in transfers.items() if kind == "transfer.rejected")
+    settled = next(transfer for transfer, kind in transfers.items() if kind == "transfer.settled")
+    session = next(iter(server.sessions.list()))
+    account = next(iter(server.client().accounts.list()))
+    return [
+        *(
+            "overview",
+            "approvals",
+            "timeline",
+            "deliveries",
+            "deliveries?status=undelivered",
+            "sessions",
+            "bench",
+        ),
+        *("access", "access/operators", "access/webhooks", "access/audit", f"transfers/{settled}"),
+        *(f"transfers/{refused}", f"sessions/{session.session_id}", f"accounts/{account.account_id}"),
+    ]
+
+
+def violations(tab: Page, axe: str) -> list[object]:
+    return tab.evaluate(AXE % axe)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_every_page_is_accessible_and_fits(
+    world: AgentPayServer,
+    console_of: Callable[[AgentPayServer], Console],
+    axe: str,
+    size: tuple[int, int],
+    scheme: str,
+) -> None:
+    console = console_of(world)
+    tab = console.open(size=size, scheme=scheme)
+    for page in pages_of(world):
+        console.go(tab, page)
+        for summary in tab.locator("main summary").all()[:2]:
+            summary.click()
+        assert tab.locator("p.problem:visible").count() == 0, page
+        assert violations(tab, axe) == [], page
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
+        assert tab.locator("h1").count() == 1, page
+
+
+def test_dialogs_and_the_sign_in_are_accessible(
+    world: AgentPayServer, console_of: Callable[[AgentPayServer], Console], axe: str
+) -> None:
+    console = console_of(world)
+    tab = console.open(size=NARROW, scheme="dark", signed_in=False)
+    tab.get_by_label("Operator key").wait_for()
+    assert violations(tab, axe) == []
+    tab = console.open("approvals")
+    for name in ("Approve…", "Reject…", "Keyboard shortcuts"):
+        tab.get_by_role("button", name=name).first.click()
+        assert violations(tab, axe) == [], name
+        tab.keyboard.press("Escape")
+        assert tab.locator("dialog").count() == 0
+
+
+def test_targets_on_a_phone_can_be_hit(
+    world: AgentPayServer, console_of: Callable[[AgentPayServer], Console]
+) -> None:
+    tab = console_of(world).open("approvals", size=NARROW)
+    small = tab.evaluate(
+        "[...document.querySelectorAll('nav a, main button')]"
+        ".filter((it) => it.getBoundingClientRect().height < 44).map((it) => it.textContent)"
+    )
+    assert small == []
+
+
+def test_an_empty_server_names_what_fills_each_page(console: Console) -> None:
+    tab = console.open()
+    for page, command in {
+        "overview": "accounts.create",
+        "approvals": "escalation_threshold",
+        "timeline": "agentpay-server trigger",
+        "deliveries": "webhooks.create",
+        "sessions": "sessions.open",
+        "access": "create_agent_key",
+        "access/webhooks": "webhooks.create",
+        "bench": "sandbox.snapshot",
+    }.items():
+        console.go(tab, page)
+        assert command in tab.locator(".empty code").last.inner_text(), page

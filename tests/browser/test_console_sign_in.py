@@ -1,0 +1,78 @@
+"""Who gets in, with what, and where the key is kept."""
+
+from browsing import OTHER_HOST, Console
+from playwright.sync_api import Page, Route, expect
+
+from agentpay_server import AgentPayServer
+
+
+def sign_in(tab: Page, key: str) -> None:
+    tab.get_by_label("Operator key").fill(key)
+    tab.get_by_role("button", name="Sign in").click()
+
+
+def test_a_pasted_key_stays_in_the_tab_and_ends_with_it(server: AgentPayServer, console: Console) -> None:
+    tab = console.open(signed_in=False)
+    sign_in(tab, f"  {server.operator_key} ")
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    kept = "[document.cookie, localStorage.length, sessionStorage.length, location.href.includes('ap_')]"
+    assert tab.evaluate(kept) == ["", 0, 1, False]
+    assert tab.context.cookies() == []
+    assert server.operator_key not in tab.content()
+    tab.get_by_role("button", name="Sign out").click()
+    expect(tab.get_by_label("Operator key")).to_be_focused()
+    assert tab.evaluate("sessionStorage.length") == 0
+    tab.reload()
+    expect(tab.get_by_label("Operator key")).to_be_visible()
+
+
+def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+    account = server.client().accounts.create(name="Agent")
+    agent_key = server.console.create_agent_key(account.account_id).key
+    tab = console.open(signed_in=False)
+    sign_in(tab, "ap_operator_nonsense")
+    expect(tab.get_by_role("alert")).to_have_text("The server does not accept this key.")
+    sign_in(tab, agent_key)
+    expect(tab.get_by_role("alert")).to_contain_text("operator key")
+    assert tab.evaluate("sessionStorage.length") == 0
+
+
+def test_a_revoked_key_leads_back_to_the_sign_in(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+    made = server.console.create_operator_key("For a tab")
+    tab = console.open(signed_in=False)
+    sign_in(tab, made.key)
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    server.console.revoke_operator_key(made.key_id)
+    expect(tab.get_by_role("alert")).to_contain_text("no longer accepted")
+    assert tab.evaluate("sessionStorage.length") == 0
+
+
+def test_a_page_under_another_name_is_refused(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+    tab = console.open(signed_in=False)
+    port = server.base_url.rpartition(":")[2]
+    answered = tab.context.new_page().goto(f"http://{OTHER_HOST}:{port}/dashboard")
+    assert answered is not None
+    assert answered.status == 421
+    assert answered.json()["error"] == "misdirected_request"
+
+
+def test_real_money_says_so_on_every_page(server: AgentPayServer, console: Console) -> None:
+    def is_real(route: Route) -> None:
+        route.fulfill(status=403, json={"error": "forbidden", "message": "The sandbox is for test chains."})
+
+    console.expects_failures = True
+    tab = console.open(before=lambda tab: tab.route("**/sandbox/clock", is_real))
+    for page in ("overview", "approvals", "timeline", "deliveries", "sessions", "access"):
+        console.go(tab, page)
+        expect(tab.locator(".money")).to_have_text("REAL MONEY")
+        assert (
+            tab.locator(".money").evaluate("it => getComputedStyle(it).backgroundColor") == "rgb(177, 37, 29)"
+        )
+    expect(tab.get_by_role("link", name="Test bench")).to_have_count(0)
+
+
+def test_test_money_says_so(console: Console) -> None:
+    expect(console.open().locator(".money")).to_have_text("TEST MONEY")

@@ -1,0 +1,208 @@
+"""What operators do beyond approving: pause, replay, keys, webhooks, sessions, the bench; hostile text."""
+
+import httpx
+import pytest
+from browsing import Console
+from playwright.sync_api import Page, expect
+
+from agentpay_server import AgentPayServer
+
+MARKUP = "<img/src=x/onerror=pwned=1>"
+
+
+def says(tab: Page, text: str) -> None:
+    expect(tab.locator("#live")).to_contain_text(text)
+
+
+@pytest.fixture
+def account_id(server: AgentPayServer) -> str:
+    """An account with 100 USDC and limits."""
+    client = server.client()
+    account_id = client.accounts.create(name="Buyer").account_id
+    server.sandbox.fund(account_id, "100")
+    client.policies.update(account_id, max_daily_spend=50, max_single_transfer=10)
+    return account_id
+
+
+def test_pausing_keeps_every_other_rule(server: AgentPayServer, console: Console, account_id: str) -> None:
+    tab = console.open(f"accounts/{account_id}")
+    expect(tab.locator(".hero")).to_contain_text("50.00 left of 50.00 a day")
+    tab.get_by_role("button", name="Pause…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(tab.get_by_role("button", name="Resume…")).to_be_visible()
+    policy = server.client().policies.get(account_id)
+    assert (policy.paused, policy.max_daily_spend, policy.max_single_transfer) == (True, 50, 10)
+    tab.get_by_role("button", name="Resume…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(tab.get_by_role("button", name="Pause…")).to_be_visible()
+    assert not server.client().policies.get(account_id).paused
+
+
+def test_a_refusal_names_its_rule(server: AgentPayServer, console: Console, account_id: str) -> None:
+    shop = server.client().accounts.create(name="Shop").account_id
+    with pytest.raises(Exception, match="max_single_transfer"):
+        server.client().transfers.create(from_=account_id, to=shop, amount="11")
+    refused = server.events[-1].data["transfer_id"]
+    tab = console.open(f"transfers/{refused}")
+    failed = tab.locator(".steps > .bad")
+    expect(failed).to_have_count(1)
+    expect(failed).to_contain_text("max_single_transfer is 10.000000 USDC")
+
+
+def test_a_settled_transfer_is_told_from_request_to_delivery(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    server.webhook_inbox()
+    shop = server.client().accounts.create(name="Shop").account_id
+    transfer = server.client().transfers.create(from_=account_id, to=shop, amount="2", memo="it's")
+    server.sandbox.clock.advance(0)
+    tab = console.open(f"transfers/{transfer.transfer_id}")
+    names = tab.locator(".steps > li > div > .head > strong")
+    expect(names).to_have_text(["Request", "Policy", "Signature", "Settlement", "Events", "Deliveries"])
+    expect(tab.locator(".steps > .bad")).to_have_count(0)
+    expect(tab.locator(".steps .badge")).to_have_text(["✓ delivered"] * 2)
+    expect(tab.get_by_role("link", name="Explorer")).to_have_attribute("rel", "noopener noreferrer")
+
+
+def test_an_undelivered_event_is_replayed(server: AgentPayServer, console: Console) -> None:
+    staged = server.scenario("undelivered_webhook")
+    tab = console.open("deliveries?status=undelivered")
+    row = tab.locator("[data-row]").first
+    row.locator("summary").click()
+    expect(row.locator("ol > li")).to_have_count(5)
+    before = len(server.deliveries)
+    row.get_by_role("button", name="Replay").click()
+    says(tab, "Sent again")
+    assert len(server.deliveries) == before + 1
+    assert staged is not None
+
+
+def test_a_new_key_is_shown_once_and_works_until_it_is_revoked(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    tab = console.open("access")
+    tab.get_by_role("button", name="New agent key…").click()
+    tab.get_by_label("Name").fill("Laptop")
+    tab.get_by_role("button", name="Create").click()
+    key = tab.locator(".secret code").inner_text()
+    url = f"{server.base_url}/v1/accounts/{account_id}"
+    headers = {"Authorization": f"Bearer {key}"}
+    assert httpx.get(url, headers=headers).status_code == 200
+    tab.get_by_role("button", name="I have stored it").click()
+    expect(tab.locator("[data-row]")).to_contain_text("Laptop")
+    assert key not in tab.content()
+    tab.get_by_role("button", name="Revoke…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(tab.locator(".empty")).to_be_visible()
+    assert httpx.get(url, headers=headers).status_code == 401
+
+
+def test_a_webhook_is_registered_rotated_and_deleted(server: AgentPayServer, console: Console) -> None:
+    tab = console.open("access/webhooks")
+    tab.get_by_role("button", name="New webhook…").click()
+    tab.get_by_label("URL").fill("https://example.com/hook")
+    tab.get_by_label("balance.low_threshold").uncheck()
+    tab.get_by_role("button", name="Create").click()
+    secret = tab.locator(".secret code").inner_text()
+    tab.get_by_role("button", name="I have stored it").click()
+    webhook = next(iter(server.console.webhooks()))
+    assert (webhook.url, len(webhook.events)) == ("https://example.com/hook", 8)
+    tab.get_by_role("button", name="Rotate…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Rotate").click()
+    expect(tab.locator(".secret code")).to_contain_text("whsec_")
+    assert tab.locator(".secret code").inner_text() != secret
+    tab.get_by_role("button", name="I have stored it").click()
+    tab.get_by_role("button", name="Delete…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(tab.locator(".empty")).to_be_visible()
+    assert list(server.console.webhooks()) == []
+
+
+def test_a_session_shows_what_is_charged_and_closes(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    shop = server.client().accounts.create(name="Shop").account_id
+    session = server.sessions.open(account_id=account_id, to=shop, cap_usdc="4")
+    server.sessions.charge(session.session_id, amount="3")
+    tab = console.open("sessions")
+    expect(tab.get_by_role("img", name="3.00 of 4.00 USDC charged")).to_be_visible()
+    console.go(tab, f"sessions/{session.session_id}")
+    tab.get_by_role("button", name="Close…").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Close").click()
+    expect(tab.locator(".hero")).to_contain_text("3.00 paid, 1.00 returned")
+
+
+def test_the_bench_moves_time_mints_breaks_and_goes_back(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    tab = console.open("bench")
+    before = server.sandbox.clock.now()
+    tab.get_by_role("button", name="Save this point").click()
+    expect(tab.get_by_role("button", name="Go back…")).to_be_visible()
+    tab.get_by_role("button", name="+5 min").click()
+    says(tab, "The clock has moved")
+    assert (server.sandbox.clock.now() - before).total_seconds() == 300
+    tab.get_by_label("USDC").fill("12.5")
+    tab.get_by_role("button", name="Fund", exact=True).click()
+    says(tab, "12.50 test USDC minted.")
+    assert str(server.client().accounts.balance(account_id).balance_usdc) == "112.500000"
+    toggle = tab.get_by_role("switch", name="chain down")
+    toggle.click()
+    expect(toggle).to_have_attribute("aria-checked", "true")
+    assert [fault.name for fault in server.sandbox.faults()] == ["chain_down"]
+    toggle.click()
+    expect(toggle).to_have_attribute("aria-checked", "false")
+    tab.get_by_role("button", name="Go back…").click()
+    tab.get_by_role("button", name="Go back", exact=True).click()
+    says(tab, "The world is as it was.")
+    assert server.sandbox.clock.now() == before
+    assert str(server.client().accounts.balance(account_id).balance_usdc) == "100.000000"
+
+
+@pytest.fixture
+def hostile(server: AgentPayServer) -> str:
+    """A server on which every text that others can write is markup; the identifier of a transfer."""
+    client = server.client()
+    payer, payee = (client.accounts.create(name=f"{MARKUP}{n}", metadata={MARKUP: MARKUP}) for n in (1, 2))
+    server.sandbox.fund(payer.account_id, "100")
+    client.policies.update(payer.account_id, escalation_threshold=20)
+    client.webhooks.create(url=f"http://127.0.0.1:1/{MARKUP}?{MARKUP}", events=["transfer.settled"])
+    server.console.create_agent_key(payer.account_id, name=MARKUP)
+    server.console.create_operator_key(MARKUP)
+    payment = {"from_": payer.account_id, "to": payee.account_id, "memo": MARKUP, "category": MARKUP}
+    client.transfers.create(amount="30", idempotency_key=MARKUP, **payment)
+    transfer = client.transfers.create(amount="1", **payment)
+    session = server.sessions.open(
+        account_id=payer.account_id, to=payee.account_id, cap_usdc="4", category=MARKUP
+    )
+    assert session
+    server.sandbox.clock.advance(0)
+    return transfer.transfer_id
+
+
+def test_markup_in_data_stays_text(server: AgentPayServer, console: Console, hostile: str) -> None:
+    tab = console.open()
+    account = server.client().transfers.get(hostile).from_
+    session = next(iter(server.sessions.list())).session_id
+    pages = ["overview", "approvals", "timeline", "deliveries", "sessions", "bench"]
+    pages += ["access", "access/operators", "access/webhooks", "access/audit"]
+    pages += [f"transfers/{hostile}", f"accounts/{account}", f"sessions/{session}", f"timeline?id={MARKUP}"]
+    seen = 0
+    for page in pages:
+        console.go(tab, page)
+        for summary in tab.locator("main summary").all()[:4]:
+            summary.click()
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0, page
+        assert tab.evaluate("'pwned' in window") is False, page
+        seen += MARKUP in tab.locator("main").inner_text()
+    assert seen >= 8
+    console.go(tab, "approvals")
+    tab.get_by_role("button", name="Approve…").click()
+    assert MARKUP in tab.get_by_role("dialog").inner_text()
+    assert tab.evaluate("document.querySelectorAll('img').length") == 0
+
+
+def test_text_that_hides_or_reorders_is_shown_as_escapes(server: AgentPayServer, console: Console) -> None:
+    server.client().accounts.create(name="Air\u202eenil\u200b")
+    tab = console.open()
+    expect(tab.locator(".party").first).to_have_text("Air\\u202eenil\\u200b")

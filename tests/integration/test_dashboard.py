@@ -1,0 +1,83 @@
+"""The files of the console: what is served without a key, under which headers, and when not."""
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentpay_server import AgentPayServer
+from agentpay_server.settings import Settings
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+FILES = resources.files("agentpay_server.dashboard")
+ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
+MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[httpx.Client]:
+    """Requests without a key."""
+    with AgentPayServer() as server, httpx.Client(base_url=server.listen()) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/dashboard", "/dashboard/", *(f"/dashboard/{name}" for name in ASSETS)])
+def test_every_file_is_served_without_a_key_under_the_same_headers(served: httpx.Client, path: str) -> None:
+    response = served.get(path)
+    assert response.status_code == 200
+    assert HEADERS.items() <= dict(response.headers).items()
+    assert response.headers["x-request-id"].startswith("req_")
+    assert "set-cookie" not in response.headers
+    assert not any(name.startswith("access-control") for name in response.headers)
+    kind = {"js": "text/javascript", "css": "text/css"}.get(path.rpartition(".")[2], "text/html")
+    assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again(served: httpx.Client) -> None:
+    etag = served.get("/dashboard").headers["etag"]
+    again = served.get("/dashboard", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert HEADERS.items() <= dict(again.headers).items()
+
+
+@pytest.mark.parametrize(
+    "path", [f"/dashboard/{name}" for name in ("nothing.js", "__init__.py", "%2e%2e/settings.py")]
+)
+def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
+    response = served.get(path)
+    assert response.status_code == 404
+    assert response.json()["error"] == "not_found"
+
+
+def test_only_get_is_taken(served: httpx.Client) -> None:
+    response = served.post("/dashboard", content=b"{}")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+
+
+def test_a_server_can_do_without(tmp_path: Path) -> None:
+    with AgentPayServer(settings=Settings(serves_dashboard=False)) as server:
+        response = httpx.get(f"{server.listen()}/dashboard")
+        assert response.status_code == 401
+
+
+def test_the_files_load_nothing_from_elsewhere_and_render_no_markup() -> None:
+    for name in ASSETS:
+        text = (FILES / name).read_text("utf-8")
+        urls = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]+[^\s\"'`)]*", text))
+        assert {url for url in urls if "w3.org" not in url} == set(), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text
+        )
+        if name.endswith(".js"):
+            assert text.startswith("// @ts-check\n")

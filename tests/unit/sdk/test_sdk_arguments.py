@@ -1,0 +1,203 @@
+"""What may be passed: objects of other libraries that say the same; of others, a sentence what to pass."""
+
+import json
+from decimal import Decimal
+from uuid import UUID
+
+import httpx
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AnyHttpUrl, HttpUrl, SecretStr
+from sdk_world import ACCOUNT, KEY, TRANSFER, URL, WEBHOOK, answer
+
+from agentpay import errors
+from agentpay._arguments import json_object
+from agentpay.contract import codec, json_text
+from agentpay.contract.accounts import Account
+from agentpay.contract.requests import MAX_NESTING
+from agentpay.contract.transfers import Transfer
+
+
+def model(kind, body):
+    return codec.structure(json_text.parse_json(json.dumps(body).encode()), kind)
+
+
+AN_ACCOUNT = model(Account, ACCOUNT)
+A_TRANSFER = model(Transfer, TRANSFER)
+A_UUID = UUID("8b7bcf3c-3f2b-4c53-9d3a-1f3f0d1e7e11")
+PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": 1}
+
+
+def pay(**wrong):
+    return lambda c: c.transfers.create(**{**PAYMENT, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (pay(from_=AN_ACCOUNT), "from_ must be an account_id, not Account: pass account.account_id"),
+        (pay(to=AN_ACCOUNT), "to must be an account_id, not Account: pass account.account_id"),
+        (pay(from_=A_TRANSFER), "from_ must be an account_id, not Transfer"),
+        (pay(from_=None), "from_ must be an account_id, not NoneType"),
+        (pay(memo=7), "memo must be a string, not int"),
+        (
+            pay(idempotency_key=A_UUID),
+            "idempotency_key must be a string, not UUID: pass str(idempotency_key)",
+        ),
+        (
+            pay(amount=0.1),
+            "amount must be a Decimal, an int or a string, not float: write Decimal('0.1') or '0.1'",
+        ),
+        (pay(amount=b"1"), "amount must be a Decimal, an int or a string, not bytes"),
+        (
+            lambda c: c.accounts.get(AN_ACCOUNT),
+            "account_id must be a string, not Account: pass account.account_id",
+        ),
+        (
+            lambda c: c.transfers.get(A_TRANSFER),
+            "transfer_id must be a string, not Transfer: pass transfer.transfer_id",
+        ),
+        (lambda c: c.accounts.create(name=7), "name must be a string, not int"),
+        (lambda c: c.accounts.list(cursor=[1]), "cursor must be a string, not list"),
+        (lambda c: c.policies.update("acct_a", paused="yes"), "paused must be True or False, not str"),
+        (
+            lambda c: c.policies.replace("acct_a", require_memo=1),
+            "require_memo must be True or False, not int",
+        ),
+        (
+            lambda c: c.policies.replace("acct_a", allowed_counterparties=["acct_b", AN_ACCOUNT]),
+            "allowed_counterparties[1] must be an account_id, not Account: pass account.account_id",
+        ),
+        (
+            lambda c: c.policies.replace("acct_a", max_daily_spend=0.5),
+            "max_daily_spend must be a Decimal, an int or a string, not float: write Decimal('0.5')",
+        ),
+        (
+            lambda c: c.webhooks.create(url=HttpUrl("https://example.com/"), events=["transfer.settled"]),
+            "url must be a string, not HttpUrl: pass str(url)",
+        ),
+        (
+            lambda c: c.webhooks.create(url="https://example.com", events=["a"], account_ids=[AN_ACCOUNT]),
+            "account_ids[0] must be an account_id, not Account: pass account.account_id",
+        ),
+        (
+            lambda c: c.accounts.create(name="a", metadata={"a": {"b": [1, {2, 3}]}}),
+            "metadata.a.b[1] must be a JSON value",
+        ),
+        (lambda c: c.accounts.create(name="a", metadata=["a"]), "metadata must be a mapping"),
+        (
+            lambda c: c.accounts.create(name="a", metadata={1: 2}),
+            "a key of metadata must be a string, not int: 1",
+        ),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_with_what_to_pass(caller, call, sentence):
+    script = caller.script(max_retries=0)
+    with pytest.raises(TypeError) as caught:
+        caller(call)
+    assert str(caught.value).startswith(sentence)
+    assert not script.requests
+
+
+class TestMetadata:
+    def test_it_takes_any_json(self, caller):
+        script = caller.script(answer(201, ACCOUNT))
+        given = {
+            "n": 0.1,
+            "d": Decimal("0.30"),
+            "i": 10**30,
+            "t": (1, None, True),
+            "o": {"e": 1e300, "s": "ü"},
+        }
+        caller(lambda c: c.accounts.create(name="Agent", metadata=given))
+        sent = json.loads(script.requests[0].content, parse_float=Decimal)["metadata"]
+        assert sent == {
+            "n": Decimal("0.1"),
+            "d": Decimal("0.3"),
+            "i": 10**30,
+            "t": [1, None, True],
+            "o": {"e": Decimal("1e300"), "s": "ü"},
+        }
+
+    @pytest.mark.parametrize("number", [float("nan"), float("inf"), Decimal("-Infinity")])
+    def test_a_number_that_json_has_no_form_for_is_refused(self, caller, number):
+        caller.script()
+        with pytest.raises(ValueError, match=r"metadata\.a\[0\] must be a finite number"):
+            caller(lambda c: c.accounts.create(name="Agent", metadata={"a": [number]}))
+
+    def test_one_that_has_no_end_is_refused(self, caller):
+        caller.script()
+        loop = {}
+        loop["again"] = loop
+        with pytest.raises(ValueError, match=f"nests deeper than the {MAX_NESTING} levels"):
+            caller(lambda c: c.accounts.create(name="Agent", metadata=loop))
+
+    @given(st.floats(allow_nan=False, allow_infinity=False))
+    def test_a_float_is_sent_so_that_it_is_read_as_the_same(self, number):
+        text = json_text.print_json(json_object("metadata", {"n": number}))
+        assert float(json.loads(text)["n"]) == number
+
+
+ADDRESSES = [
+    httpx.URL(URL),
+    httpx2.URL(URL),
+    HttpUrl(URL),
+    AnyHttpUrl(URL),
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=lambda address: type(address).__module__)
+def test_the_address_may_be_a_url_of_another_library(caller, address):
+    script = caller.script(answer(200, ACCOUNT), base_url=address)
+    caller(lambda c: c.accounts.get("acct_a"))
+    assert str(script.requests[0].url) == f"{URL}/v1/accounts/acct_a"
+    assert caller.client.base_url == URL
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        (httpx.URL("https://user:hush@api.example.com"), "no user info"),
+        (HttpUrl("https://user:hush@api.example.com"), "no user info"),
+        (HttpUrl("https://api.example.com/v1"), "must not end with /v1"),
+        (7, "base_url must be a string or a URL object, not int"),
+    ],
+)
+def test_it_is_held_to_the_same_rules(caller, address, problem):
+    with pytest.raises(errors.ConfigurationError, match=problem) as caught:
+        caller.connect(None, base_url=address)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_key_may_be_a_secret_str(caller):
+    script = caller.script(*[answer(200, ACCOUNT)] * 2, api_key=SecretStr(KEY))
+    caller(lambda c: c.accounts.get("acct_a"))
+    caller(lambda c: c.with_options(api_key=SecretStr("ap_agent_other")).accounts.get("acct_a"))
+    assert [request.headers["Authorization"] for request in script.requests] == [
+        f"Bearer {KEY}",
+        "Bearer ap_agent_other",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        (SecretStr(""), "no API key"),
+        (SecretStr("a b"), "holds blanks"),
+        (b"ap_operator_hush", "api_key must be a string or a SecretStr, not bytes"),
+        (7, "api_key must be a string or a SecretStr, not int"),
+    ],
+)
+def test_a_key_of_another_type_is_refused(caller, key, problem):
+    with pytest.raises(errors.ConfigurationError, match=problem) as caught:
+        caller.connect(None, api_key=key)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_webhook_is_registered_with_a_url_as_text(caller):
+    script = caller.script(answer(201, WEBHOOK))
+    url = HttpUrl("https://example.com/hook")
+    caller(lambda c: c.webhooks.create(url=str(url), events=["transfer.settled"]))
+    assert script.bodies[0]["url"] == "https://example.com/hook"
