@@ -41,7 +41,7 @@ def check_body(body: Request) -> None:
         if value is UNSET or (value is None and is_nullable):
             continue
         if kind is tuple:
-            for place, item in enumerate(value):
+            for place, item in enumerate(value or ()):
                 check_text(f"{name}[{place}]", item)
         elif kind is str:
             check_text(name, value)

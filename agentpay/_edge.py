@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from agentpay import _exposure, _failures
 from agentpay._given import AsyncHttpClient, AsyncResponse, HttpClient, Response
+from agentpay._observing import Observer
 from agentpay._options import Call
 from agentpay._requests import PreparedRequest, Reply
 from agentpay._settings import Settings, logger
@@ -103,6 +104,7 @@ class Edge:
         except self._library.InvalidURL:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
+        self.observer: Observer | None = None
         # Time and chance of retries and polling: a simulation sets its own.
         self.now: Callable[[], float] = time.time
         self.monotonic: Callable[[], float] = time.monotonic

@@ -77,14 +77,10 @@ class Call:
         max_retries = options.get("max_retries", UNSET)
         deadline = options.get("deadline", UNSET)
         seconds = self.deadline if deadline is UNSET else _settings.checked_seconds("deadline", deadline)
-        headers = self.headers
         extra = options.get("extra_headers")
-        if extra:
-            headers = headers.copy()  # type: ignore[attr-defined]  # of httpx, and of httpx2
-            headers.update(_settings.checked_headers("extra_headers", extra))
+        call = self.with_headers(_settings.checked_headers("extra_headers", extra)) if extra else self
         return evolve(
-            self,
-            headers=headers,
+            call,
             timeout=self.timeout if timeout is UNSET else _settings.checked_seconds("timeout", timeout),
             max_retries=(
                 self.max_retries if max_retries is UNSET else _settings.checked_max_retries(max_retries)
@@ -92,6 +88,12 @@ class Call:
             deadline=seconds,
             ends_at=None if seconds is None else now() + seconds,
         )
+
+    def with_headers(self, headers: Mapping[str, str]) -> "Call":
+        """Return the call with other header fields beside its own."""
+        copied = self.headers.copy()  # type: ignore[attr-defined]  # of httpx, and of httpx2
+        copied.update(headers)
+        return evolve(self, headers=copied)
 
     def pause_max(self, now: float) -> float:
         """Return how many seconds a pause may take before an attempt that the deadline leaves time for."""

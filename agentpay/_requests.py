@@ -233,7 +233,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         return None
     if model is UNSET:
         if reply.status >= 400:
-            return _api_error(reply, now)
+            return _api_error(endpoint, reply, now)
         problem = f"the status {reply.status} is not one of this operation"
     else:
         try:
@@ -311,12 +311,19 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 }
 
 
-def _api_error(reply: Reply, now: float) -> errors.APIError:
+def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     status = reply.status
     body = _error_body(reply.body)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
+    if _is_not_offered(endpoint, status, body):
+        return errors.ExtensionNotOfferedError(
+            f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}",
+            status=status,
+            code=None if body is None else body.error,
+            request_id=request_id,
+        )
     if body is None:
         message = "the answer has no error body as the service would send: a proxy may have given it"
         return kind(message, status=status, request_id=request_id, retry_after=retry_after)
@@ -337,6 +344,14 @@ def _api_error(reply: Reply, now: float) -> errors.APIError:
         details=body.details or (),
         retry_after=retry_after,
     )
+
+
+def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:
+    """Whether an answer says that the service has no such endpoint, rather than that it finds nothing."""
+    if status != 404 or not endpoint.is_extension or endpoint.responses is ANY_SUCCESS:
+        return False
+    # The service's own 404 is about an identifier, wherever the request has one.
+    return body is None or ErrorCode.NOT_FOUND not in endpoint.every_error
 
 
 def _error_body(content: bytes) -> ErrorBody | None:

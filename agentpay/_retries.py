@@ -119,10 +119,13 @@ def attempts(
             pause = _pause(result, retries, random)
         if pause is not None and pause <= pause_max():
             yield Sleep(pause)
-        elif in_doubt and request.idempotency_key is not None:
-            raise _outcome_unknown(request.endpoint, request.idempotency_key, known_id) from result
-        else:
-            raise result
+            continue
+        result.retries_made = retries
+        if in_doubt and request.idempotency_key is not None:
+            unknown = _outcome_unknown(request.endpoint, request.idempotency_key, known_id)
+            unknown.retries_made = retries
+            raise unknown from result
+        raise result
     raise AssertionError  # pragma: no cover - `count` has no end
 
 

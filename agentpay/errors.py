@@ -31,6 +31,7 @@
           - PreconditionFailedError         412
           - InvalidRecipientError           422
           - RateLimitedError                429
+          - ExtensionNotOfferedError        404 of an extension that the service does not have
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
               . ServiceUnavailableError         service_unavailable
@@ -60,6 +61,7 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "DecodingError",
+    "ExtensionNotOfferedError",
     "FieldFault",
     "IdempotencyConflictError",
     "InsecureConnectionWarning",
@@ -98,7 +100,13 @@ def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str
 
 
 class AgentPayError(Exception):
-    """Base of every exception that the SDK raises."""
+    """Base of every exception that the SDK raises.
+
+    Attributes:
+        retries_made: how often the request was sent before the attempt that failed for good.
+    """
+
+    retries_made: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are rebuilt from `args` alone by default, which fails for keyword-only constructors.
@@ -423,6 +431,12 @@ class SessionCapExceededError(TransferRejectedError):
     """The charge would pass the session's cap, and changed nothing (`session_cap_exceeded`)."""
 
     advice = "Nothing was charged; charge less, or close the session and open another one"
+
+
+class ExtensionNotOfferedError(APIError):
+    """The service does not offer what was called: it is an extension, and no part of `/v1` (status 404)."""
+
+    advice = "Do without it, or use a service that offers this extension"
 
 
 class ConflictError(APIError):

@@ -10,7 +10,7 @@ from agentpay_server._loading import load
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
-    from agentpay_server.clients import AsyncServerClient, ServerClient
+    from agentpay_server.clients import AsyncSandbox, Sandbox
     from agentpay_server.embedded.inbox import Receipt, WebhookInbox
     from agentpay_server.embedded.recorder import ChainTransaction, RecordedRequest, Records
     from agentpay_server.embedded.server import AgentPayServer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentPayServer",
-    "AsyncServerClient",
+    "AsyncSandbox",
     "CannotListenError",
     "ChainTransaction",
     "Finality",
@@ -29,14 +29,14 @@ __all__ = [
     "RecordedRequest",
     "Records",
     "RpcSettings",
-    "ServerClient",
+    "Sandbox",
     "Settings",
     "WebhookInbox",
 ]
 
 _HOMES = {
     "AgentPayServer": "agentpay_server.embedded.server",
-    "AsyncServerClient": "agentpay_server.clients",
+    "AsyncSandbox": "agentpay_server.clients",
     "CannotListenError": "agentpay_server.embedded.world",
     "ChainTransaction": "agentpay_server.embedded.recorder",
     "Finality": "agentpay_server.chain.rpc.settings",
@@ -46,7 +46,7 @@ _HOMES = {
     "RecordedRequest": "agentpay_server.embedded.recorder",
     "Records": "agentpay_server.embedded.recorder",
     "RpcSettings": "agentpay_server.chain.rpc.settings",
-    "ServerClient": "agentpay_server.clients",
+    "Sandbox": "agentpay_server.clients",
     "Settings": "agentpay_server.settings",
     "WebhookInbox": "agentpay_server.embedded.inbox",
 }

@@ -110,5 +110,10 @@ def from_us(moment_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=moment_us)
 
 
+def end_of_millisecond_us(moment: datetime) -> int:
+    """Return the last microsecond that is shown as `moment`: what is shown as that time is not after it."""
+    return to_us(moment) // 1_000 * 1_000 + 999
+
+
 LATEST_US: Final = to_us(datetime.max.replace(tzinfo=UTC))
 """The last moment that a timestamp can show."""

@@ -9,20 +9,14 @@ stored.
 import hashlib
 import re
 import zlib
-from enum import StrEnum
 from typing import Final
+
+from agentpay.contract.identity import KeyKind
 
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _KEY: Final = re.compile(r"(ap_(?:operator|agent)_[0-9A-Za-z]{43})([0-9A-Za-z]{6})", re.ASCII)
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
-
-
-class KeyKind(StrEnum):
-    """What a key is for (interface K2, K3)."""
-
-    OPERATOR = "operator"
-    AGENT = "agent"
 
 
 LENT: Final = "lent"

@@ -50,6 +50,15 @@ def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomn
     return SeededRandomness(seed if len(words) == 1 else " ".join(words))
 
 
+def _time_text(milliseconds: int) -> str:
+    return str(base32.encode_timestamp(milliseconds.to_bytes(6, "big")).lower())
+
+
+def earliest_identifier(prefix: str, now_us: int) -> str:
+    """Return what no identifier with this prefix that is made at a time, or later, is below."""
+    return prefix + _time_text(max(now_us, 0) // 1_000)
+
+
 class Identifiers:
     """Makes identifiers: a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
 
@@ -65,5 +74,5 @@ class Identifiers:
         milliseconds = self._clock.now_us() // 1_000
         if milliseconds != self._milliseconds:
             self._milliseconds = milliseconds
-            self._time = base32.encode_timestamp(milliseconds.to_bytes(6, "big")).lower()
+            self._time = _time_text(milliseconds)
         return prefix + self._time + base32.encode_randomness(self._source.randbytes(10)).lower()

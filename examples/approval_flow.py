@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from agentpay import AgentPay, ConflictError, InvalidRecipientError, Transfer, TransferRejectedError
-from agentpay_server import AgentPayServer, ServerClient
+from agentpay_server import AgentPayServer
 
 LARGEST_APPROVED = 40
 LOOK_EVERY_SECONDS = 0.25
@@ -31,7 +31,7 @@ def main() -> None:
         bot, shop = client.accounts.create(name="Research bot"), client.accounts.create(name="Data shop")
         server.sandbox.fund(bot.account_id, "100")
         client.policies.update(bot.account_id, max_daily_spend="80", escalation_threshold="20")
-        key = server.console.create_agent_key(bot.account_id).key
+        key = server.console.agent_keys.create(bot.account_id).key
 
         with operator(server.base_url, server.operator_key), ThreadPoolExecutor() as agents:
             asked = [
@@ -41,7 +41,7 @@ def main() -> None:
             for future in asked:
                 future.result()
 
-        metrics = server.console.account(bot.account_id)
+        metrics = server.console.accounts.get(bot.account_id)
         print(f"spent {metrics.spent_usdc}, remaining {metrics.remaining_usdc} of 80 USDC")
         print(f"{metrics.next_release_usdc} USDC more at {metrics.next_release_at}")
 
@@ -74,15 +74,15 @@ def operator(base_url: str, key: str) -> Iterator[None]:
 
 def decide() -> None:
     """Decide about transfers as they come in, until somebody ends this: what is small enough is approved."""
-    with ServerClient() as client:
+    with AgentPay() as client:
         while True:
-            for waiting in client.console.approvals():
+            for waiting in client.console.approvals.list():
                 print(f"operator: {waiting.amount_usdc} USDC to {waiting.to}, “{waiting.memo}”")
                 try:
                     if waiting.amount_usdc <= LARGEST_APPROVED:
-                        client.console.approve(waiting.transfer_id)
+                        client.console.approvals.approve(waiting.transfer_id)
                     else:
-                        client.console.reject(waiting.transfer_id, reason="Ask legal first")
+                        client.console.approvals.reject(waiting.transfer_id, reason="Ask legal first")
                 except (TransferRejectedError, InvalidRecipientError, ConflictError) as refusal:
                     # Decided by now, or still waiting for want of money: then it comes again.
                     print(f"operator: {refusal.message}")

@@ -25,7 +25,7 @@ def main() -> None:
         inbox = server.webhook_inbox(events=["session.opened", "session.cap_warning", "session.settled"])
 
         print("The agent, with a key of its account alone, puts 2 USDC into escrow for the provider")
-        agent = server.agent_sessions(bot.account_id)
+        agent = server.agent_client(bot.account_id).sessions
         session = agent.open(
             account_id=bot.account_id,
             to=provider.account_id,

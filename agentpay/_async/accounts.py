@@ -9,8 +9,9 @@ from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import endpoints
+from agentpay.contract import endpoints, spending
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount
+from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 
 
@@ -97,6 +98,24 @@ class AsyncAccounts(AsyncResource):
         path = {"account_id": account_id}
         balance: Balance = await self._call(prepare(endpoints.GET_BALANCE, path=path), options)
         return balance
+
+    async def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
+        """Read what an account may spend now: balance, limits, and what is left of them (interface B1, B2).
+
+        An extension. Nothing is reserved by reading it: another transfer may come first.
+
+        Args:
+            account_id: the account, `acct_…`; an agent-scoped key reads its own.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+            ChainUnavailableError: the blockchain cannot be reached.
+            ExtensionNotOfferedError: the service has no budgets.
+        """
+        path = {"account_id": account_id}
+        budget: Budget = await self._call(prepare(spending.GET_BUDGET, path=path), options)
+        return budget
 
     def transactions(
         self,

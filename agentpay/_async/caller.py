@@ -49,6 +49,19 @@ class AsyncCaller:
         Raises:
             AgentPayError: the request failed for good.
         """
+        observer = self.http.observer
+        if observer is None:
+            return await self._noted(request, call)
+        watch = observer.begin(request)
+        try:
+            model, reply = await self._noted(request, call.with_headers(watch.headers))
+        except BaseException as error:
+            watch.failed(error)
+            raise
+        watch.succeeded(model, reply)
+        return model, reply
+
+    async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
         try:
             return await self._attempts(request, call)
         except Exception:

@@ -3,6 +3,7 @@
 # `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
@@ -20,7 +21,10 @@ from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, Ap
 from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
+    from agentpay._async.console import AsyncConsole
     from agentpay._async.raw import AsyncRawAgentPay
+    from agentpay._async.sessions import AsyncSessions
+    from agentpay.contract.identity import Identity
 
 
 class AsyncAgentPay:
@@ -33,6 +37,8 @@ class AsyncAgentPay:
         policies: read and change what accounts may spend.
         transfers: move USDC.
         webhooks: register endpoints for events.
+        sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
+        console: an extension: what an operator does on the dashboard.
     """
 
     def __init__(
@@ -115,6 +121,35 @@ class AsyncAgentPay:
     def deadline(self) -> float | None:
         """Seconds that a call may take in all; None is without limit."""
         return self._settings.deadline
+
+    @cached_property
+    def sessions(self) -> "AsyncSessions":
+        """An extension: a cap in escrow, charged in small amounts, settled in one transaction."""
+        from agentpay._async.sessions import AsyncSessions  # noqa: PLC0415 - few need it
+
+        return AsyncSessions(self._caller)
+
+    @cached_property
+    def console(self) -> "AsyncConsole":
+        """An extension, for operator keys: what an operator does on the dashboard."""
+        from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - few need it
+
+        return AsyncConsole(self._caller)
+
+    async def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
+        """Read which key this client has, what it is bound to, and whether its money is real.
+
+        An extension (interface K10).
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            ExtensionNotOfferedError: the service does not say.
+        """
+        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
+
+        return await AsyncIdentities(self._caller).whoami(**options)
 
     @property
     def with_raw_response(self) -> "AsyncRawAgentPay":

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.caller import AsyncCaller
+from agentpay._async.console import AsyncAccountDetails, AsyncApprovals, AsyncAudit, AsyncConsole
+from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
+from agentpay._async.identity import AsyncIdentities
+from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
 from agentpay._async.policies import AsyncPolicies
 from agentpay._async.resource import AsyncResource
+from agentpay._async.sessions import AsyncSessions
 from agentpay._async.transfers import AsyncTransfers
 from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._options import Call
@@ -68,6 +73,7 @@ class AsyncRawAccounts(AsyncRawResource):
     list: Final = AsyncRaw(AsyncAccounts.list)
     balance: Final = AsyncRaw(AsyncAccounts.balance)
     transactions: Final = AsyncRaw(AsyncAccounts.transactions)
+    budget: Final = AsyncRaw(AsyncAccounts.budget)
 
 
 class AsyncRawPolicies(AsyncRawResource):
@@ -86,6 +92,7 @@ class AsyncRawTransfers(AsyncRawResource):
     create: Final = AsyncRaw(AsyncTransfers.create)
     get: Final = AsyncRaw(AsyncTransfers.get)
     wait: Final = AsyncRaw(AsyncTransfers.wait)
+    list: Final = AsyncRaw(AsyncTransfers.list)
 
 
 class AsyncRawWebhooks(AsyncRawResource):
@@ -94,11 +101,98 @@ class AsyncRawWebhooks(AsyncRawResource):
     create: Final = AsyncRaw(AsyncWebhooks.create)
 
 
-class AsyncRawAgentPay:
+class AsyncRawSessions(AsyncRawResource):
+    """`client.sessions`, with responses."""
+
+    open: Final = AsyncRaw(AsyncSessions.open)
+    charge: Final = AsyncRaw(AsyncSessions.charge)
+    close: Final = AsyncRaw(AsyncSessions.close)
+    get: Final = AsyncRaw(AsyncSessions.get)
+    list: Final = AsyncRaw(AsyncSessions.list)
+
+
+class AsyncRawAccountDetails(AsyncRawResource):
+    """`client.console.accounts`, with responses."""
+
+    get: Final = AsyncRaw(AsyncAccountDetails.get)
+    allow_signing: Final = AsyncRaw(AsyncAccountDetails.allow_signing)
+
+
+class AsyncRawAgentKeys(AsyncRawResource):
+    """`client.console.agent_keys`, with responses."""
+
+    create: Final = AsyncRaw(AsyncAgentKeys.create)
+    list: Final = AsyncRaw(AsyncAgentKeys.list)
+    revoke: Final = AsyncRaw(AsyncAgentKeys.revoke)
+
+
+class AsyncRawOperatorKeys(AsyncRawResource):
+    """`client.console.operator_keys`, with responses."""
+
+    create: Final = AsyncRaw(AsyncOperatorKeys.create)
+    list: Final = AsyncRaw(AsyncOperatorKeys.list)
+    revoke: Final = AsyncRaw(AsyncOperatorKeys.revoke)
+
+
+class AsyncRawApprovals(AsyncRawResource):
+    """`client.console.approvals`, with responses."""
+
+    list: Final = AsyncRaw(AsyncApprovals.list)
+    approve: Final = AsyncRaw(AsyncApprovals.approve)
+    reject: Final = AsyncRaw(AsyncApprovals.reject)
+
+
+class AsyncRawRegisteredWebhooks(AsyncRawResource):
+    """`client.console.webhooks`, with responses."""
+
+    list: Final = AsyncRaw(AsyncRegisteredWebhooks.list)
+    delete: Final = AsyncRaw(AsyncRegisteredWebhooks.delete)
+    rotate_secret: Final = AsyncRaw(AsyncRegisteredWebhooks.rotate_secret)
+
+
+class AsyncRawEvents(AsyncRawResource):
+    """`client.console.events`, with responses."""
+
+    list: Final = AsyncRaw(AsyncEvents.list)
+    replay: Final = AsyncRaw(AsyncEvents.replay)
+
+
+class AsyncRawDeliveries(AsyncRawResource):
+    """`client.console.deliveries`, with responses."""
+
+    list: Final = AsyncRaw(AsyncDeliveries.list)
+
+
+class AsyncRawAudit(AsyncRawResource):
+    """`client.console.audit`, with responses."""
+
+    list: Final = AsyncRaw(AsyncAudit.list)
+
+
+class AsyncRawConsole:
+    """`client.console`, with responses."""
+
+    def __init__(self, console: AsyncConsole) -> None:
+        self.accounts: AsyncRawAccountDetails = AsyncRawAccountDetails(console.accounts)
+        self.agent_keys: AsyncRawAgentKeys = AsyncRawAgentKeys(console.agent_keys)
+        self.operator_keys: AsyncRawOperatorKeys = AsyncRawOperatorKeys(console.operator_keys)
+        self.approvals: AsyncRawApprovals = AsyncRawApprovals(console.approvals)
+        self.webhooks: AsyncRawRegisteredWebhooks = AsyncRawRegisteredWebhooks(console.webhooks)
+        self.events: AsyncRawEvents = AsyncRawEvents(console.events)
+        self.deliveries: AsyncRawDeliveries = AsyncRawDeliveries(console.deliveries)
+        self.audit: AsyncRawAudit = AsyncRawAudit(console.audit)
+
+
+class AsyncRawAgentPay(AsyncRawResource):
     """The resources of a client, whose methods return a `RawResponse`."""
 
+    whoami: Final = AsyncRaw(AsyncIdentities.whoami)
+
     def __init__(self, client: "AsyncAgentPay") -> None:
+        super().__init__(AsyncIdentities(client._caller))  # noqa: SLF001
         self.accounts: AsyncRawAccounts = AsyncRawAccounts(client.accounts)
         self.policies: AsyncRawPolicies = AsyncRawPolicies(client.policies)
         self.transfers: AsyncRawTransfers = AsyncRawTransfers(client.transfers)
         self.webhooks: AsyncRawWebhooks = AsyncRawWebhooks(client.webhooks)
+        self.sessions: AsyncRawSessions = AsyncRawSessions(client.sessions)
+        self.console: AsyncRawConsole = AsyncRawConsole(client.console)

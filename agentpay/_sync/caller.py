@@ -50,6 +50,19 @@ class Caller:
         Raises:
             AgentPayError: the request failed for good.
         """
+        observer = self.http.observer
+        if observer is None:
+            return self._noted(request, call)
+        watch = observer.begin(request)
+        try:
+            model, reply = self._noted(request, call.with_headers(watch.headers))
+        except BaseException as error:
+            watch.failed(error)
+            raise
+        watch.succeeded(model, reply)
+        return model, reply
+
+    def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
         try:
             return self._attempts(request, call)
         except Exception:

@@ -4,6 +4,7 @@
 # `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
@@ -21,7 +22,10 @@ from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, Ap
 from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
+    from agentpay._sync.console import Console
     from agentpay._sync.raw import RawAgentPay
+    from agentpay._sync.sessions import Sessions
+    from agentpay.contract.identity import Identity
 
 
 class AgentPay:
@@ -34,6 +38,8 @@ class AgentPay:
         policies: read and change what accounts may spend.
         transfers: move USDC.
         webhooks: register endpoints for events.
+        sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
+        console: an extension: what an operator does on the dashboard.
     """
 
     def __init__(
@@ -116,6 +122,35 @@ class AgentPay:
     def deadline(self) -> float | None:
         """Seconds that a call may take in all; None is without limit."""
         return self._settings.deadline
+
+    @cached_property
+    def sessions(self) -> "Sessions":
+        """An extension: a cap in escrow, charged in small amounts, settled in one transaction."""
+        from agentpay._sync.sessions import Sessions  # noqa: PLC0415 - few need it
+
+        return Sessions(self._caller)
+
+    @cached_property
+    def console(self) -> "Console":
+        """An extension, for operator keys: what an operator does on the dashboard."""
+        from agentpay._sync.console import Console  # noqa: PLC0415 - few need it
+
+        return Console(self._caller)
+
+    def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
+        """Read which key this client has, what it is bound to, and whether its money is real.
+
+        An extension (interface K10).
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            ExtensionNotOfferedError: the service does not say.
+        """
+        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
+
+        return Identities(self._caller).whoami(**options)
 
     @property
     def with_raw_response(self) -> "RawAgentPay":

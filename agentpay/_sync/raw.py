@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.caller import Caller
+from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
+from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
+from agentpay._sync.identity import Identities
+from agentpay._sync.keys import AgentKeys, OperatorKeys
 from agentpay._sync.policies import Policies
 from agentpay._sync.resource import Resource
+from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay._options import Call
@@ -69,6 +74,7 @@ class RawAccounts(RawResource):
     list: Final = Raw(Accounts.list)
     balance: Final = Raw(Accounts.balance)
     transactions: Final = Raw(Accounts.transactions)
+    budget: Final = Raw(Accounts.budget)
 
 
 class RawPolicies(RawResource):
@@ -87,6 +93,7 @@ class RawTransfers(RawResource):
     create: Final = Raw(Transfers.create)
     get: Final = Raw(Transfers.get)
     wait: Final = Raw(Transfers.wait)
+    list: Final = Raw(Transfers.list)
 
 
 class RawWebhooks(RawResource):
@@ -95,11 +102,98 @@ class RawWebhooks(RawResource):
     create: Final = Raw(Webhooks.create)
 
 
-class RawAgentPay:
+class RawSessions(RawResource):
+    """`client.sessions`, with responses."""
+
+    open: Final = Raw(Sessions.open)
+    charge: Final = Raw(Sessions.charge)
+    close: Final = Raw(Sessions.close)
+    get: Final = Raw(Sessions.get)
+    list: Final = Raw(Sessions.list)
+
+
+class RawAccountDetails(RawResource):
+    """`client.console.accounts`, with responses."""
+
+    get: Final = Raw(AccountDetails.get)
+    allow_signing: Final = Raw(AccountDetails.allow_signing)
+
+
+class RawAgentKeys(RawResource):
+    """`client.console.agent_keys`, with responses."""
+
+    create: Final = Raw(AgentKeys.create)
+    list: Final = Raw(AgentKeys.list)
+    revoke: Final = Raw(AgentKeys.revoke)
+
+
+class RawOperatorKeys(RawResource):
+    """`client.console.operator_keys`, with responses."""
+
+    create: Final = Raw(OperatorKeys.create)
+    list: Final = Raw(OperatorKeys.list)
+    revoke: Final = Raw(OperatorKeys.revoke)
+
+
+class RawApprovals(RawResource):
+    """`client.console.approvals`, with responses."""
+
+    list: Final = Raw(Approvals.list)
+    approve: Final = Raw(Approvals.approve)
+    reject: Final = Raw(Approvals.reject)
+
+
+class RawRegisteredWebhooks(RawResource):
+    """`client.console.webhooks`, with responses."""
+
+    list: Final = Raw(RegisteredWebhooks.list)
+    delete: Final = Raw(RegisteredWebhooks.delete)
+    rotate_secret: Final = Raw(RegisteredWebhooks.rotate_secret)
+
+
+class RawEvents(RawResource):
+    """`client.console.events`, with responses."""
+
+    list: Final = Raw(Events.list)
+    replay: Final = Raw(Events.replay)
+
+
+class RawDeliveries(RawResource):
+    """`client.console.deliveries`, with responses."""
+
+    list: Final = Raw(Deliveries.list)
+
+
+class RawAudit(RawResource):
+    """`client.console.audit`, with responses."""
+
+    list: Final = Raw(Audit.list)
+
+
+class RawConsole:
+    """`client.console`, with responses."""
+
+    def __init__(self, console: Console) -> None:
+        self.accounts: RawAccountDetails = RawAccountDetails(console.accounts)
+        self.agent_keys: RawAgentKeys = RawAgentKeys(console.agent_keys)
+        self.operator_keys: RawOperatorKeys = RawOperatorKeys(console.operator_keys)
+        self.approvals: RawApprovals = RawApprovals(console.approvals)
+        self.webhooks: RawRegisteredWebhooks = RawRegisteredWebhooks(console.webhooks)
+        self.events: RawEvents = RawEvents(console.events)
+        self.deliveries: RawDeliveries = RawDeliveries(console.deliveries)
+        self.audit: RawAudit = RawAudit(console.audit)
+
+
+class RawAgentPay(RawResource):
     """The resources of a client, whose methods return a `RawResponse`."""
 
+    whoami: Final = Raw(Identities.whoami)
+
     def __init__(self, client: "AgentPay") -> None:
+        super().__init__(Identities(client._caller))  # noqa: SLF001
         self.accounts: RawAccounts = RawAccounts(client.accounts)
         self.policies: RawPolicies = RawPolicies(client.policies)
         self.transfers: RawTransfers = RawTransfers(client.transfers)
         self.webhooks: RawWebhooks = RawWebhooks(client.webhooks)
+        self.sessions: RawSessions = RawSessions(client.sessions)
+        self.console: RawConsole = RawConsole(client.console)

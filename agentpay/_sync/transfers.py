@@ -4,17 +4,19 @@
 import math
 import uuid
 from collections.abc import Mapping
+from datetime import datetime
 from decimal import Decimal
-from typing import Unpack
+from typing import Literal, Unpack
 
 from agentpay._arguments import usdc
+from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
 from agentpay._waiting import looks
-from agentpay.contract import endpoints
-from agentpay.contract.transfers import CreateTransfer, Transfer
+from agentpay.contract import endpoints, spending
+from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay.errors import AgentPayError
 
 
@@ -91,6 +93,49 @@ class Transfers(Resource):
         path = {"transfer_id": transfer_id}
         transfer: Transfer = self._call(prepare(endpoints.GET_TRANSFER, path=path), options)
         return transfer
+
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: TransferStatus
+        | Literal["pending_approval", "submitted", "settled", "rejected", "failed"]
+        | None = None,
+        idempotency_key: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Transfer]:
+        """List transfers of every status, newest first (interface B3).
+
+        An extension. An agent-scoped key lists those of its account.
+
+        Args:
+            account_id: only transfers out of this account.
+            status: only transfers that have come this far.
+            idempotency_key: only transfers that were asked for under this key.
+            since: only transfers that were asked for after this moment; with a UTC offset.
+            limit: transfers per page, 1 to 100; 20 by default. Iterating goes through all pages.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The first page. Iterating over it yields all transfers, fetching further pages as needed.
+
+        Raises:
+            ValueError: `since` has no UTC offset.
+            ExtensionNotOfferedError: the service has no such list.
+        """
+        query = {
+            "account_id": account_id,
+            "status": status,
+            "idempotency_key": idempotency_key,
+            "since": since,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(spending.LIST_TRANSFERS, options, query=query)
 
     def wait(
         self,

@@ -107,6 +107,11 @@ class Endpoint:
     description: str = ""
 
     @property
+    def is_extension(self) -> bool:
+        """Whether it is no part of the contract, so that a service need not have it."""
+        return not self.path.startswith("/v1/")
+
+    @property
     def every_error(self) -> tuple[ErrorCode, ...]:
         """Every code that it may answer with, by HTTP status: its own, and those of what it takes."""
         codes = {

@@ -5,10 +5,14 @@ from typing import Final
 from agentpay.contract.approvals import APPROVAL_ENDPOINTS
 from agentpay.contract.console import CONSOLE_ENDPOINTS
 from agentpay.contract.deliveries import DELIVERY_ENDPOINTS
+from agentpay.contract.identity import WHO_AM_I
 from agentpay.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
 from agentpay.contract.sessions import SESSION_ENDPOINTS
+from agentpay.contract.spending import SPENDING_ENDPOINTS
 
 EXTENSION_ENDPOINTS: Final = (
+    WHO_AM_I,
+    *SPENDING_ENDPOINTS,
     *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
     *OPERATOR_KEY_ENDPOINTS,

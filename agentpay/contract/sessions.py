@@ -146,12 +146,14 @@ class ListSessions(Request):
     Attributes:
         account_id: only sessions that this account pays.
         status: only sessions that have come this far.
+        idempotency_key: only sessions that were asked for under this key.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: SessionStatus | None = None
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from agentpay._async.client import AsyncAgentPay
 from agentpay._http import AsyncHttp
 from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
@@ -17,7 +18,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError
 from agentpay_server._simulation.chance import ACTOR, Actor
 from agentpay_server._simulation.network import AgentTransport
-from agentpay_server.clients._async.client import AsyncServerClient
+from agentpay_server.clients import AsyncSandbox
 
 if TYPE_CHECKING:
     from agentpay_server._simulation.world import World
@@ -29,7 +30,7 @@ _STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
 
 
-class SimulatedClient(AsyncServerClient):
+class SimulatedClient(AsyncAgentPay):
     """The SDK with the time and the chance of a world."""
 
     def __init__(self, world: "World", name: str, api_key: str) -> None:
@@ -234,15 +235,15 @@ class Operator(Worker):
         elif x < 0.8:
             await self._rotate(chance)
         elif x < 0.9:
-            events = (await client.console.events(limit=20)).data
+            events = (await client.console.events.list(limit=20)).data
             if events:
                 event = chance.choice(events)
                 self.note("operator", "replays", event.id)
                 world.replayed.add(event.id)
-                await client.console.replay_event(event.id)
+                await client.console.events.replay(event.id)
         else:
             self.note("operator", "mints for", account_id)
-            await client.sandbox.fund(account_id, usdc(chance.randint(1, 50_000)))
+            await AsyncSandbox(client).fund(account_id, usdc(chance.randint(1, 50_000)))
 
     async def _decide(self, chance: random.Random, transfer_id: str) -> None:
         is_approved = chance.random() < 0.7
@@ -250,7 +251,11 @@ class Operator(Worker):
         console, judges = self._client.console, self.world.judges
         asked_at = self.world.loop.time()
         try:
-            decided = await (console.approve(transfer_id) if is_approved else console.reject(transfer_id))
+            decided = await (
+                console.approvals.approve(transfer_id)
+                if is_approved
+                else console.approvals.reject(transfer_id)
+            )
         except ConflictError:
             self.world.waiting.pop(transfer_id, None)
             return
@@ -267,14 +272,14 @@ class Operator(Worker):
         overlap = chance.choice((5, 60))
         self.note("operator", "rotates the secret of", webhook_id)
         try:
-            secret = await self._client.console.rotate_webhook_secret(webhook_id, overlap_seconds=overlap)
+            new = await self._client.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
         except APIError:
             raise
         except AgentPayError:
             # It may have been rotated, and the secret is lost.
             world.secrets[webhook_id].is_lost = True
             raise
-        world.secrets[webhook_id].known.append(secret)
+        world.secrets[webhook_id].known.append(new.secret)
 
 
 class Stranger(Worker):

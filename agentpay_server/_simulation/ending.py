@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from agentpay.contract.accounts import Account
-from agentpay.contract.sessions import Session
+from agentpay.contract.sessions import Session, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
@@ -110,7 +110,7 @@ async def _under_way(world: "World", client: SimulatedClient, done: set[str]) ->
                 found.append((name, status))
             elif status not in ("open", "pending_approval"):
                 done.add(name)
-    for status in ("opening", "closing"):
+    for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
     for server in world.servers:
         if waiting := await _transfers_in_flight(server):
@@ -208,7 +208,7 @@ async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
         )
         world.judges.limits[account.usdc_token_account].single_micro = None
-        detail = await client.console.account(account.account_id)
+        detail = await client.console.accounts.get(account.account_id)
         if detail.remaining_usdc is not None:
             rest = to_micro(detail.remaining_usdc)
             world.cluster.pay_from_outside(account.usdc_token_account, rest + 1)
@@ -266,7 +266,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
     spent = world.judges.total_spent[address]
     if paid != spent:
         world.violate("history and chain differ in what was paid", name, paid, spent)
-    detail = await client.console.account(name)
+    detail = await client.console.accounts.get(name)
     if to_micro(detail.reserved_usdc):
         world.violate("reserved, though nothing is in flight", name, detail.reserved_usdc)
     if world.loop.time() < _DAY_SECONDS and to_micro(detail.spent_usdc) != spent:
@@ -276,7 +276,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
 async def _judge_events(world: "World", client: SimulatedClient) -> None:
     """Judge that each change has its event, and that each event came or is listed."""
     world.mail.judge()
-    events = [event async for event in client.console.events(limit=100)]
+    events = [event async for event in client.console.events.list(limit=100)]
     told = Counter((event.type, str(event.data.get("transfer_id"))) for event in events)
     closed = Counter((event.type, str(event.data.get("session_id"))) for event in events)
     for (subject, kind), signatures in world.judges.landed.items():
@@ -293,7 +293,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
                     world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
     listed: set[tuple[str, str]] = set()
     for status in ("retrying", "undelivered", "pending"):
-        async for delivery in client.console.deliveries(status=status, limit=100):
+        async for delivery in client.console.deliveries.list(status=status, limit=100):
             listed.add((delivery.webhook_id, delivery.event_id))
     for path, (webhook_id, types) in world.mail.webhooks.items():
         for event in events:
@@ -304,7 +304,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
 
 async def _judge_audit(world: "World", client: SimulatedClient) -> None:
     """Judge that every transfer and session has an entry in the audit trail."""
-    subjects = {entry.subject async for entry in client.console.audit(limit=100)}
+    subjects = {entry.subject async for entry in client.console.audit.list(limit=100)}
     wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
     for subject in sorted(wanted - subjects):
         world.violate("not in the audit trail", subject)

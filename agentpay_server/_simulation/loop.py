@@ -36,6 +36,8 @@ async def never() -> NoReturn:
 class _Handle(asyncio.TimerHandle):
     """A callback that waits for its turn."""
 
+    __slots__ = ("_due", "arguments", "call", "context")
+
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
     ) -> None:

@@ -169,7 +169,7 @@ def drawn(
             agent_keys=random_.random() < 0.3,
             think_seconds=0.6,
             skips_every=random_.choice((0, 5, 20)),
-            sticky_seconds=random_.choice((0.0, 5.0, 45.0)),
+            sticky_seconds=random_.choice((0.0, 5.0, 45.0, 300.0)),
             slot_seconds=random_.choice((0.4, 0.4, 0.3)),
         ),
     )

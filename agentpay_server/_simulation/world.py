@@ -16,6 +16,7 @@ from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.event_types import EventType
+from agentpay.contract.identity import KeyKind
 from agentpay.errors import AgentPayError
 from agentpay_server._simulation import ending
 from agentpay_server._simulation.agents import Agent, Operator, SimulatedClient, Stranger, usdc
@@ -35,7 +36,8 @@ from agentpay_server._simulation.rpc import RpcLink
 from agentpay_server._simulation.servers import Life, Server, close_task
 from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.clients import AsyncSandbox
+from agentpay_server.credentials import new_key
 from agentpay_server.settings import Settings
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
@@ -265,12 +267,11 @@ class World:
         while not all(server.is_up for server in self.servers):  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.1)
         client, random_ = self.client("founder"), self.chance.stream("founder")
+        sandbox = AsyncSandbox(client)
         self._workers: list[Agent] = []
         for number in range(self.plan.accounts):
             account = await client.accounts.create(name=f"agent {number}")
-            await client.sandbox.fund(
-                account.account_id, usdc(random_.choice((200_000, 5_000_000, 50_000_000)))
-            )
+            await sandbox.fund(account.account_id, usdc(random_.choice((200_000, 5_000_000, 50_000_000))))
             limits = Limits()
             if number < self.plan.accounts - 1:
                 limits.single_micro = 60_000
@@ -287,7 +288,7 @@ class World:
             self.accounts.append(account)
             self.judges.limits[account.usdc_token_account] = limits
         for _ in range(2):
-            made = await client.sandbox.create_token_account()
+            made = await sandbox.create_token_account()
             self.outside.append(made.usdc_token_account)
         for number, events in enumerate((_EVENTS, ["transfer.settled", "session.settled"])):
             webhook = await client.webhooks.create(url=f"http://hook.invalid/{number}", events=events)
@@ -298,7 +299,7 @@ class World:
             own, key = None, self.operator_key
             if self.plan.skew.agent_keys:
                 own = self.accounts[number % len(self.accounts)]
-                key = (await client.console.create_agent_key(own.account_id)).key
+                key = (await client.console.agent_keys.create(own.account_id)).key
                 self.log_secrets.append(key)
             self._workers.append(Agent(self, number, key, own))
 
@@ -378,13 +379,15 @@ def _key(seed: int, name: str) -> Keypair:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
-    """Have no garbage collected at moments that no seed decides."""
+    """Have no garbage collected at moments that no seed decides, and what was there before left alone."""
     was_on = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
         _collect()
+        gc.unfreeze()
         if was_on:
             gc.enable()
 

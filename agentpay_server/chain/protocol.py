@@ -143,6 +143,11 @@ class Chain(Protocol):
         ...
 
     @property
+    def cluster_name(self) -> str:
+        """`mainnet-beta`, `devnet`, `testnet`, `localnet` for any other cluster, or `embedded`."""
+        ...
+
+    @property
     def is_test_chain(self) -> bool:
         """Whether money on it is worthless, so that the sandbox may mint."""
         ...

@@ -5,11 +5,11 @@ See interface AP1 to AP5.
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.identifiers import TRANSFER
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay_server.clients import ServerClient
 
 
 @click.group()
@@ -23,10 +23,10 @@ def approvals() -> None:
 @approvals.command("list")
 @takes_limit
 @takes_server
-def list_approvals(*, server: ServerClient, output: Output, limit: int) -> None:
+def list_approvals(*, server: AgentPay, output: Output, limit: int) -> None:
     """List the transfers that wait, newest first."""
     output.table(
-        up_to(server.console.approvals(limit=min(limit, 100)), limit, output),
+        up_to(server.console.approvals.list(limit=min(limit, 100)), limit, output),
         {
             "transfer_id": lambda transfer: transfer.transfer_id,
             "amount_usdc": lambda transfer: transfer.amount_usdc,
@@ -43,13 +43,13 @@ def list_approvals(*, server: ServerClient, output: Output, limit: int) -> None:
 @approvals.command("approve")
 @click.argument("transfer_id", type=Identifier(TRANSFER))
 @takes_server
-def approve(*, server: ServerClient, output: Output, transfer_id: str) -> None:
+def approve(*, server: AgentPay, output: Output, transfer_id: str) -> None:
     """Approve a transfer: the policy in force is checked again, and the money moves.
 
     Approving again never pays twice.
     """
     with output.progress(f"Paying {transfer_id}"):
-        transfer = server.console.approve(transfer_id)
+        transfer = server.console.approvals.approve(transfer_id)
     output.record(transfer, "Approved")
 
 
@@ -57,6 +57,6 @@ def approve(*, server: ServerClient, output: Output, transfer_id: str) -> None:
 @click.argument("transfer_id", type=Identifier(TRANSFER))
 @click.option("--reason", help="Why, 1 to 200 characters; whoever asked for the transfer reads it.")
 @takes_server
-def reject(*, server: ServerClient, output: Output, transfer_id: str, reason: str | None) -> None:
+def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None) -> None:
     """Reject a transfer, for good."""
-    output.record(server.console.reject(transfer_id, reason=reason), "Rejected")
+    output.record(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")

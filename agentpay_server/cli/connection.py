@@ -8,11 +8,10 @@ from typing import IO, Any, Final, NoReturn, TypeVar
 import click
 from attrs import field, frozen
 
-from agentpay import errors
+from agentpay import AgentPay, errors
 from agentpay.contract.printable import printable
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.variables import KEY_VARIABLE, URL_VARIABLE
-from agentpay_server.clients import ServerClient
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -141,8 +140,8 @@ def told_to_people(address: Address, output: Output) -> Iterator[None]:
         raise RefusedError(str(error), output, error=type(error).__name__) from None
 
 
-def _client(address: Address) -> ServerClient:
-    return ServerClient(api_key=address.key, base_url=address.url)
+def _client(address: Address) -> AgentPay:
+    return AgentPay(api_key=address.key, base_url=address.url)
 
 
 def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:

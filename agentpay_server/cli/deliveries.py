@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import click
 from attrs import frozen
 
-from agentpay import errors
+from agentpay import AgentPay, errors
 from agentpay.contract.deliveries import Delivery, DeliveryStatusFilter
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay_server.clients import ServerClient
 
 
 def _last_answer(delivery: Delivery) -> str | int | None:
@@ -55,7 +54,7 @@ def deliveries() -> None:
 @takes_server
 def list_deliveries(
     *,
-    server: ServerClient,
+    server: AgentPay,
     output: Output,
     limit: int,
     status: str | None,
@@ -63,8 +62,11 @@ def list_deliveries(
     webhook_id: str | None,
 ) -> None:
     """List deliveries, newest first; JSON has every attempt."""
-    found = server.console.deliveries(
-        status=status, event_id=event_id, webhook_id=webhook_id, limit=min(limit, 100)
+    found = server.console.deliveries.list(
+        status=None if status is None else DeliveryStatusFilter(status),
+        event_id=event_id,
+        webhook_id=webhook_id,
+        limit=min(limit, 100),
     )
     output.table(up_to(found, limit, output), _COLUMNS, empty="There are no such deliveries.")
 
@@ -77,7 +79,7 @@ def list_deliveries(
 )
 @takes_server
 def replay(
-    *, server: ServerClient, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
+    *, server: AgentPay, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
 ) -> None:
     """Send events again: the same bytes, under the same event id, as new deliveries.
 
@@ -94,7 +96,7 @@ def replay(
         for place, post in enumerate(wanted, 1):
             say(f"Sending {place} of {len(wanted)}")
             try:
-                made += server.console.replay_event(post.event_id, webhook_id=post.webhook_id)
+                made += server.console.events.replay(post.event_id, webhook_id=post.webhook_id)
             except (errors.NotFoundError, errors.InvalidRequestError) as error:
                 # Of one event, or of a webhook that was deleted since: no reason to hold back the others.
                 details = "".join(f"; {fault.field} {fault.message}" for fault in error.details)
@@ -117,9 +119,7 @@ class _Post:
     webhook_id: str | None
 
 
-def _named(
-    server: ServerClient, output: Output, ids: tuple[str, ...], webhook_id: str | None
-) -> Iterator[_Post]:
+def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None) -> Iterator[_Post]:
     """Yield what identifiers stand for, in their order.
 
     The service finds an event by its identifier, and a delivery in the list alone.
@@ -127,7 +127,7 @@ def _named(
     missing = {given for given in ids if given.startswith(DELIVERY)}
     found: dict[str, Delivery] = {}
     if missing:
-        for delivery in server.console.deliveries(webhook_id=webhook_id, limit=100):
+        for delivery in server.console.deliveries.list(webhook_id=webhook_id, limit=100):
             if delivery.delivery_id in missing:
                 found[delivery.delivery_id] = delivery
                 if len(found) == len(missing):
@@ -147,12 +147,12 @@ def _named(
             yield _Post(delivery_.event_id, delivery_.webhook_id)
 
 
-def _undelivered(server: ServerClient, webhook_id: str | None) -> Iterator[_Post]:
+def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
     """Yield what was given up and not replayed since, oldest first: nothing is received twice for it."""
-    given_up = list(server.console.deliveries(status="undelivered", webhook_id=webhook_id, limit=100))
-    registered = {webhook.webhook_id for webhook in server.console.webhooks(limit=100)}
+    given_up = list(server.console.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
+    registered = {webhook.webhook_id for webhook in server.console.webhooks.list(limit=100)}
     for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(given_up)):
-        of_event = server.console.deliveries(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
+        of_event = server.console.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
         is_given_up = any(newest.status == DeliveryStatusFilter.UNDELIVERED for newest in of_event.data)
         if is_given_up and post.webhook_id in registered:
             yield post

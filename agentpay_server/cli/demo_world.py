@@ -91,12 +91,12 @@ class DemoWorld:
         for name, policy in _POLICIES.items():
             self._fund(name, 100)
             self._operator.policies.update(self.accounts[name], **policy)
-            key = self._server.console.create_agent_key(self.accounts[name], name=name).key
+            key = self._server.console.agent_keys.create(self.accounts[name], name=name).key
             self._agents[name] = self._server.client(api_key=key)
         self._operator.policies.update(
             self.accounts[BUYER], allowed_counterparties=[self.accounts[DATASETS], self.accounts[INFERENCE]]
         )
-        self._sessions = self._server.agent_sessions(self.accounts[RESEARCH])
+        self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
         self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
         for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
             self._do(act)
@@ -152,10 +152,10 @@ class DemoWorld:
         transfer_id = self._waiting.pop(0)
         try:
             if self._random.random() < 0.7:
-                status = str(self._server.console.approve(transfer_id).status)
+                status = str(self._server.console.approvals.approve(transfer_id).status)
                 self._told("Operator", "approves a transfer", status, transfer_id=transfer_id)
             else:
-                self._server.console.reject(transfer_id, reason="Take the train")
+                self._server.console.approvals.reject(transfer_id, reason="Take the train")
                 self._told("Operator", "rejects a transfer", "rejected", transfer_id=transfer_id)
         except errors.ConflictError:
             self._told("Operator", "was too late to decide", "refused", transfer_id=transfer_id)

@@ -4,12 +4,13 @@ import secrets
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.identifiers import ACCOUNT, KEY
+from agentpay.contract.identity import KeyKind
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_json, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay_server.clients import ServerClient
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.credentials import new_key
 
 
 @click.group()
@@ -23,10 +24,10 @@ def keys() -> None:
 @keys.command("list")
 @takes_limit
 @takes_server
-def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
+def list_keys(*, server: AgentPay, output: Output, limit: int) -> None:
     """List the keys of agents that are not revoked, newest first, without the keys themselves."""
     output.table(
-        up_to(server.console.agent_keys(limit=min(limit, 100)), limit, output),
+        up_to(server.console.agent_keys.list(limit=min(limit, 100)), limit, output),
         {
             "key_id": lambda key: key.key_id,
             "account_id": lambda key: key.account_id,
@@ -48,9 +49,9 @@ def list_keys(*, server: ServerClient, output: Output, limit: int) -> None:
 )
 @click.option("--name", help="A label for people, 1 to 100 characters.")
 @takes_server
-def create_key(*, server: ServerClient, output: Output, account_id: str, name: str | None) -> None:
+def create_key(*, server: AgentPay, output: Output, account_id: str, name: str | None) -> None:
     """Make a key for an agent. It is shown once."""
-    output.record_once(server.console.create_agent_key(account_id, name=name), "New agent key")
+    output.record_once(server.console.agent_keys.create(account_id, name=name), "New agent key")
 
 
 @keys.command("generate")
@@ -74,7 +75,7 @@ def generate_key(*, is_json: bool) -> None:
 @keys.command("revoke")
 @click.argument("key_id", type=Identifier(KEY))
 @takes_server
-def revoke_key(*, server: ServerClient, output: Output, key_id: str) -> None:
+def revoke_key(*, server: AgentPay, output: Output, key_id: str) -> None:
     """Revoke a key of an agent: its next request is refused."""
-    server.console.revoke_agent_key(key_id)
+    server.console.agent_keys.revoke(key_id)
     output.revoked(key_id)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from agentpay import errors
+from agentpay import AsyncAgentPay, errors
 from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
@@ -24,7 +24,6 @@ from agentpay_server.cli.connection import Address, address_of, takes_address, t
 from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Identifier, Seconds
-from agentpay_server.clients import AsyncServerClient
 from agentpay_server.credentials import new_secret
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one
@@ -111,7 +110,7 @@ class Listener:
         _end_at_sigterm()
         async with contextlib.AsyncExitStack() as opened:
             server = await opened.enter_async_context(
-                AsyncServerClient(api_key=self._address.key, base_url=self._address.url)
+                AsyncAgentPay(api_key=self._address.key, base_url=self._address.url)
             )
             feed = _Feed(server, self._account_id)
             await feed.fresh()
@@ -188,14 +187,14 @@ class _Feed:
     be listed after one that is later in the list.
     """
 
-    def __init__(self, server: AsyncServerClient, account_id: str | None) -> None:
+    def __init__(self, server: AsyncAgentPay, account_id: str | None) -> None:
         self._server = server
         self._account_id = account_id
         self._known: set[str] | None = None
 
     async def fresh(self) -> list[RecordedEvent]:
         """Return the events that are new; none the first time, when all there are are merely remembered."""
-        page = await self._server.console.events(account_id=self._account_id, limit=_PAGE)
+        page = await self._server.console.events.list(account_id=self._account_id, limit=_PAGE)
         seen = list(page.data)
         known = self._known
         while known is not None and page.has_more and page.data and page.data[-1].id not in known:

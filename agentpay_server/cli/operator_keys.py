@@ -2,11 +2,11 @@
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.identifiers import KEY
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay_server.clients import ServerClient
 
 
 @click.group("operator-keys")
@@ -20,10 +20,10 @@ def operator_keys() -> None:
 @operator_keys.command("list")
 @takes_limit
 @takes_server
-def list_operator_keys(*, server: ServerClient, output: Output, limit: int) -> None:
+def list_operator_keys(*, server: AgentPay, output: Output, limit: int) -> None:
     """List your valid operator keys, newest first, without the keys themselves."""
     output.table(
-        up_to(server.console.operator_keys(limit=min(limit, 100)), limit, output),
+        up_to(server.console.operator_keys.list(limit=min(limit, 100)), limit, output),
         {
             "key_id": lambda key: key.key_id,
             "name": lambda key: key.name,
@@ -36,18 +36,18 @@ def list_operator_keys(*, server: ServerClient, output: Output, limit: int) -> N
 @operator_keys.command("create")
 @click.argument("name")
 @takes_server
-def create_operator_key(*, server: ServerClient, output: Output, name: str) -> None:
+def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
     """Create another operator key. It is shown once.
 
     NAME is a label for people, 1 to 100 characters.
     """
-    output.record_once(server.console.create_operator_key(name), "New operator key")
+    output.record_once(server.console.operator_keys.create(name=name), "New operator key")
 
 
 @operator_keys.command("revoke")
 @click.argument("key_id", type=Identifier(KEY))
 @takes_server
-def revoke_operator_key(*, server: ServerClient, output: Output, key_id: str) -> None:
+def revoke_operator_key(*, server: AgentPay, output: Output, key_id: str) -> None:
     """Revoke an operator key: its next request is refused. The last one cannot be revoked."""
-    server.console.revoke_operator_key(key_id)
+    server.console.operator_keys.revoke(key_id)
     output.revoked(key_id)

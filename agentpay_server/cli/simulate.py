@@ -43,6 +43,13 @@ _TOLD_EVERY_SECONDS: Final = 0.5
 )
 @click.option("--lies/--no-lies", default=False, help="Whether RPC nodes return wrong heights and slots.")
 @click.option(
+    "--strength",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Multiplies how often each fault strikes; 0 is a world without faults.",
+)
+@click.option(
     "--shrink-for",
     type=Seconds(),
     default=60.0,
@@ -60,6 +67,7 @@ def simulate(
     servers: int | None,
     agents: int,
     lies: bool,
+    strength: float,
     shrink_for: float,
     is_json: bool,
 ) -> None:
@@ -79,12 +87,18 @@ def simulate(
     click.echo(f"first seed: {seed}", err=True)
     number = 0
     while (many is None or number < many) and (ends_at is None or time.monotonic() < ends_at):
-        plan = drawn(seed + number, minutes=minutes, servers=servers, agents=agents, lies=lies)
+        plan = drawn(
+            seed + number, minutes=minutes, servers=servers, agents=agents, lies=lies, strength=strength
+        )
         outcome = run(plan, watch=show)
         show.ended(outcome)
         if outcome.violations:
             show.close()
-            _report(output, outcome, shrink_for, f"--seed {plan.seed} --minutes {minutes:g}")
+            again = (
+                f"--seed {plan.seed} --minutes {minutes:g} --servers {plan.servers} --agents {agents} "
+                f"--{'lies' if lies else 'no-lies'} --strength {strength:g}"
+            )
+            _report(output, outcome, shrink_for, again)
             sys.exit(1)
         number += 1
     show.close()
@@ -155,7 +169,7 @@ def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -
     from agentpay_server._simulation.shrinking import Shrinker  # noqa: PLC0415
 
     click.echo(f"VIOLATION {outcome.violations[0]}", err=True)
-    click.echo(f"again: agentpay-server simulate {again} --servers {outcome.plan.servers}", err=True)
+    click.echo(f"again: agentpay-server simulate {again}", err=True)
     shrinker = Shrinker(outcome, seconds=shrink_for)
     small = shrinker.shrink()
     click.echo(

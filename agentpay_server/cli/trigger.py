@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from agentpay import AgentPay
 from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
@@ -13,7 +14,7 @@ from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output
 from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, happening, new_account
 from agentpay_server.cli.values import Identifier, Usdc
-from agentpay_server.clients import ServerClient
+from agentpay_server.clients import Sandbox
 
 _PATIENCE_SECONDS: Final = 10.0
 _LOOK_EVERY_SECONDS: Final = 0.05
@@ -36,7 +37,7 @@ _LOOK_EVERY_SECONDS: Final = 0.05
 )
 @takes_server
 def trigger(
-    *, server: ServerClient, output: Output, event: str, account_id: str | None, amount: Decimal | None
+    *, server: AgentPay, output: Output, event: str, account_id: str | None, amount: Decimal | None
 ) -> None:
     """Make an event happen for real, on a test chain.
 
@@ -48,7 +49,7 @@ def trigger(
     """
     event_type = EventType(event)
     # Refused where money is real, before anything is done.
-    server.sandbox.clock.now()
+    Sandbox(server).clock.now()
     try:
         with output.progress(f"Making {event} happen") as say:
             stage = Stage(server, account_id or new_account(server, event_type, amount), amount, say)
@@ -69,7 +70,7 @@ def trigger(
 
 
 def _awaited(
-    server: ServerClient, event_type: EventType, account_id: str, trace: Trace, known: set[str]
+    server: AgentPay, event_type: EventType, account_id: str, trace: Trace, known: set[str]
 ) -> RecordedEvent | None:
     """Return the event that was made to happen; some stores write it a moment after the answer."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -82,5 +83,5 @@ def _awaited(
         time.sleep(_LOOK_EVERY_SECONDS)
 
 
-def _newest(server: ServerClient, event_type: EventType, account_id: str) -> tuple[RecordedEvent, ...]:
-    return server.console.events(type=event_type, account_id=account_id, limit=100).data
+def _newest(server: AgentPay, event_type: EventType, account_id: str) -> tuple[RecordedEvent, ...]:
+    return server.console.events.list(type=event_type, account_id=account_id, limit=100).data

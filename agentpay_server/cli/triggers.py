@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay import AgentPay
 from agentpay.contract import identifiers
 from agentpay.contract.console import AccountDetail
 from agentpay.contract.event_types import EventType
@@ -19,7 +20,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
-from agentpay_server.clients import ServerClient
+from agentpay_server.clients import Sandbox
 
 USUAL_USDC: Final = Decimal(1)
 """What is moved where nobody says how much, and the policy allows it."""
@@ -65,7 +66,7 @@ class Stage:
 
     def __init__(
         self,
-        server: ServerClient,
+        server: AgentPay,
         account_id: str,
         amount_usdc: Decimal | None,
         say: Callable[[str], None],
@@ -74,7 +75,7 @@ class Stage:
         self._say = say
         self.amount_usdc = amount_usdc
         self.account_id = account_id
-        self.account: AccountDetail = server.console.account(account_id)
+        self.account: AccountDetail = server.console.accounts.get(account_id)
 
     def pay(self, amount_usdc: Decimal) -> Transfer:
         """Transfer an amount to somebody, whatever the account holds."""
@@ -115,7 +116,7 @@ class Stage:
         if held >= amount_usdc:
             return held
         self._say(f"Funding {self.account_id} with {amount_usdc - held} USDC")
-        return self._server.sandbox.fund(self.account_id, amount_usdc - held).balance_usdc
+        return Sandbox(self._server).fund(self.account_id, amount_usdc - held).balance_usdc
 
     def allowed_usdc(self) -> Decimal:
         """Return how much is to be moved: what was said, or what the policy lets through at once."""
@@ -132,7 +133,7 @@ class Stage:
         """Return the thresholds of the webhooks that hear when the account's balance is low, in order."""
         return sorted(
             webhook.low_balance_threshold_usdc
-            for webhook in self._server.console.webhooks(limit=100)
+            for webhook in self._server.console.webhooks.list(limit=100)
             if webhook.low_balance_threshold_usdc
             and EventType.BALANCE_LOW_THRESHOLD in webhook.events
             and (not webhook.account_ids or self.account_id in webhook.account_ids)
@@ -147,14 +148,14 @@ class Stage:
             account_ids=[self.account_id],
             low_balance_threshold_usdc=threshold_usdc,
         )
-        cleaning.callback(self._server.console.delete_webhook, webhook.webhook_id or "")
+        cleaning.callback(self._server.console.webhooks.delete, webhook.webhook_id or "")
 
     def _payee(self) -> str:
         """Return whom the account may pay: an outside recipient, made now, unless the policy names others."""
         allowed = self.account.policy.allowed_counterparties
         if allowed is None:
             self._say("Making a recipient")
-            return self._server.sandbox.create_token_account().usdc_token_account
+            return Sandbox(self._server).create_token_account().usdc_token_account
         own = (self.account_id, self.account.chain_address, self.account.usdc_token_account)
         # Of addresses some are those of wallets, which cannot be paid.
         others = sorted(
@@ -170,7 +171,7 @@ class Stage:
         return categories[0] if categories else None
 
 
-def new_account(server: ServerClient, event_type: EventType, amount_usdc: Decimal | None) -> str:
+def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | None) -> str:
     """Make an account with a policy under which an event of a type can happen, and return its id."""
     account_id = server.accounts.create(name="Trigger").account_id
     if event_type is EventType.ESCALATION_REQUIRED:

@@ -1,9 +1,6 @@
-"""Clients of a whole server: `/v1` as the SDK has it, and sessions, console and sandbox beside it.
+"""The client of the sandbox, which works through a client of the service, in process or on a port."""
 
-They speak HTTP like any client, to a server in process or to one on a port.
-"""
+from agentpay_server.clients._async.sandbox import AsyncSandbox
+from agentpay_server.clients._sync.sandbox import Sandbox
 
-from agentpay_server.clients._async.client import AsyncServerClient
-from agentpay_server.clients._sync.client import ServerClient
-
-__all__ = ["AsyncServerClient", "ServerClient"]
+__all__ = ["AsyncSandbox", "Sandbox"]

@@ -36,7 +36,7 @@ from sqlalchemy import MetaData
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.database.sqlite import SqliteConnection, create_missing
+from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -278,7 +278,11 @@ def _opened(path: Path) -> sqlite3.Connection:
         # Memos and names are nobody else's business; SQLite gives the files beside it the same permissions.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         driver = sqlite3.connect(
-            path, timeout=_LOCK_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            path,
+            timeout=_LOCK_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
         )
     except (sqlite3.OperationalError, OSError) as error:
         raise DatabaseUnavailableError(f"{path} cannot be opened: {error}") from error

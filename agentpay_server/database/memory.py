@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import MetaData, create_engine
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.sqlite import SqliteConnection, create_missing
+from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
 from agentpay_server.store.tables import metadata
 
 P = ParamSpec("P")
@@ -27,7 +27,9 @@ class MemoryDatabase:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         # sqlite3's own transaction control is off: it would begin only at the first write.
-        self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._driver = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
+        )
         self._driver.deserialize(_template())
         self._connection = SqliteConnection(self._driver)
 

@@ -15,6 +15,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from agentpay_server.database.connection import ConflictError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
+CACHED_STATEMENTS: Final = 512
+"""How many statements a connection keeps parsed: all that a server has, and some more."""
+
 
 def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
     """SQLite has no booleans: return what makes them of the numbers in a row."""

@@ -9,7 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay.contract.identity import KeyKind
+from agentpay_server.credentials import new_key
 
 _HEADER: Final = b"authorization"
 

@@ -16,7 +16,6 @@ from agentpay.contract.deliveries import Delivery
 from agentpay.contract.event_types import EventType
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
-from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import SECOND_US
 from agentpay_server.embedded.inbox import WebhookInbox
 from agentpay_server.webhooks.attempts import RETRY_DELAYS_US
@@ -91,12 +90,10 @@ class NearSessionCap(Scenario):
 
     Attributes:
         session: the open session.
-        sessions: sessions as the agent has them, to charge this one.
         remaining_usdc: what it may still be charged.
     """
 
     session: Session
-    sessions: Sessions
     remaining_usdc: Decimal
 
 
@@ -107,7 +104,7 @@ class UndeliveredWebhook(Scenario):
     Attributes:
         transfer: the transfer.
         inbox: the receiver, which is well again.
-        delivery: what became of the event; `console.replay_event(delivery.event_id)` sends it again.
+        delivery: what became of the event; `console.events.replay(delivery.event_id)` sends it again.
     """
 
     transfer: Transfer
@@ -136,7 +133,7 @@ class _Stage:
         self.accounts = client.accounts
         self.account_id = client.accounts.create(name="Agent").account_id
         self.payee_id = client.accounts.create(name="Payee").account_id
-        self.agent_key = server.console.create_agent_key(self.account_id).key
+        self.agent_key = server.console.agent_keys.create(self.account_id).key
         self.agent = server.client(api_key=self.agent_key)
 
     def fund(self, amount: int) -> None:
@@ -168,7 +165,7 @@ def _near_daily_limit(stage: _Stage) -> Scenario:
     stage.fund(200)
     stage.policies.update(stage.account_id, max_daily_spend=100)
     stage.pay(95)
-    remaining = stage.server.console.account(stage.account_id).remaining_usdc
+    remaining = stage.server.console.accounts.get(stage.account_id).remaining_usdc
     return NearDailyLimit(limit_usdc=Decimal(100), remaining_usdc=remaining or Decimal(0), **stage.set())
 
 
@@ -194,12 +191,12 @@ def _pending_approval(stage: _Stage) -> Scenario:
 
 def _near_session_cap(stage: _Stage) -> Scenario:
     stage.fund(100)
-    sessions = stage.server.agent_sessions(stage.account_id)
+    sessions = stage.agent.sessions
     cap, key = Decimal(10), f"scenario of {stage.account_id}"
     opened = sessions.open(account_id=stage.account_id, to=stage.payee_id, cap_usdc=cap, idempotency_key=key)
     session = sessions.charge(opened.session_id, amount=9, idempotency_key=key)
     remaining = cap - session.running_total_usdc
-    return NearSessionCap(session=session, sessions=sessions, remaining_usdc=remaining, **stage.set())
+    return NearSessionCap(session=session, remaining_usdc=remaining, **stage.set())
 
 
 def _undelivered_webhook(stage: _Stage) -> Scenario:
@@ -208,7 +205,7 @@ def _undelivered_webhook(stage: _Stage) -> Scenario:
     inbox.fail_next(times=1 + len(RETRY_DELAYS_US))
     transfer = stage.pay(10)
     stage.server.sandbox.clock.advance(sum(RETRY_DELAYS_US) / SECOND_US)
-    (delivery,) = stage.server.console.deliveries(webhook_id=inbox.webhook_id)
+    (delivery,) = stage.server.console.deliveries.list(webhook_id=inbox.webhook_id)
     return UndeliveredWebhook(transfer=transfer, inbox=inbox, delivery=delivery, **stage.set())
 
 

@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Final, Literal, NoReturn, Self, TypeVar, overload
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._async.console import AsyncConsole
+from agentpay._async.sessions import AsyncSessions
 from agentpay._sync.client import AgentPay
+from agentpay._sync.console import Console
+from agentpay._sync.sessions import Sessions
 from agentpay.contract.deliveries import Delivery, RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.clients._async.console import AsyncConsole
 from agentpay_server.clients._async.sandbox import AsyncSandbox
-from agentpay_server.clients._async.sessions import AsyncSessions
-from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
@@ -188,7 +188,7 @@ class AgentPayServer:
     @property
     def sandbox(self) -> Sandbox:
         """What only a test chain can do: money from nowhere, outside recipients, time."""
-        return self._running.operator.sandbox
+        return self._running.sandbox
 
     @property
     def async_sessions(self) -> AsyncSessions:
@@ -203,7 +203,7 @@ class AgentPayServer:
     @property
     def async_sandbox(self) -> AsyncSandbox:
         """`sandbox`, to be awaited."""
-        return self._running.async_operator.sandbox
+        return self._running.async_sandbox
 
     def client(self, *, api_key: str | None = None) -> AgentPay:
         """Return a client of the server, in process. It needs no closing.
@@ -230,7 +230,7 @@ class AgentPayServer:
         Raises:
             NotFoundError: no such account.
         """
-        return self.client(api_key=self.console.create_agent_key(account_id).key)
+        return self.client(api_key=self.console.agent_keys.create(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
         """Return the async client of an agent: with a new agent-scoped key of one account (interface K5).
@@ -241,31 +241,7 @@ class AgentPayServer:
         Raises:
             NotFoundError: no such account.
         """
-        return self.async_client(api_key=self.console.create_agent_key(account_id).key)
-
-    def agent_sessions(self, account_id: str) -> Sessions:
-        """Return sessions as an agent has them: with a new agent-scoped key of one account (interface K5).
-
-        Args:
-            account_id: the account of the first operator, `acct_…`.
-
-        Raises:
-            NotFoundError: no such account.
-        """
-        key = self.console.create_agent_key(account_id).key
-        return self._running.server_client(key).sessions
-
-    def async_agent_sessions(self, account_id: str) -> AsyncSessions:
-        """Return sessions as an agent has them, to be awaited: with a new agent-scoped key of one account.
-
-        Args:
-            account_id: the account of the first operator, `acct_…`.
-
-        Raises:
-            NotFoundError: no such account.
-        """
-        key = self.console.create_agent_key(account_id).key
-        return self._running.async_server_client(key).sessions
+        return self.async_client(api_key=self.console.agent_keys.create(account_id).key)
 
     def webhook_inbox(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
-from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.embedded.inbox import InboxTransport
 from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.embedded.port import Listener, bound_socket
@@ -73,8 +73,10 @@ class World:
         inner = self._app if self._port_key is None else self._port_key.in_process(self._app)
         self._transport = EmbeddedTransport(inner, owner)
         self._async_transport = AsyncEmbeddedTransport(inner, owner)
-        self.operator: ServerClient = self.server_client(key)
-        self.async_operator: AsyncServerClient = self.async_server_client(key)
+        self.operator: AgentPay = self.client(key)
+        self.async_operator: AsyncAgentPay = self.async_client(key)
+        self.sandbox: Sandbox = Sandbox(self.operator)
+        self.async_sandbox: AsyncSandbox = AsyncSandbox(self.async_operator)
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Run `work` on the server's thread."""
@@ -89,14 +91,6 @@ class World:
         """Return a new async client."""
         key = self.key if api_key is None else api_key
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
-
-    def server_client(self, key: str) -> ServerClient:
-        """Return a new client of all that the server has."""
-        return ServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
-
-    def async_server_client(self, key: str) -> AsyncServerClient:
-        """Return a new async client of all that the server has."""
-        return AsyncServerClient(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
         """Open a port and return its address."""

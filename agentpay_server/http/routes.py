@@ -64,6 +64,9 @@ ROUTES: Final[Mapping[str, Route]] = {
     "transfers.create": Route(_transfer, lambda s, c: s.transfers.create(c.principal, c.body)),
     "transfers.get": Route(200, lambda s, c: s.transfers.get(c.principal, c.path["transfer_id"])),
     "webhooks.create": Route(201, lambda s, c: s.webhooks.create(c.principal, c.body)),
+    "whoami": Route(200, lambda s, c: s.keys.identify(c.principal)),
+    "accounts.budget": Route(200, lambda s, c: s.accounts.budget(c.principal, c.path["account_id"])),
+    "transfers.list": Route(200, lambda s, c: s.transfers.list(c.principal, c.query)),
     # Sessions
     "sessions.open": Route(201, lambda s, c: s.sessions.open(c.principal, c.body)),
     "sessions.charge": Route(200, lambda s, c: s.sessions.charge(c.principal, c.path["session_id"], c.body)),

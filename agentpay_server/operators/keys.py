@@ -15,6 +15,7 @@ from agentpay.contract.console import (
     NewAgentKey,
 )
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.identity import Identity, KeyKind
 from agentpay.contract.operator_keys import (
     CREATE_OPERATOR_KEY,
     REVOKE_OPERATOR_KEY,
@@ -26,9 +27,10 @@ from agentpay.contract.operator_keys import (
 from agentpay.contract.pages import PageBody
 from agentpay_server import audit
 from agentpay_server import identity_store as state
+from agentpay_server.chain.clusters import MAINNET
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
-from agentpay_server.credentials import LENT, KeyKind, digest_of, new_key
+from agentpay_server.credentials import LENT, digest_of, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
@@ -82,6 +84,18 @@ class Keys:
             return None
         key_id, operator_id, account_id = found
         return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
+
+    async def identify(self, principal: Principal) -> Identity:
+        """Return which key a request was made with, and the money that it moves."""
+        cluster = self._context.chain.cluster_name
+        return Identity(
+            key_id=principal.key_id,
+            kind=KeyKind.AGENT if principal.is_agent else KeyKind.OPERATOR,
+            operator_id=principal.operator_id,
+            account_id=principal.account_id,
+            cluster=cluster,
+            is_test_money=cluster != MAINNET,
+        )
 
     async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
         """Make an operator with its first key.

@@ -3,10 +3,11 @@
 from attrs import field, frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.identity import KeyKind
 from agentpay_server import audit
 from agentpay_server.clock import SystemClock
 from agentpay_server.contract.sandbox import CREATE_OPERATOR
-from agentpay_server.credentials import KeyKind, digest_of, new_key
+from agentpay_server.credentials import digest_of, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.operators import store

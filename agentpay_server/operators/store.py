@@ -5,7 +5,8 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, insert, literal_column, select, update
 
-from agentpay_server.credentials import LENT, KeyKind
+from agentpay.contract.identity import KeyKind
+from agentpay_server.credentials import LENT
 from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import api_keys, operators
 

@@ -99,6 +99,11 @@ class FaultyChain:
         return self.inner.usdc_mint
 
     @property
+    def cluster_name(self) -> str:
+        """That of the chain within."""
+        return self.inner.cluster_name
+
+    @property
     def is_test_chain(self) -> bool:
         """Whether money on it is worthless."""
         return self.inner.is_test_chain

@@ -16,11 +16,12 @@ from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
+from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server import audit
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
@@ -34,6 +35,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.provisioning import Provisioning
 from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.sight import spendable_micro, unsure_micro
 from agentpay_server.store import accounts as store
 from agentpay_server.store import confirmed, policy_records, sessions, spends
 from agentpay_server.store.accounts import AccountRecord, own_account
@@ -118,6 +120,20 @@ class Accounts:
         detail = await self._context.database.read(self._detail, principal, account_id)
         shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
         return AccountDetail(**(shown | detail))
+
+    async def budget(self, principal: Principal, account_id: str) -> Budget:
+        """Return what an account may spend now (interface B1, B2).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        # As for a transfer: what is in flight is read before the balance, and again after it.
+        before = await self._context.database.read(own_account, principal, account_id)
+        try:
+            (held,) = await self._context.chain.token_accounts([before.usdc_token_account])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        return await self._context.database.read(self._budget, principal, before, held)
 
     async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
         """Let an account spend again for which nothing is signed, and return it.
@@ -204,15 +220,46 @@ class Accounts:
                 after={"signing_stopped_at": None},
             )
 
-    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
-        record = own_account(connection, principal, account_id)
+    def _budget(
+        self, connection: Connection, principal: Principal, before: AccountRecord, held: TokenAccount | None
+    ) -> Budget:
+        record = own_account(connection, principal, before.account_id)
+        policy = stored_policy(record.policy)
+        unsure = unsure_micro(record, before.in_flight, before.in_flight_total)
+        return Budget(
+            account_id=record.account_id,
+            balance_usdc=from_micro(0 if held is None else held.amount_micro),
+            available_usdc=from_micro(max(spendable_micro(held) - unsure, 0)),
+            max_single_transfer=policy.max_single_transfer,
+            max_daily_spend=policy.max_daily_spend,
+            escalation_threshold=policy.escalation_threshold,
+            paused=record.paused,
+            requires_memo=policy.require_memo,
+            categories=policy.categories,
+            allowed_counterparties=policy.allowed_counterparties,
+            **self._spending(connection, record, policy),
+        )
+
+    def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
+        """Return what is spent of a daily limit, and what is left of it."""
         # The window ends where the next transfer's would: its time is never before the last spend's.
         now_us = max(self._context.clock.now_us(), record.last_spend_us)
-        policy = stored_policy(record.policy)
         spent = spends.against_daily_limit(connection, record, now_us)
         release = spends.next_release(connection, record, now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         left = remaining(limit_micro=limit, spent_micro=spent)
+        return {
+            "spent_usdc": from_micro(spent),
+            "reserved_usdc": from_micro(sessions.reserved(connection, record)),
+            "remaining_usdc": None if left is None else from_micro(left),
+            # The wire has milliseconds: rounded up, so that it is never told too early.
+            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
+            "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+        }
+
+    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
+        record = own_account(connection, principal, account_id)
+        policy = stored_policy(record.policy)
         written = policy_records.record(connection, account_id)
         view = None
         if written is not None:
@@ -225,12 +272,7 @@ class Accounts:
             "metadata": None if record.metadata is None else json_text.parse_json(record.metadata.encode()),
             "policy_version": record.policy_version,
             "policy_record": view,
-            "spent_usdc": from_micro(spent),
-            "reserved_usdc": from_micro(sessions.reserved(connection, record)),
-            "remaining_usdc": None if left is None else from_micro(left),
-            # The wire has milliseconds: rounded up, so that it is never told too early.
-            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
-            "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+            **self._spending(connection, record, policy),
             "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
         }
 

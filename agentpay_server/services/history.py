@@ -1,11 +1,9 @@
 """The history of an account (interface H1 to H3)."""
 
-from datetime import datetime
-
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import ListTransactions, Transaction, TransactionStatusFilter
 from agentpay.contract.usdc import from_micro
-from agentpay_server.clock import from_us, to_us
+from agentpay_server.clock import end_of_millisecond_us, from_us
 from agentpay_server.context import Context
 from agentpay_server.database.pages import List
 from agentpay_server.principals import Principal
@@ -37,7 +35,7 @@ class History:
             before,
             query.limit + 1,
             status=None if query.status is TransactionStatusFilter.ALL else query.status.value,
-            since_us=None if query.since is None else _end_of_millisecond_us(query.since),
+            since_us=None if query.since is None else end_of_millisecond_us(query.since),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._transaction)
 
@@ -60,8 +58,3 @@ class History:
             rejection_reason=row.rejection_reason,
             created_at=from_us(row.created_us),
         )
-
-
-def _end_of_millisecond_us(moment: datetime) -> int:
-    """Return the last microsecond that is shown as `moment`: what is shown as that time is not after it."""
-    return to_us(moment) // 1_000 * 1_000 + 999

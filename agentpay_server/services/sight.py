@@ -63,9 +63,21 @@ class Sight:
         return refusal
 
     def _unsure_micro(self, source: AccountRecord) -> int:
-        # Everything that was in flight when the balance was read, and everything accepted since, may be in
-        # that balance or not. Counting all of it can only refuse too much, never allow too much.
-        return self.in_flight_micro + source.in_flight_total - self.in_flight_total_micro
+        return unsure_micro(source, self.in_flight_micro, self.in_flight_total_micro)
+
+
+def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
+    """Return the micro-USDC that may or may not have left a balance that was read on chain.
+
+    Everything that was in flight when the balance was read, and everything accepted since, may be in it or
+    not. Counting all of it can only refuse too much, never allow too much.
+
+    Args:
+        source: the account as it is now.
+        in_flight_micro: what was in flight just before the balance was read.
+        in_flight_total_micro: the running total of all that was ever in flight, then.
+    """
+    return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
 
 async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: AccountRecord | None) -> Sight:
@@ -94,7 +106,7 @@ async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: Accou
     if target.is_frozen:
         raise invalid_recipient(to, "is a frozen token account")
     return Sight(
-        balance_micro=_spendable(held),
+        balance_micro=spendable_micro(held),
         recipient=Recipient(
             account_id=None if recipient is None else recipient.account_id,
             token_account=target.address,
@@ -106,7 +118,8 @@ async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: Accou
     )
 
 
-def _spendable(held: TokenAccount | None) -> int:
+def spendable_micro(held: TokenAccount | None) -> int:
+    """Return the micro-USDC that can leave a token account: none while it is frozen."""
     return 0 if held is None or held.is_frozen else held.amount_micro
 
 

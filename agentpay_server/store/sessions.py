@@ -3,11 +3,12 @@
 Those about charges are in `session_charges.py`, those about closing in `session_settlements.py`.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any, Final
 
 from attrs import field, frozen
-from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
+from sqlalchemy import Select, bindparam, func, insert, literal_column, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.protocol import SignedTransaction
@@ -143,13 +144,15 @@ _PAGE: Final = (
     .order_by(sessions.c.seq.desc())
     .limit(bindparam("count"))
 )
-_BY_ACCOUNT: Final = sessions.c.account_id == bindparam("account_id")
-_BY_STATUS: Final = sessions.c.status == bindparam("status")
-_PAGES: Final = {
-    (False, False): _PAGE,
-    (True, False): _PAGE.where(_BY_ACCOUNT),
-    (False, True): _PAGE.where(_BY_STATUS),
-    (True, True): _PAGE.where(_BY_ACCOUNT, _BY_STATUS),
+_FILTERS: Final = {
+    "account_id": sessions.c.account_id == bindparam("account_id"),
+    "status": sessions.c.status == bindparam("status"),
+    "idempotency_key": sessions.c.idempotency_key == bindparam("idempotency_key"),
+}
+_PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
+    names: _PAGE.where(*(_FILTERS[name] for name in names))
+    for count in range(len(_FILTERS) + 1)
+    for names in combinations(_FILTERS, count)
 }
 _OPENING_OF_ACCOUNT: Final = (
     select(sessions)
@@ -286,21 +289,19 @@ def transaction_of(session_id: str, signed: SignedTransaction) -> dict[str, obje
 
 
 def page(
-    connection: Connection,
-    operator_id: str,
-    before: int,
-    count: int,
-    *,
-    account_id: str | None,
-    status: str | None,
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[SessionRecord]:
-    """Return sessions of an operator, newest first, below a sequence number."""
-    values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
-    if account_id is not None:
-        values["account_id"] = account_id
-    if status is not None:
-        values["status"] = status
-    statement = _PAGES[account_id is not None, status is not None]
+    """Return sessions of an operator, newest first, below a sequence number.
+
+    Args:
+        connection: the connection.
+        operator_id: whose.
+        before: the sequence number.
+        count: at most how many.
+        filters: what `account_id`, `status` and `idempotency_key` must be.
+    """
+    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
+    statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     return [SessionRecord(*row) for row in connection.execute(statement, values)]
 
 

@@ -1,10 +1,11 @@
 """Statements about transfers and the idempotency keys that they hold."""
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any, Final
 
 from attrs import field, frozen
-from sqlalchemy import bindparam, func, insert, literal_column, null, select, true, update
+from sqlalchemy import Select, and_, bindparam, func, insert, literal_column, null, select, true, update
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.protocol import SignedTransaction
@@ -147,6 +148,35 @@ _PENDING_PAGE: Final = (
     .order_by(transfers.c.seq.desc())
     .limit(bindparam("count"))
 )
+# An identifier begins with the time at which it was made: the last one of a time leads to all that came after
+# it, without a walk through what came before.
+_LAST_BEFORE: Final = (
+    select(transfers.c.seq)
+    .where(transfers.c.transfer_id < bindparam("before_id"))
+    .order_by(transfers.c.transfer_id.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_FILTERS: Final = {
+    "account_id": transfers.c.account_id == bindparam("account_id"),
+    "status": transfers.c.status == bindparam("status"),
+    "idempotency_key": transfers.c.idempotency_key == bindparam("idempotency_key"),
+    "since_us": and_(
+        transfers.c.created_us > bindparam("since_us"),
+        transfers.c.seq > func.coalesce(_LAST_BEFORE, 0),
+    ),
+}
+_PAGE: Final = (
+    select(transfers)
+    .where(transfers.c.operator_id == bindparam("operator_id"), transfers.c.seq < bindparam("before"))
+    .order_by(transfers.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
+    names: _PAGE.where(*(_FILTERS[name] for name in names))
+    for count in range(len(_FILTERS) + 1)
+    for names in combinations(_FILTERS, count)
+}
 _NEXT_EXPIRY: Final = select(func.min(transfers.c.approval_expires_us)).where(_IS_PENDING)
 _EXPIRED: Final = (
     select(transfers)
@@ -300,6 +330,24 @@ def pending_page(connection: Connection, operator_id: str, before: int, count: i
     """Return an operator's transfers that wait for approval, newest first, below a sequence number."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
+
+
+def page(
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
+) -> list[TransferRecord]:
+    """Return transfers of an operator, newest first, below a sequence number.
+
+    Args:
+        connection: the connection.
+        operator_id: whose.
+        before: the sequence number.
+        count: at most how many.
+        filters: what `account_id`, `status` and `idempotency_key` must be, and `since_us`, after which they
+            were asked for. The last comes with `before_id`: no identifier of that time or later is below it.
+    """
+    statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
+    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
+    return [TransferRecord(*row) for row in connection.execute(statement, values)]
 
 
 def next_expiry_us(connection: Connection) -> int | None:

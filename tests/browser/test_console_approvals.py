@@ -128,7 +128,7 @@ def test_a_decision_elsewhere_is_shown_without_asking(server: AgentPayServer, co
     transfer = waiting(server)
     tab = console.open("approvals")
     expect(tab.locator("nav [data-page=approvals] .count")).to_contain_text("1")
-    server.console.reject(transfer.transfer_id)
+    server.console.approvals.reject(transfer.transfer_id)
     expect(tab.locator(".empty")).to_be_visible()
     expect(tab.locator("nav [data-page=approvals] .count")).to_be_hidden()
 

@@ -29,7 +29,7 @@ def test_a_pasted_key_stays_in_the_tab_and_ends_with_it(server: AgentPayServer, 
 def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     account = server.client().accounts.create(name="Agent")
-    agent_key = server.console.create_agent_key(account.account_id).key
+    agent_key = server.console.agent_keys.create(account.account_id).key
     tab = console.open(signed_in=False)
     sign_in(tab, "ap_operator_nonsense")
     expect(tab.get_by_role("alert")).to_have_text("The server does not accept this key.")
@@ -40,11 +40,11 @@ def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Con
 
 def test_a_revoked_key_leads_back_to_the_sign_in(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
-    made = server.console.create_operator_key("For a tab")
+    made = server.console.operator_keys.create("For a tab")
     tab = console.open(signed_in=False)
     sign_in(tab, made.key)
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
-    server.console.revoke_operator_key(made.key_id)
+    server.console.operator_keys.revoke(made.key_id)
     expect(tab.get_by_role("alert")).to_contain_text("no longer accepted")
     assert tab.evaluate("sessionStorage.length") == 0
 

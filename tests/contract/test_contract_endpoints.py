@@ -8,13 +8,13 @@ import attrs
 import httpx
 import pytest
 
-from agentpay import AgentPay
+from agentpay import AgentPay, AsyncAgentPay
 from agentpay.contract.endpoints import ENDPOINTS, Repeat, Scope
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.requests import Request
 from agentpay.contract.sessions import SESSION_ENDPOINTS
 from agentpay.errors import AuthenticationError
-from agentpay_server.clients import ServerClient
+from agentpay_server.clients import Sandbox
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
 
@@ -36,6 +36,9 @@ OF_AGENTS = {
     "accounts.transactions",
     "transfers.create",
     "transfers.get",
+    "whoami",
+    "accounts.budget",
+    "transfers.list",
     "sessions.open",
     "sessions.charge",
     "sessions.close",
@@ -64,46 +67,49 @@ V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "transfers.get": lambda c: c.transfers.get("txn_a"),
     "webhooks.create": lambda c: c.webhooks.create(url="https://example.com", events=["transfer.settled"]),
 }
-EXTENSION_CALLS: dict[str, Callable[[ServerClient], Any]] = {
+EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
+    "whoami": lambda c: c.whoami(),
+    "accounts.budget": lambda c: c.accounts.budget("acct_a"),
+    "transfers.list": lambda c: list(c.transfers.list()),
     "sessions.open": lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="5"),
     "sessions.charge": lambda c: c.sessions.charge("sess_a", amount="0.01"),
     "sessions.close": lambda c: c.sessions.close("sess_a"),
     "sessions.get": lambda c: c.sessions.get("sess_a"),
     "sessions.list": lambda c: list(c.sessions.list()),
-    "console.agent_keys.create": lambda c: c.console.create_agent_key("acct_a"),
-    "console.agent_keys.list": lambda c: list(c.console.agent_keys()),
-    "console.agent_keys.revoke": lambda c: c.console.revoke_agent_key("key_a"),
-    "console.operator_keys.create": lambda c: c.console.create_operator_key("ops"),
-    "console.operator_keys.list": lambda c: list(c.console.operator_keys()),
-    "console.operator_keys.revoke": lambda c: c.console.revoke_operator_key("key_a"),
-    "console.accounts.get": lambda c: c.console.account("acct_a"),
-    "console.accounts.allow_signing": lambda c: c.console.allow_signing("acct_a"),
-    "console.audit.list": lambda c: list(c.console.audit()),
-    "console.approvals.list": lambda c: list(c.console.approvals()),
-    "console.approvals.approve": lambda c: c.console.approve("txn_a"),
-    "console.approvals.reject": lambda c: c.console.reject("txn_a"),
-    "console.webhooks.list": lambda c: list(c.console.webhooks()),
-    "console.webhooks.delete": lambda c: c.console.delete_webhook("wh_a"),
-    "console.webhooks.rotate_secret": lambda c: c.console.rotate_webhook_secret("wh_a"),
-    "console.events.list": lambda c: list(c.console.events()),
-    "console.events.replay": lambda c: c.console.replay_event("evt_a"),
-    "console.deliveries.list": lambda c: list(c.console.deliveries()),
-    "sandbox.accounts.fund": lambda c: c.sandbox.fund("acct_a", "1"),
-    "sandbox.operators.create": lambda c: c.sandbox.create_operator("b"),
-    "sandbox.token_accounts.create": lambda c: c.sandbox.create_token_account(),
-    "sandbox.clock.get": lambda c: c.sandbox.clock.now(),
-    "sandbox.clock.advance": lambda c: c.sandbox.clock.advance(1),
-    "sandbox.faults.set": lambda c: c.sandbox.set_fault("chain_down"),
-    "sandbox.faults.delete": lambda c: c.sandbox.delete_fault("chain_down"),
-    "sandbox.faults.list": lambda c: list(c.sandbox.faults()),
-    "sandbox.faults.clear": lambda c: c.sandbox.clear_faults(),
-    "sandbox.snapshots.create": lambda c: c.sandbox.snapshot(),
-    "sandbox.snapshots.restore": lambda c: c.sandbox.restore("snap_a"),
-    "sandbox.reset": lambda c: c.sandbox.reset(),
+    "console.agent_keys.create": lambda c: c.console.agent_keys.create("acct_a"),
+    "console.agent_keys.list": lambda c: list(c.console.agent_keys.list()),
+    "console.agent_keys.revoke": lambda c: c.console.agent_keys.revoke("key_a"),
+    "console.operator_keys.create": lambda c: c.console.operator_keys.create(name="ops"),
+    "console.operator_keys.list": lambda c: list(c.console.operator_keys.list()),
+    "console.operator_keys.revoke": lambda c: c.console.operator_keys.revoke("key_a"),
+    "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),
+    "console.accounts.allow_signing": lambda c: c.console.accounts.allow_signing("acct_a"),
+    "console.audit.list": lambda c: list(c.console.audit.list()),
+    "console.approvals.list": lambda c: list(c.console.approvals.list()),
+    "console.approvals.approve": lambda c: c.console.approvals.approve("txn_a"),
+    "console.approvals.reject": lambda c: c.console.approvals.reject("txn_a"),
+    "console.webhooks.list": lambda c: list(c.console.webhooks.list()),
+    "console.webhooks.delete": lambda c: c.console.webhooks.delete("wh_a"),
+    "console.webhooks.rotate_secret": lambda c: c.console.webhooks.rotate_secret("wh_a"),
+    "console.events.list": lambda c: list(c.console.events.list()),
+    "console.events.replay": lambda c: c.console.events.replay("evt_a"),
+    "console.deliveries.list": lambda c: list(c.console.deliveries.list()),
+    "sandbox.accounts.fund": lambda c: Sandbox(c).fund("acct_a", "1"),
+    "sandbox.operators.create": lambda c: Sandbox(c).create_operator("b"),
+    "sandbox.token_accounts.create": lambda c: Sandbox(c).create_token_account(),
+    "sandbox.clock.get": lambda c: Sandbox(c).clock.now(),
+    "sandbox.clock.advance": lambda c: Sandbox(c).clock.advance(1),
+    "sandbox.faults.set": lambda c: Sandbox(c).set_fault("chain_down"),
+    "sandbox.faults.delete": lambda c: Sandbox(c).delete_fault("chain_down"),
+    "sandbox.faults.list": lambda c: list(Sandbox(c).faults()),
+    "sandbox.faults.clear": lambda c: Sandbox(c).clear_faults(),
+    "sandbox.snapshots.create": lambda c: Sandbox(c).snapshot(),
+    "sandbox.snapshots.restore": lambda c: Sandbox(c).restore("snap_a"),
+    "sandbox.reset": lambda c: Sandbox(c).reset(),
 }
 
 
-def asked(call, kind=AgentPay):
+def asked(call):
     """Method and path of the one request that a call of the SDK makes."""
     requests = []
 
@@ -112,7 +118,7 @@ def asked(call, kind=AgentPay):
         return httpx.Response(401, json={"error": "unauthorized", "message": "no"})
 
     with (
-        kind(
+        AgentPay(
             api_key="k", base_url="http://x.invalid", transport=httpx.MockTransport(refuse), max_retries=0
         ) as client,
         pytest.raises(AuthenticationError),
@@ -143,10 +149,19 @@ def test_every_endpoint_is_called_by_the_sdk():
         assert fits(endpoint, asked(V1_CALLS[endpoint.name])), endpoint.name
 
 
-def test_every_extension_is_called_by_the_server_client():
+def test_every_extension_is_called_by_the_client_of_the_sdk_and_the_sandbox_by_its_own():
     assert set(EXTENSION_CALLS) == {endpoint.name for endpoint in EXTENSIONS}
     for endpoint in EXTENSIONS:
-        assert fits(endpoint, asked(EXTENSION_CALLS[endpoint.name], ServerClient)), endpoint.name
+        assert fits(endpoint, asked(EXTENSION_CALLS[endpoint.name])), endpoint.name
+
+
+@pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay], ids=["sync", "async"])
+@pytest.mark.parametrize("endpoint", EXTENSION_ENDPOINTS, ids=lambda endpoint: endpoint.name)
+def test_the_attributes_of_the_client_are_the_names_of_the_extensions(kind, endpoint):
+    found = kind(api_key="k", base_url="http://x.invalid")
+    for name in endpoint.name.split("."):
+        found = getattr(found, name)
+    assert callable(found)
 
 
 def test_the_server_binds_every_endpoint():

@@ -73,7 +73,7 @@ def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
             entry.before,
             {name: value for name, value in entry.after.items() if name in changed},
         )
-        for entry in server.console.audit()
+        for entry in server.console.audit.list()
         if entry.action.startswith("console.approvals.")
     ]
 
@@ -87,7 +87,7 @@ def test_what_waits_reserves_nothing_and_is_signed_by_nobody(
     client.policies.update(payer.account_id, max_daily_spend=30)
     waiting = escalated("25")
     assert waiting.tx_signature is None
-    detail = server.console.account(payer.account_id)
+    detail = server.console.accounts.get(payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (0, 0, 30)
     # The whole limit is still there for others.
     for number in range(3):
@@ -121,7 +121,7 @@ def test_the_list_shows_what_there_is_to_decide_newest_first(
         "created_at": "2026-01-01T00:00:00.000Z",
         "expires_at": "2026-01-02T00:00:00.000Z",
     }
-    listed = list(server.console.approvals(limit=1))
+    listed = list(server.console.approvals.list(limit=1))
     assert [item.transfer_id for item in listed] == [second.transfer_id, first.transfer_id]
     assert listed[1].category == "data"
 
@@ -131,9 +131,9 @@ def test_the_list_holds_what_waits_and_nothing_else(
 ) -> None:
     approved, rejected, waiting = (escalated(key=key) for key in "abc")
     client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-    server.console.approve(approved.transfer_id)
-    server.console.reject(rejected.transfer_id)
-    assert [item.transfer_id for item in server.console.approvals()] == [waiting.transfer_id]
+    server.console.approvals.approve(approved.transfer_id)
+    server.console.approvals.reject(rejected.transfer_id)
+    assert [item.transfer_id for item in server.console.approvals.list()] == [waiting.transfer_id]
 
 
 # --- Approving --------------------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ def test_it_counts_from_the_moment_of_approval(
     client.policies.update(payer.account_id, max_daily_spend=30)
     waiting = escalated("25")
     server.sandbox.clock.advance(DAY_SECONDS - 1)
-    server.console.approve(waiting.transfer_id)
+    server.console.approvals.approve(waiting.transfer_id)
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.console.account(payer.account_id).spent_usdc == 25
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 25
     server.sandbox.clock.advance(0.000001)
-    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 0
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
@@ -235,7 +235,7 @@ def test_escalation_itself_is_not_asked_again(
 ) -> None:
     waiting = escalated("25")
     client.policies.update(payer.account_id, escalation_threshold=0)
-    assert server.console.approve(waiting.transfer_id).status == "settled"
+    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_a_limit_that_others_have_used_up_meanwhile_refuses_it(
@@ -243,9 +243,9 @@ def test_a_limit_that_others_have_used_up_meanwhile_refuses_it(
 ) -> None:
     client.policies.update(payer.account_id, max_daily_spend=30)
     one, other = escalated("25", key="one"), escalated("10", key="other")
-    assert server.console.approve(one.transfer_id).status == "settled"
+    assert server.console.approvals.approve(one.transfer_id).status == "settled"
     with pytest.raises(PolicyViolationError, match=r"max_daily_spend is 30\.000000"):
-        server.console.approve(other.transfer_id)
+        server.console.approvals.approve(other.transfer_id)
 
 
 def test_too_little_money_leaves_it_waiting(
@@ -261,11 +261,11 @@ def test_too_little_money_leaves_it_waiting(
     assert "24.999999 USDC" in body["message"]
     assert body["message"].endswith("approve the transfer again.")
     with pytest.raises(InsufficientBalanceError) as raised:
-        server.console.approve(waiting.transfer_id)
+        server.console.approvals.approve(waiting.transfer_id)
     assert raised.value.transfer_status == "pending_approval"
     assert state_of(server) == before
     server.sandbox.fund(payer.account_id, "0.000001")
-    assert server.console.approve(waiting.transfer_id).status == "settled"
+    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_a_recipient_that_cannot_receive_leaves_it_waiting(
@@ -278,7 +278,7 @@ def test_a_recipient_that_cannot_receive_leaves_it_waiting(
     assert "frozen" in body["message"]
     assert state_of(server) == before
     assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
-    assert server.console.reject(waiting.transfer_id).status == "rejected"
+    assert server.console.approvals.reject(waiting.transfer_id).status == "rejected"
 
 
 def test_a_chain_that_does_not_answer_leaves_it_waiting(
@@ -290,7 +290,7 @@ def test_a_chain_that_does_not_answer_leaves_it_waiting(
     assert "transfer_id" not in body
     assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
     server.sandbox.clear_faults()
-    assert server.console.approve(waiting.transfer_id).status == "settled"
+    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 # --- Rejecting --------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_a_paused_account_is_no_obstacle_to_rejecting(
     waiting = escalated()
     client.policies.pause(payer.account_id)
     server.sandbox.set_fault("chain_down")
-    assert server.console.reject(waiting.transfer_id).error == "escalation_rejected"
+    assert server.console.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
 
 
 # --- Expiring ---------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_nobody_decides_within_a_day(
     assert event["data"]["rejection_reason"] == "escalation_expired"
     assert event["created_at"] == "2026-01-02T00:00:00.000Z"
     assert money.entries(server, payer.account_id)[0]["rejection_reason"] == "escalation_expired"
-    assert list(server.console.approvals()) == []
+    assert list(server.console.approvals.list()) == []
     refused(post(http, waiting, "approve"), "not_pending")
     refused(post(http, waiting, "reject"), "not_pending")
     assert audited(server) == [
@@ -401,7 +401,7 @@ def test_nobody_decides_within_a_day(
 def test_the_last_microsecond_is_enough(server: AgentPayServer, escalated: Escalated) -> None:
     waiting = escalated("25")
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.console.approve(waiting.transfer_id).status == "settled"
+    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_the_time_to_decide_is_a_setting_and_each_transfer_has_its_own() -> None:
@@ -454,7 +454,7 @@ def test_the_key_of_a_rejected_transfer_tells_why(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     waiting = escalated("25")
-    server.console.reject(waiting.transfer_id, reason="too much")
+    server.console.approvals.reject(waiting.transfer_id, reason="too much")
     before = state_of(server)
     body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
     assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
@@ -500,15 +500,15 @@ def test_what_is_decided_is_decided(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     approved, rejected = escalated(key="a"), escalated(key="b")
-    server.console.approve(approved.transfer_id)
-    server.console.reject(rejected.transfer_id)
+    server.console.approvals.approve(approved.transfer_id)
+    server.console.approvals.reject(rejected.transfer_id)
     before = state_of(server)
     for transfer, status in ((approved, "settled"), (rejected, "rejected")):
         for verb in ("approve", "reject"):
             body = refused(post(http, transfer, verb), "not_pending")
             assert status in body["message"]
             with pytest.raises(ConflictError):
-                getattr(server.console, verb)(transfer.transfer_id)
+                getattr(server.console.approvals, verb)(transfer.transfer_id)
     assert state_of(server) == before
 
 
@@ -537,7 +537,7 @@ def test_an_agent_key_sees_its_own_waiting_transfer_and_decides_nothing(
     server: AgentPayServer, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated()
-    key = server.console.create_agent_key(payer.account_id).key
+    key = server.console.agent_keys.create(payer.account_id).key
     with raw_client(server, key) as agent:
         shown = agent.get(f"/v1/transfers/{waiting.transfer_id}")
         assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
@@ -549,13 +549,16 @@ def test_an_agent_key_sees_its_own_waiting_transfer_and_decides_nothing(
 
 def test_the_client_raises_what_the_service_says(server: AgentPayServer) -> None:
     with pytest.raises(NotFoundError):
-        server.console.approve(UNKNOWN_TRANSFER)
+        server.console.approvals.approve(UNKNOWN_TRANSFER)
 
 
 @pytest.mark.anyio
 async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
     one, other = escalated(key="one"), escalated(key="other")
     console = server.async_console
-    assert [item.transfer_id async for item in console.approvals()] == [other.transfer_id, one.transfer_id]
-    assert (await console.approve(one.transfer_id)).amount_usdc == Decimal(25)
-    assert (await console.reject(other.transfer_id, reason="no")).status == "rejected"
+    assert [item.transfer_id async for item in console.approvals.list()] == [
+        other.transfer_id,
+        one.transfer_id,
+    ]
+    assert (await console.approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
+    assert (await console.approvals.reject(other.transfer_id, reason="no")).status == "rejected"

@@ -26,7 +26,7 @@ DAY = 24 * 3600
 
 def entries(server: AgentPayServer, subject: str) -> list[AuditEntry]:
     """Return what the trail says of one subject, oldest first."""
-    return [entry for entry in server.console.audit(limit=100) if entry.subject == subject][::-1]
+    return [entry for entry in server.console.audit.list(limit=100) if entry.subject == subject][::-1]
 
 
 def told(server: AgentPayServer, subject: str) -> list[tuple[str, Any, Any]]:
@@ -106,7 +106,7 @@ def test_a_refused_transfer_says_why(server: AgentPayServer, client: AgentPay, p
 
 
 def test_an_agent_is_named_by_its_key(server: AgentPayServer, paying: Paying) -> None:
-    key = server.console.create_agent_key(paying.payer.account_id)
+    key = server.console.agent_keys.create(paying.payer.account_id)
     transfer = server.client(api_key=key.key).transfers.create(
         from_=paying.payer.account_id, to=paying.payee.account_id, amount=1
     )
@@ -128,7 +128,7 @@ def waiting(client: AgentPay, paying: Paying) -> str:
 def test_an_escalation_and_its_approval_are_two_entries(
     server: AgentPayServer, paying: Paying, waiting: str
 ) -> None:
-    approved = server.console.approve(waiting)
+    approved = server.console.approvals.approve(waiting)
     pending = {"status": "pending_approval"}
     assert told(server, waiting) == [
         ("transfers.create", None, {**paying.asked("25.000000"), **pending}),
@@ -141,7 +141,7 @@ def test_an_escalation_and_its_approval_are_two_entries(
 
 
 def test_a_rejection_has_its_reason(server: AgentPayServer, waiting: str) -> None:
-    server.console.reject(waiting, reason="Ask legal first")
+    server.console.approvals.reject(waiting, reason="Ask legal first")
     *_, rejected = entries(server, waiting)
     assert rejected.action == "console.approvals.reject"
     assert rejected.key_id == server._running.server.operator.key_id
@@ -225,10 +225,10 @@ def test_a_closing_by_the_clock_is_told_of_by_the_server() -> None:
 
 def test_keys_are_told_of_when_they_are_made_and_revoked(server: AgentPayServer, funded: Funded) -> None:
     account_id = funded().account_id
-    agent = server.console.create_agent_key(account_id, name="laptop")
-    server.console.revoke_agent_key(agent.key_id)
-    operator = server.console.create_operator_key("ops")
-    server.console.revoke_operator_key(operator.key_id)
+    agent = server.console.agent_keys.create(account_id, name="laptop")
+    server.console.agent_keys.revoke(agent.key_id)
+    operator = server.console.operator_keys.create(name="ops")
+    server.console.operator_keys.revoke(operator.key_id)
     bound = {"account_id": account_id, "name": "laptop"}
     assert told(server, agent.key_id) == [
         ("console.agent_keys.create", None, bound),
@@ -261,8 +261,8 @@ def test_a_webhook_is_told_of_with_all_its_fields(server: AgentPayServer, funded
         low_balance_threshold_usdc="2.5",
     )
     assert webhook.webhook_id is not None
-    server.console.rotate_webhook_secret(webhook.webhook_id, overlap_seconds=60)
-    server.console.delete_webhook(webhook.webhook_id)
+    server.console.webhooks.rotate_secret(webhook.webhook_id, overlap_seconds=60)
+    server.console.webhooks.delete(webhook.webhook_id)
     fields = {
         "url": "https://example.com/hooks",
         "events": ["transfer.settled", "balance.low_threshold"],
@@ -384,9 +384,9 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         "other_transfer_id": waiting[1].transfer_id,
         "session_id": session.session_id,
         "webhook_id": str(webhook.webhook_id),
-        "event_id": next(iter(server.console.events())).id,
-        "key_id": server.console.create_agent_key(payer.account_id).key_id,
-        "operator_key_id": server.console.create_operator_key("second").key_id,
+        "event_id": next(iter(server.console.events.list())).id,
+        "key_id": server.console.agent_keys.create(payer.account_id).key_id,
+        "operator_key_id": server.console.operator_keys.create(name="second").key_id,
         "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
     return Stage(server, http, ids)
@@ -461,9 +461,9 @@ def test_no_secret_is_in_the_trail() -> None:
         secrets = [
             given,
             webhook.secret,
-            server.console.rotate_webhook_secret(str(webhook.webhook_id)),
-            server.console.create_agent_key(account_id).key,
-            server.console.create_operator_key("ops").key,
+            server.console.webhooks.rotate_secret(str(webhook.webhook_id)).secret,
+            server.console.agent_keys.create(account_id).key,
+            server.console.operator_keys.create(name="ops").key,
             server.sandbox.create_operator("second").key,
         ]
         trail = str(rows(server, tables.audit))

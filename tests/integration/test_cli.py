@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 from agentpay import AgentPay
 from agentpay_server.cli import main
-from agentpay_server.clients import ServerClient
 
 SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
 
@@ -163,7 +162,7 @@ def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[
 def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> None:
     with serving("--clock", "manual", option, "60", "--json") as (announcement, _):
         where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
-        with ServerClient(**where) as server:
+        with AgentPay(**where) as server:
             payer, payee = (server.accounts.create(name=name).account_id for name in "ab")
             server.sandbox.fund(payer, 1)
             session = server.sessions.open(account_id=payer, to=payee, cap_usdc=1)

@@ -12,9 +12,9 @@ from command_line import CommandLine, pending
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
+from agentpay._sync.deliveries import Events
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import _COMMANDS, main
-from agentpay_server.clients._sync.console import Console
 from agentpay_server.credentials import digest_of
 
 # --- What there is
@@ -206,7 +206,7 @@ def given_up(server: AgentPayServer, client: AgentPay, funded: Funded) -> tuple[
     inbox.fail_next(503, times=5)
     client.transfers.create(from_=payer, to=payee, amount=1)
     server.sandbox.clock.advance(hours=3)
-    (delivery,) = server.console.deliveries(status="undelivered")
+    (delivery,) = server.console.deliveries.list(status="undelivered")
     return delivery.event_id, delivery.delivery_id
 
 
@@ -229,7 +229,7 @@ def test_a_delivery_is_sent_again_by_its_identifier(
     (made,) = commands.json("deliveries", "replay", delivery_id)
     assert (made["event_id"], made["status"]) == (event_id, "pending")
     server.sandbox.clock.advance(0)
-    (replayed, _) = server.console.deliveries(event_id=event_id)
+    (replayed, _) = server.console.deliveries.list(event_id=event_id)
     assert (replayed.delivery_id, replayed.status) == (made["delivery_id"], "delivered")
 
 
@@ -259,8 +259,8 @@ def test_what_was_given_up_is_sent_again_once(
 def test_what_was_given_up_to_a_webhook_that_is_gone_is_left(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
-    (webhook,) = server.console.webhooks()
-    server.console.delete_webhook(webhook.webhook_id)
+    (webhook,) = server.console.webhooks.list()
+    server.console.webhooks.delete(webhook.webhook_id)
     assert commands.json("deliveries", "replay", "--undelivered") == []
 
 
@@ -277,14 +277,14 @@ def test_one_that_cannot_be_sent_does_not_hold_back_the_others(
 def test_what_was_sent_before_the_server_failed_is_told(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay = Console.replay_event
+    replay = Events.replay
 
-    def replay_once(console: Console, event_id: str, **where: str | None) -> Any:
-        made = replay(console, event_id, **where)
+    def replay_once(events: Events, event_id: str, **where: str | None) -> Any:
+        made = replay(events, event_id, **where)
         server.sandbox.set_fault("http:POST /console/events/{event_id}/replay", effect="internal_error")
         return made
 
-    monkeypatch.setattr(Console, "replay_event", replay_once)
+    monkeypatch.setattr(Events, "replay", replay_once)
     result = commands.run("deliveries", "replay", *given_up)
     assert result.exit_code == 1
     assert given_up[0] in result.stdout

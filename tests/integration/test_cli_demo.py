@@ -13,7 +13,6 @@ from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.cli.demo_world import DemoWorld, Step
-from agentpay_server.clients import ServerClient
 from agentpay_server.credentials import KeyKind, new_key
 
 
@@ -84,7 +83,7 @@ def test_a_key_that_was_given_is_taken_and_not_printed(seed: tuple[str, ...]) ->
     with processing("demo", "--port", "0", "--json", "--operator-key", key, *seed) as process:
         announced = next_json(process)["demo"]
         assert announced["operator_key"] is None
-        with ServerClient(base_url=announced["base_url"], api_key=key) as server:
+        with AgentPay(base_url=announced["base_url"], api_key=key) as server:
             assert len(list(server.accounts.list())) == 7
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=WAIT_SECONDS)
@@ -109,14 +108,14 @@ def test_a_seed_is_made_up_where_none_is_given_and_time_ends_it() -> None:
 def test_the_world_is_whole_once_it_can_be_reached_and_ctrl_c_ends_it() -> None:
     with processing("demo", "--port", "0", "--json") as process:
         announced = next_json(process)["demo"]
-        with ServerClient(base_url=announced["base_url"], api_key=announced["operator_key"]) as server:
+        with AgentPay(base_url=announced["base_url"], api_key=announced["operator_key"]) as server:
             names = {account.name for account in server.accounts.list()}
             assert {"Research bot", "Travel desk", "Data buyer", "Intern bot"} <= names
             assert [session.status for session in server.sessions.list()] == ["open"]
-            assert server.console.approvals().data
-            assert server.console.events(type="transfer.rejected").data
-            assert len(server.console.agent_keys().data) >= 4
-            eventually(lambda: bool(server.console.deliveries(status="delivered").data), WAIT_SECONDS)
+            assert server.console.approvals.list().data
+            assert server.console.events.list(type="transfer.rejected").data
+            assert len(server.console.agent_keys.list().data) >= 4
+            eventually(lambda: bool(server.console.deliveries.list(status="delivered").data), WAIT_SECONDS)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_SECONDS)
         assert (process.returncode, err) == (0, "")
@@ -179,12 +178,12 @@ def test_it_lives_on_and_on(world: World) -> None:
     ):
         assert words in told, words
     # There is always something for whoever looks on to decide.
-    assert 1 <= len(list(world.server.console.approvals())) <= 5
+    assert 1 <= len(list(world.server.console.approvals.list())) <= 5
 
 
 def test_it_takes_what_whoever_looks_on_does(world: World) -> None:
-    for transfer in list(world.server.console.approvals()):
-        world.server.console.reject(transfer.transfer_id)
+    for transfer in list(world.server.console.approvals.list()):
+        world.server.console.approvals.reject(transfer.transfer_id)
     for session in list(world.server.sessions.list()):
         world.server.sessions.close(session.session_id)
     travel = next(a.account_id for a in world.client.accounts.list() if a.name == "Travel desk")

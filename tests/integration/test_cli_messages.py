@@ -96,7 +96,7 @@ def test_a_command_may_be_started_without_a_place_to_print_to(
         check=False,
     )
     assert ended.returncode == 0
-    assert len(list(server.console.agent_keys())) == 1
+    assert len(list(server.console.agent_keys.list())) == 1
 
 
 def test_identifiers_are_whole_however_narrow_it_is(
@@ -156,7 +156,7 @@ def test_a_key_that_is_none_is_answered_with_where_there_is_one(commands: Comman
 def test_a_key_of_an_agent_is_told_what_is_missing(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
-    key = server.console.create_agent_key(funded().account_id).key
+    key = server.console.agent_keys.create(funded().account_id).key
     assert "forbidden: " in commands.refused("keys", "list", "--key", key)
 
 

@@ -87,7 +87,7 @@ def test_an_operator_is_made_on_a_stopped_server_and_has_accounts_of_its_own(pla
         assert [each.name for each in server.client(api_key=key).accounts.list()] == ["first's"]
         assert [each.account_id for each in second.accounts.list()] == [account.account_id]
         # The trail of the first operator says nothing of another one.
-        assert [entry.action for entry in server.console.audit()].count("operators.create") == 1
+        assert [entry.action for entry in server.console.audit.list()].count("operators.create") == 1
 
 
 def test_an_operator_is_made_before_the_first_start(place: Place) -> None:

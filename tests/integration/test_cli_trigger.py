@@ -16,7 +16,7 @@ from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
     """Tell whether the server has recorded an event as it was printed."""
-    (recorded,) = (each for each in server.console.events() if each.id == event["id"])
+    (recorded,) = (each for each in server.console.events.list() if each.id == event["id"])
     return (recorded.type, recorded.data) == (event["type"], event["data"])
 
 
@@ -62,7 +62,7 @@ def test_every_event_happens_to_a_given_account_whose_policy_stays(
     assert client.policies.get(account_id) == policy
     # Nothing of it stays behind: no money in an escrow, no webhook.
     assert all(session.is_final for session in server.sessions.list())
-    assert list(server.console.webhooks()) == []
+    assert list(server.console.webhooks.list()) == []
 
 
 def test_the_event_is_shown_to_people(commands: CommandLine, funded: Funded) -> None:
@@ -84,7 +84,7 @@ def test_a_balance_falls_below_the_threshold_of_a_webhook_that_there_is(
     second = commands.json("trigger", "balance.low_threshold", "--account", account_id)
     assert second["id"] != first["id"]
     inbox.wait_for("balance.low_threshold", where=lambda event: event.id == second["id"])
-    assert [webhook.webhook_id for webhook in server.console.webhooks()] == [inbox.webhook_id]
+    assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [inbox.webhook_id]
 
 
 def test_an_escalation_takes_a_policy_with_a_threshold(

@@ -102,11 +102,11 @@ def test_the_console_in_python_is_the_console_over_http(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a", metadata={"x": 1}).account_id
-    key = server.console.create_agent_key(account_id, name="Laptop")
+    key = server.console.agent_keys.create(account_id, name="Laptop")
 
-    assert server.console.account(account_id).metadata == {"x": 1}
-    assert [item.key_id for item in server.console.agent_keys()] == [key.key_id]
-    assert [entry.action for entry in server.console.audit(limit=1)] == [
+    assert server.console.accounts.get(account_id).metadata == {"x": 1}
+    assert [item.key_id for item in server.console.agent_keys.list()] == [key.key_id]
+    assert [entry.action for entry in server.console.audit.list(limit=1)] == [
         entry["action"] for entry in audit(http)
     ]
 

@@ -53,7 +53,7 @@ def pay(client: AgentPay, funded: Funded):
 
 
 def only(server: AgentPayServer) -> Delivery:
-    (delivery,) = server.console.deliveries()
+    (delivery,) = server.console.deliveries.list()
     return delivery
 
 
@@ -157,11 +157,11 @@ def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServ
 
     order = sorted(
         (attempt.at, delivery.delivery_id)
-        for delivery in server.console.deliveries()
+        for delivery in server.console.deliveries.list()
         for attempt in delivery.attempts
     )
     received = [receipt.event.data.amount_usdc for receipt in inbox.receipts]
-    by_delivery = {d.delivery_id: n for n, d in zip((3, 2, 1), server.console.deliveries(), strict=True)}
+    by_delivery = {d.delivery_id: n for n, d in zip((3, 2, 1), server.console.deliveries.list(), strict=True)}
     assert received == [by_delivery[delivery_id] for _, delivery_id in order]
     assert received[:4] == [1, 2, 3, 1]
 
@@ -277,7 +277,7 @@ def test_however_the_clock_is_moved_each_attempt_has_its_time(failures, steps):
         server.sandbox.clock.advance(days=1)
 
         for inbox, count in zip(inboxes, failures, strict=True):
-            (delivery,) = server.console.deliveries(webhook_id=inbox.webhook_id)
+            (delivery,) = server.console.deliveries.list(webhook_id=inbox.webhook_id)
             attempts = min(count + 1, 5)
             # On time, however large the step was, as soon as the clock was moved at all.
             assert [attempt.at for attempt in delivery.attempts] == DUE[:attempts]
@@ -296,7 +296,7 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_identifier(
     server.sandbox.clock.advance(hours=3)
 
     posts = receiver.posts
-    (event,) = [event for event in server.console.events() if event.type == "transfer.settled"]
+    (event,) = [event for event in server.console.events.list() if event.type == "transfer.settled"]
     assert len(posts) == 5
     assert len({post.body for post in posts}) == 1
     assert {post.headers["x-service-event-id"] for post in posts} == {event.id}
@@ -464,7 +464,7 @@ def listed():
 def test_deliveries_are_listed_newest_first(listed):
     server, _, failing, good = listed
 
-    shown = [(d.webhook_id, d.status, [a.at for a in d.attempts]) for d in server.console.deliveries()]
+    shown = [(d.webhook_id, d.status, [a.at for a in d.attempts]) for d in server.console.deliveries.list()]
     second = START + timedelta(hours=3)
     assert shown == [
         (good, "pending", []),
@@ -480,13 +480,13 @@ def test_deliveries_are_listed_newest_first(listed):
 def test_deliveries_are_paged(listed, limit):
     server, *_ = listed
 
-    assert list(server.console.deliveries(limit=limit)) == list(server.console.deliveries())
+    assert list(server.console.deliveries.list(limit=limit)) == list(server.console.deliveries.list())
 
 
 def test_deliveries_are_filtered_by_all_that_they_have(listed):
     server, _, failing, good = listed
-    everything = list(server.console.deliveries())
-    event_ids = [e.id for e in server.console.events() if e.type == "transfer.settled"]
+    everything = list(server.console.deliveries.list())
+    event_ids = [e.id for e in server.console.events.list() if e.type == "transfer.settled"]
     statuses = ["pending", "retrying", "delivered", "undelivered"]
 
     for status in (None, *statuses):
@@ -500,7 +500,7 @@ def test_deliveries_are_filtered_by_all_that_they_have(listed):
                     and event_id in (None, d.event_id)
                 ]
                 filters = {"status": status, "webhook_id": webhook_id, "event_id": event_id}
-                assert list(server.console.deliveries(limit=2, **filters)) == expected, filters
+                assert list(server.console.deliveries.list(limit=2, **filters)) == expected, filters
     assert {d.status for d in everything} == set(statuses)
 
 
@@ -544,7 +544,10 @@ def test_an_undelivered_event_is_replayed(
     assert receiver.posts[5].body == receiver.posts[0].body
     assert receiver.posts[5].headers["x-service-event-id"] == event_id
     assert receiver.posts[5].headers["x-service-delivery-attempt"] == "1"
-    assert [d.status for d in server.console.deliveries(event_id=event_id)] == ["delivered", "undelivered"]
+    assert [d.status for d in server.console.deliveries.list(event_id=event_id)] == [
+        "delivered",
+        "undelivered",
+    ]
 
 
 def test_a_delivered_event_can_be_replayed_too_and_retries_anew(server: AgentPayServer, pay):
@@ -553,12 +556,12 @@ def test_a_delivered_event_can_be_replayed_too_and_retries_anew(server: AgentPay
     event = inbox.wait_for("transfer.settled")
     inbox.fail_next(times=5)
 
-    server.console.replay_event(event.id)
+    server.console.events.replay(event.id)
     server.sandbox.clock.advance(days=1)
 
     assert len(inbox.receipts) == 6
     assert len(inbox.events) == 1
-    newest, _ = server.console.deliveries()
+    newest, _ = server.console.deliveries.list()
     assert (newest.status, [attempt.at for attempt in newest.attempts]) == ("undelivered", DUE)
 
 
@@ -566,12 +569,12 @@ def test_a_replay_is_for_every_webhook_that_asks_for_such_events_now(server: Age
     gone, kept = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=SETTLED)
     pay()
     event = kept.wait_for("transfer.settled")
-    server.console.delete_webhook(gone.webhook_id)
+    server.console.webhooks.delete(gone.webhook_id)
     later = server.webhook_inbox()
     other_type = server.webhook_inbox(events=["transfer.rejected"])
     other_account = server.webhook_inbox(account_ids=[server.client().accounts.create(name="c").account_id])
 
-    replayed = server.console.replay_event(event.id)
+    replayed = server.console.events.replay(event.id)
     server.sandbox.clock.advance(0)
 
     assert [delivery.webhook_id for delivery in replayed] == [kept.webhook_id, later.webhook_id]
@@ -583,7 +586,7 @@ def test_a_replay_can_be_for_one_webhook_whatever_it_asked_for(server: AgentPayS
     pay()
     event = first.wait_for("transfer.settled")
 
-    (replayed,) = server.console.replay_event(event.id, webhook_id=second.webhook_id)
+    (replayed,) = server.console.events.replay(event.id, webhook_id=second.webhook_id)
     server.sandbox.clock.advance(0)
 
     assert replayed.webhook_id == second.webhook_id
@@ -606,7 +609,7 @@ def test_what_cannot_be_replayed_is_told(server: AgentPayServer, http: httpx.Cli
     pay()
     event_id = inbox.wait_for("transfer.settled").id
     deleted = server.webhook_inbox().webhook_id
-    server.console.delete_webhook(deleted)
+    server.console.webhooks.delete(deleted)
     path = f"/console/events/{event_id}/replay"
     other_key = server.sandbox.create_operator("b").key
     foreign = server.client(api_key=other_key).webhooks.create(url=inbox.url, events=SETTLED).webhook_id
@@ -626,9 +629,9 @@ def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):
     pay()
     event = inbox.wait_for("transfer.settled")
 
-    server.console.replay_event(event.id)
+    server.console.events.replay(event.id)
 
-    entry = next(iter(server.console.audit()))
+    entry = next(iter(server.console.audit.list()))
     assert (entry.action, entry.subject) == ("console.events.replay", event.id)
     assert entry.after == {"webhook_ids": [inbox.webhook_id]}
 
@@ -648,5 +651,5 @@ def test_every_event_reaches_a_receiver_that_eventually_answers(
         webhooks.unwrap(post.body, post.headers, webhook.secret).data.amount_usdc
         for post in receiver.posts[20:]
     }
-    assert {d.status for d in server.console.deliveries()} == {"delivered"}
+    assert {d.status for d in server.console.deliveries.list()} == {"delivered"}
     assert accepted == set(range(1, 11))

@@ -78,9 +78,9 @@ def test_what_was_posted_is_booked_with_real_times(server: AgentPayServer, recei
     before = server.sandbox.clock.now()
     pay()
 
-    eventually(lambda: [d.status for d in server.console.deliveries()] == ["delivered"])
+    eventually(lambda: [d.status for d in server.console.deliveries.list()] == ["delivered"])
 
-    (delivery,) = server.console.deliveries()
+    (delivery,) = server.console.deliveries.list()
     assert before <= delivery.attempts[0].at <= server.sandbox.clock.now()
 
 
@@ -90,7 +90,7 @@ def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Recei
     pay(60)
     receiver.wait_for(120)
 
-    eventually(lambda: not list(server.console.deliveries(status="pending")))
+    eventually(lambda: not list(server.console.deliveries.list(status="pending")))
     ids = [post.headers["x-service-event-id"] for post in receiver.posts]
     assert len(ids) == len(set(ids)) == 120
     assert receiver.at_once <= TO_ONE_ENDPOINT_AT_ONCE
@@ -121,13 +121,13 @@ def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
     pay(20)
     receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
     # As many as may are under way: nothing is begun until one of them ends.
-    eventually(lambda: len(list(server.console.deliveries(status="pending"))) == 20)
+    eventually(lambda: len(list(server.console.deliveries.list(status="pending"))) == 20)
     assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
     gate.open()
     receiver.wait_for(20)
 
     assert receiver.at_once == 8
-    eventually(lambda: len(list(server.console.deliveries(status="delivered"))) == 20)
+    eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 20)
 
 
 def test_so_many_attempts_of_one_operator_run_at_once_and_the_others_follow(
@@ -145,7 +145,7 @@ def test_so_many_attempts_of_one_operator_run_at_once_and_the_others_follow(
     receiver.wait_for(48)
 
     assert receiver.at_once <= 32 < ATTEMPTS_AT_ONCE
-    eventually(lambda: len(list(server.console.deliveries(status="delivered"))) == 48)
+    eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 48)
 
 
 def test_slow_endpoints_of_one_operator_hold_up_no_other(server: AgentPayServer, receiver: Receiver, pay):
@@ -177,9 +177,9 @@ def test_failed_attempts_are_made_again_in_time(
 
     pay()
     receiver.wait_for(5)
-    eventually(lambda: [d.status for d in server.console.deliveries()] == ["delivered"])
+    eventually(lambda: [d.status for d in server.console.deliveries.list()] == ["delivered"])
 
-    (delivery,) = server.console.deliveries()
+    (delivery,) = server.console.deliveries.list()
     times = [attempt.at for attempt in delivery.attempts]
     waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(times)]
     assert all(wait >= delay for wait, delay in zip(waits, (0.05, 0.06, 0.07, 0.08), strict=True))
@@ -197,7 +197,7 @@ def test_a_replay_is_posted_at_once(server: AgentPayServer, receiver: Receiver, 
     pay()
     event_id = receiver.wait_for(1)[0].headers["x-service-event-id"]
 
-    server.console.replay_event(event_id)
+    server.console.events.replay(event_id)
 
     assert receiver.wait_for(2)[1].headers["x-service-event-id"] == event_id
 

@@ -17,17 +17,20 @@ import agentpay_server
 from agentpay import errors, webhooks
 from agentpay._requests import Reply, _api_error
 from agentpay._sync.accounts import Accounts
+from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
+from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
+from agentpay._sync.keys import AgentKeys, OperatorKeys
 from agentpay._sync.policies import Policies
+from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
+from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.integrations import WebhookRouter
 from agentpay_server import AgentPayServer, WebhookInbox, cli
-from agentpay_server.clients._sync.console import Console
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
-from agentpay_server.clients._sync.sessions import Sessions
 from agentpay_server.embedded.scenarios import Scenario
 from agentpay_server.settings import Settings
 
@@ -210,6 +213,15 @@ def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -
 
 OBJECTS: dict[str, tuple[object, ...]] = {
     "accounts": (Accounts,),
+    "console": (Console,),
+    "console.accounts": (AccountDetails,),
+    "console.agent_keys": (AgentKeys,),
+    "console.approvals": (Approvals,),
+    "console.audit": (Audit,),
+    "console.deliveries": (Deliveries,),
+    "console.events": (Events,),
+    "console.operator_keys": (OperatorKeys,),
+    "console.webhooks": (RegisteredWebhooks,),
     "inbox": (WebhookInbox,),
     "policies": (Policies,),
     "server": (AgentPayServer,),
@@ -230,7 +242,7 @@ def test_names_in_the_text_are_those_of_the_code(path: Path) -> None:
         return  # What is logged has names of that form, too.
     unresolved = []
     for name in re.findall(r"`((?:client\.|await )?[a-z_]+(?:\.\w+)+)", prose(path)):
-        text = name.removeprefix("await ").removeprefix("client.")
+        text = name.removeprefix("await ").removeprefix("client.").replace("server.console.", "console.")
         owner, _, attribute = text.rpartition(".")
         if text in OBJECTS:
             continue
@@ -288,7 +300,7 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
     body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
-    return type(_api_error(Reply(HTTP_STATUS[code], {}, body), now=0.0))
+    return type(_api_error(GET_TRANSFER, Reply(HTTP_STATUS[code], {}, body), now=0.0))
 
 
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:

@@ -141,7 +141,7 @@ def test_the_same_seed_makes_the_same_world():
             client.transfers.create(
                 from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key="k"
             )
-            server.console.create_agent_key(payer.account_id)
+            server.console.agent_keys.create(payer.account_id)
             client.policies.pause(payer.account_id)
             entries = tuple(client.accounts.transactions(payer.account_id))
             return server.operator_key, tuple(client.accounts.list()), entries
@@ -166,7 +166,7 @@ def test_a_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServe
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
             server.sandbox.clock.advance(1)
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.console.account("acct_x")
+            server.console.accounts.get("acct_x")
         return True
 
     with warnings.catch_warnings():
@@ -205,7 +205,7 @@ async def test_a_server_is_an_async_context_manager():
         payer, payee = await client.accounts.create(name="a"), await client.accounts.create(name="b")
         await server.async_sandbox.fund(payer.account_id, 5)
         agent = server.async_client(
-            api_key=(await server.async_console.create_agent_key(payer.account_id)).key
+            api_key=(await server.async_console.agent_keys.create(payer.account_id)).key
         )
         transfer = await agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
         assert transfer.status == "settled"
@@ -350,7 +350,7 @@ def test_errors_over_a_port_are_those_in_process(server: AgentPayServer):
 
 
 def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay):
-    key = server.console.create_agent_key(client.accounts.create(name="a").account_id)
+    key = server.console.agent_keys.create(client.accounts.create(name="a").account_id)
     headers = {"Authorization": f"Bearer {server.operator_key}"}
 
     answer = httpx.delete(f"{server.listen()}/console/agent-keys/{key.key_id}", headers=headers)
@@ -582,7 +582,7 @@ def test_half_a_request_is_no_request(server: AgentPayServer, method: str, path:
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {server.operator_key}".encode())],
     }
-    entries = [entry.action for entry in server.console.audit()]
+    entries = [entry.action for entry in server.console.audit.list()]
 
     sent = asgi(
         server,
@@ -592,4 +592,4 @@ def test_half_a_request_is_no_request(server: AgentPayServer, method: str, path:
     )
 
     assert sent == []
-    assert [entry.action for entry in server.console.audit()] == entries
+    assert [entry.action for entry in server.console.audit.list()] == entries

@@ -282,7 +282,7 @@ def test_what_is_delivered_is_what_is_recorded(server: AgentPayServer, http: htt
     post(http, order(payer, payee.account_id))
     inbox.wait_for("balance.low_threshold")
 
-    recorded = list(server.console.events())[::-1]
+    recorded = list(server.console.events.list())[::-1]
     assert [event.id for event in inbox.events] == [event.id for event in recorded]
     assert [event.type for event in inbox.events] == [event.type for event in recorded]
     assert inbox.events[1].data.amount_usdc == Decimal(25)
@@ -385,7 +385,7 @@ def test_events_are_filtered_by_type_and_account(listed):
     console = server.console
 
     def found(**filters):
-        return [(event.type, event.data["account_id"]) for event in console.events(**filters)]
+        return [(event.type, event.data["account_id"]) for event in console.events.list(**filters)]
 
     assert found(type="transfer.settled") == [("transfer.settled", a) for a in (first, second, first)]
     assert found(account_id=second) == [("transfer.settled", second), ("transfer.initiated", second)]
@@ -399,10 +399,10 @@ def test_events_are_filtered_by_type_and_account(listed):
 def test_events_are_paged(listed, limit, filters):
     server, *_ = listed
 
-    ids = [event.id for event in server.console.events(limit=limit, **filters)]
+    ids = [event.id for event in server.console.events.list(limit=limit, **filters)]
 
-    assert ids == [event.id for event in server.console.events(**filters)]
-    assert len(server.console.events(limit=limit, **filters).data) == min(limit, len(ids))
+    assert ids == [event.id for event in server.console.events.list(**filters)]
+    assert len(server.console.events.list(limit=limit, **filters).data) == min(limit, len(ids))
 
 
 def test_a_cursor_is_that_of_its_list_and_operator(listed):
@@ -431,7 +431,7 @@ def test_an_unknown_type_is_refused_and_told_which_there_are(listed):
         answer = http.get("/console/events", params={"type": unknown})
         assert faults(answer) == {"type": f"must be one of {names}"}
         with pytest.raises(InvalidRequestError, match="type must be one of"):
-            list(server.console.events(type=unknown))
+            list(server.console.events.list(type=unknown))
     for member in EventType:
         assert http.get("/console/events", params={"type": member}).status_code == 200
 
@@ -466,7 +466,7 @@ def test_the_events_of_a_day_are_as_many_as_what_happened(server, http: httpx.Cl
         post(http, order(payer, payee.account_id, "1", f"k{number}"))
         server.sandbox.clock.advance(hours=6)
 
-    times = [event.created_at for event in server.console.events(type="transfer.settled")]
+    times = [event.created_at for event in server.console.events.list(type="transfer.settled")]
     assert times == [START + timedelta(hours=6 * number) for number in range(4, -1, -1)]
 
 

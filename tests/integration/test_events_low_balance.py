@@ -147,7 +147,7 @@ def test_it_is_for_who_asked_for_it_with_a_threshold_and_for_the_account(server:
 def test_nobody_hears_of_it_after_the_webhook_is_deleted(server: AgentPayServer, funded, pay):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
-    server.console.delete_webhook(inbox.webhook_id)
+    server.console.webhooks.delete(inbox.webhook_id)
 
     pay(payer, "60")
 

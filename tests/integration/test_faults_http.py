@@ -23,7 +23,7 @@ from agentpay import (
 )
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.clients import ServerClient
+from agentpay_server.clients import Sandbox
 from agentpay_server.contract.sandbox import Fault, HttpEffect
 from agentpay_server.store import tables
 
@@ -173,7 +173,7 @@ def test_whoever_may_not_do_it_is_told_so_first(server: AgentPayServer, funded: 
     server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="reset")
     with raw_client(server, "") as nobody:
         refused(nobody.get("/v1/accounts"), "unauthorized")
-    with raw_client(server, server.console.create_agent_key(account.account_id).key) as agent:
+    with raw_client(server, server.console.agent_keys.create(account.account_id).key) as agent:
         refused(agent.get("/v1/accounts"), "forbidden")
     assert [fault.times for fault in server.sandbox.faults()] == [1]
 
@@ -232,13 +232,13 @@ def test_its_name_has_slashes_encoded_or_not_over_a_port(server: AgentPayServer,
         assert http.get("/sandbox/faults").json()["data"] == []
 
 
-def test_the_server_client_arms_it_over_a_port(server: AgentPayServer):
+def test_a_sandbox_over_a_port_arms_it(server: AgentPayServer):
     name = "http:GET /v1/accounts/{account_id}/balance"
-    with ServerClient(api_key=server.operator_key, base_url=server.listen()) as client:
-        with client.sandbox.fault(name, effect=HttpEffect.RESET) as fault:
+    with AgentPay(api_key=server.operator_key, base_url=server.listen()) as client:
+        with Sandbox(client).fault(name, effect=HttpEffect.RESET) as fault:
             assert fault == Fault(name=name, times=None, effect=HttpEffect.RESET)
-            assert list(client.sandbox.faults()) == [fault]
-        assert list(client.sandbox.faults()) == []
+            assert list(Sandbox(client).faults()) == [fault]
+        assert list(Sandbox(client).faults()) == []
 
 
 def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
@@ -285,6 +285,6 @@ def test_the_sdk_refuses_an_effect_that_there_is_not(server: AgentPayServer):
 
 def test_it_is_in_the_audit_trail(server: AgentPayServer):
     server.sandbox.set_fault(TRANSFERS, 1, effect="delay", delay_ms=5)
-    entry = next(iter(server.console.audit()))
+    entry = next(iter(server.console.audit.list()))
     assert (entry.action, entry.subject) == ("sandbox.faults.set", TRANSFERS)
     assert entry.after == {"times": 1, "effect": "delay", "delay_ms": 5}

@@ -255,7 +255,7 @@ def test_the_timeline_puts_each_thing_where_it_belongs(
     client.policies.update(payer, escalation_threshold=4)
     asked = client.transfers.create(from_=payer, to=payee, amount=5)
     client.accounts.get(payer)
-    server.console.approve(asked.transfer_id)
+    server.console.approvals.approve(asked.transfer_id)
     client.accounts.get(payer)
     client.transfers.create(from_=payer, to=payee, amount=4)
     server.sandbox.clock.advance(0)

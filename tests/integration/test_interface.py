@@ -11,9 +11,10 @@ import attrs
 import pytest
 
 from agentpay.contract.deliveries import DeliveryStatusFilter
-from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
+from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
@@ -144,6 +145,22 @@ def test_every_error_code_is_on_the_page_with_its_status() -> None:
 )
 def test_every_value_of_a_field_is_on_the_page(values: type[StrEnum]) -> None:
     assert {value for value in values if f"`{value}`" not in PAGE} - named() == set()
+
+
+def test_the_page_of_extensions_has_each_endpoint_in_its_part_with_its_method_and_keys() -> None:
+    page = (ROOT / "docs" / "reference" / "extensions.md").read_text("utf-8")
+    contract, _, rest = page.partition("## Extensions")
+    rows = dict(re.findall(r"^\| [^|]*\| `((?:GET|POST|PUT|DELETE) \S+)` \|(.*)", contract, re.MULTILINE))
+    assert set(rows) == {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
+    extensions = re.findall(r"^\| `client\.([\w.]+)` \| `(\w+ \S+)` \| ([\w, ]+) \|", rest, re.MULTILINE)
+    assert sorted(extensions) == sorted(
+        (
+            endpoint.name,
+            f"{endpoint.method} {endpoint.path}",
+            "operator" if endpoint.scope is Scope.OPERATOR else "operator, agent",
+        )
+        for endpoint in EXTENSION_ENDPOINTS
+    )
 
 
 # --- Nothing is cited that is not there

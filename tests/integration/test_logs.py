@@ -129,7 +129,7 @@ def test_no_secret_and_nothing_that_a_caller_wrote_is_logged(
     lines: Lines, server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = funded("10"), funded("1")
-    agent = server.console.create_agent_key(source.account_id, name="planted-name")
+    agent = server.console.agent_keys.create(source.account_id, name="planted-name")
     webhook = client.webhooks.create(url="https://planted.example/hook", events=["transfer.settled"])
     client.transfers.create(
         from_=source.account_id,

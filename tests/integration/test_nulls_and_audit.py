@@ -64,10 +64,10 @@ def test_every_mutation_leaves_an_entry_that_says_who_did_what(
     paid = client.transfers.create(from_=account, to=recipient, amount=1)
     server.sandbox.create_operator("second")
     server.sandbox.clock.advance(seconds=1)
-    key = server.console.create_agent_key(account)
-    server.console.revoke_agent_key(key.key_id)
+    key = server.console.agent_keys.create(account)
+    server.console.agent_keys.revoke(key.key_id)
 
-    entries = list(server.console.audit())
+    entries = list(server.console.audit.list())
 
     assert [entry.action for entry in entries] == [
         "console.agent_keys.revoke",
@@ -93,7 +93,7 @@ def test_a_repeated_transfer_leaves_no_second_entry(
     recipient = server.sandbox.create_token_account().usdc_token_account
     for _ in range(2):
         client.transfers.create(from_=account, to=recipient, amount=1, idempotency_key="k")
-    actions = [entry.action for entry in server.console.audit()]
+    actions = [entry.action for entry in server.console.audit.list()]
     assert actions.count("transfers.create") == 1
 
 

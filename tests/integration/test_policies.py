@@ -345,7 +345,7 @@ def test_a_change_and_what_it_was_before_are_in_the_audit_trail(
 ) -> None:
     client.policies.update(account.account_id, max_single_transfer=5)
     client.policies.update(account.account_id, max_single_transfer=5)
-    (entry,) = [entry for entry in server.console.audit() if entry.action == "policies.put"]
+    (entry,) = [entry for entry in server.console.audit.list() if entry.action == "policies.put"]
     assert entry.subject == account.account_id
     assert entry.before == DEFAULTS
     assert entry.after == {**DEFAULTS, "max_single_transfer": 5}

@@ -29,7 +29,7 @@ def account(client: AgentPay) -> Account:
 def view(server: AgentPayServer, account: Account) -> PolicyRecordView:
     """Return what the console shows, once what was due has run."""
     server.sandbox.clock.advance(0)
-    found = server.console.account(account.account_id).policy_record
+    found = server.console.accounts.get(account.account_id).policy_record
     assert found is not None
     return found
 
@@ -49,7 +49,7 @@ def canonical(http: httpx.Client, account: Account) -> bytes:
 
 
 def test_there_is_no_record_before_the_first_change(server: AgentPayServer, account: Account) -> None:
-    detail = server.console.account(account.account_id)
+    detail = server.console.accounts.get(account.account_id)
     assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
@@ -58,7 +58,7 @@ def test_a_change_that_changes_nothing_makes_no_record(
 ) -> None:
     client.policies.resume(account.account_id)
     server.sandbox.clock.advance(0)
-    detail = server.console.account(account.account_id)
+    detail = server.console.accounts.get(account.account_id)
     assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
@@ -120,7 +120,7 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
     # The write runs beside the answer; where nothing waits for a disk, any later request finds it done.
     if stores.run.kind != "memory":
         server.sandbox.clock.advance(0)
-    detail = server.console.account(account.account_id)
+    detail = server.console.accounts.get(account.account_id)
     assert detail.policy_record is not None
     assert detail.policy_record.version == 2
 

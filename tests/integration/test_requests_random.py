@@ -63,7 +63,7 @@ def world():
         client = server.client()
         payer, payee = (client.accounts.create(name=name) for name in ("a", "b"))
         server.sandbox.fund(payer.account_id, 1_000_000)
-        agent = server.console.create_agent_key(payer.account_id).key
+        agent = server.console.agent_keys.create(payer.account_id).key
         with raw_client(server) as operator_http, raw_client(server, agent) as agent_http:
             yield (operator_http, agent_http), (payer.account_id, payee.account_id)
 

@@ -55,7 +55,7 @@ def test_a_low_balance(server: AgentPayServer) -> None:
 def test_a_pending_approval(server: AgentPayServer) -> None:
     scenario = server.scenario("pending_approval")
     assert scenario.transfer.status == "pending_approval"
-    assert server.console.approve(scenario.transfer.transfer_id).status == "settled"
+    assert server.console.approvals.approve(scenario.transfer.transfer_id).status == "settled"
 
 
 def test_near_a_sessions_cap(server: AgentPayServer) -> None:
@@ -63,9 +63,9 @@ def test_near_a_sessions_cap(server: AgentPayServer) -> None:
     assert (scenario.session.status, scenario.remaining_usdc) == ("open", 1)
     session_id = scenario.session.session_id
     with pytest.raises(SessionCapExceededError):
-        scenario.sessions.charge(session_id, amount="1.000001")
-    scenario.sessions.charge(session_id, amount=1)
-    settled = scenario.sessions.close(session_id)
+        scenario.agent.sessions.charge(session_id, amount="1.000001")
+    scenario.agent.sessions.charge(session_id, amount=1)
+    settled = scenario.agent.sessions.close(session_id)
     assert (settled.settled_usdc, settled.returned_usdc) == (10, 0)
 
 
@@ -75,7 +75,7 @@ def test_an_undelivered_webhook(server: AgentPayServer) -> None:
     assert len(scenario.delivery.attempts) == 5
     assert scenario.inbox.events == []
     assert (server.sandbox.clock.now() - START).total_seconds() == 30 + 300 + 1_800 + 7_200
-    server.console.replay_event(scenario.delivery.event_id)
+    server.console.events.replay(scenario.delivery.event_id)
     event = scenario.inbox.wait_for("transfer.settled")
     assert event.data.transfer_id == scenario.transfer.transfer_id
 

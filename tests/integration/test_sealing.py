@@ -117,7 +117,7 @@ def rotating(server: AgentPayServer) -> str:
     """Return a webhook amid a rotation, so that both of its columns hold a secret."""
     webhook = server.client().webhooks.create(url="http://127.0.0.1:9/never", events=["transfer.settled"])
     assert webhook.webhook_id is not None
-    server.console.rotate_webhook_secret(webhook.webhook_id)
+    server.console.webhooks.rotate_secret(webhook.webhook_id)
     return webhook.webhook_id
 
 
@@ -127,7 +127,7 @@ def attempted(server: AgentPayServer) -> Delivery:
     server.sandbox.fund(payer, 1)
     server.client().transfers.create(from_=payer, to=payee, amount=1)
     server.sandbox.clock.advance(0)
-    return server.console.deliveries().data[0]
+    return server.console.deliveries.list().data[0]
 
 
 SWAPS = {
@@ -151,7 +151,7 @@ def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
     place.run(swapped)
     with place.server() as server:
         attempted(server)
-        for delivery in server.console.deliveries(webhook_id=one):
+        for delivery in server.console.deliveries.list(webhook_id=one):
             (attempt,) = delivery.attempts
             assert "does not open" in (attempt.error or "")
 
@@ -174,7 +174,7 @@ def test_what_an_earlier_version_has_sealed_is_sealed_anew_at_the_start(place: P
         account = server.client().accounts.create(name="a")
         rotating(server)
         deleted = rotating(server)
-        server.console.delete_webhook(deleted)
+        server.console.webhooks.delete(deleted)
     secrets = seal_as_before(place)
     old = place.run(ciphertexts)
 
@@ -240,7 +240,7 @@ def test_a_damaged_secret_of_an_earlier_version_stops_no_start(
 
     with place.server() as server:
         attempted(server)
-        by_webhook = {each.webhook_id: str(each.attempts) for each in server.console.deliveries()}
+        by_webhook = {each.webhook_id: str(each.attempts) for each in server.console.deliveries.list()}
     assert "does not open" in by_webhook[damaged]
     assert "does not open" not in by_webhook[whole]
     assert f"secret.damaged webhook_id={damaged} column=secret" in caplog.messages
@@ -269,7 +269,7 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
         place.run(lambda connection: put(connection, where, b"damaged" * 9))
 
     with place.server() as server:
-        newest = server.console.rotate_webhook_secret(webhook_id)
+        newest = server.console.webhooks.rotate_secret(webhook_id).secret
 
     found = opened(place.run(ciphertexts))
     # What does not open signs nothing, so that the new secret takes over at once.

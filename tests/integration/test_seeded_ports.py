@@ -30,7 +30,7 @@ def guessed(server: AgentPayServer, seed: int) -> list[str]:
     """The keys that somebody finds who knows the seed, and runs the same server."""
     with AgentPayServer(clock=START, seed=seed) as twin:
         account = twin.client().accounts.create(name="Agent").account_id
-        return [twin.operator_key, twin.console.create_agent_key(account).key]
+        return [twin.operator_key, twin.console.agent_keys.create(account).key]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_no_key_of_a_seed_that_nobody_chose_is_valid_on_the_port(unchosen: Agent
     with unchosen as server:
         client = server.client()
         account = client.accounts.create(name="Agent")
-        agent_key = server.console.create_agent_key(account.account_id).key
+        agent_key = server.console.agent_keys.create(account.account_id).key
         server.listen()
         assert [is_accepted(server, key) for key in guessed(server, 7)] == [False, False]
         assert is_accepted(server, server.operator_key)
@@ -80,7 +80,7 @@ def test_identifiers_are_those_of_the_seed_all_the_same(unchosen: AgentPayServer
     def identities(server: AgentPayServer) -> list[object]:
         with server:
             account = server.client().accounts.create(name="Agent")
-            key_id = server.console.create_agent_key(account.account_id).key_id
+            key_id = server.console.agent_keys.create(account.account_id).key_id
             return [server.operator_key, account, key_id, server.client().accounts.create(name="Next")]
 
     assert identities(unchosen) == identities(AgentPayServer(clock=START, seed=7))

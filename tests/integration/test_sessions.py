@@ -267,7 +267,7 @@ def test_a_cap_above_the_balance_is_refused(desk: Desk) -> None:
 
 def test_a_session_is_no_way_around_a_human(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, escalation_threshold=10)
-    key = desk.server.console.create_agent_key(desk.payer.account_id).key
+    key = desk.server.console.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
         response = agent.post("/sessions", json=desk.terms())
         assert "escalation_threshold" in refused(response, "policy_violation", "rejected", None)
@@ -357,7 +357,7 @@ def test_closing_lets_no_balance_fall_below_and_opening_does(desk: Desk) -> None
 def test_an_agent_sees_and_moves_the_sessions_of_its_account_alone(desk: Desk, funded: Funded) -> None:
     other = funded("100", name="Other")
     mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
-    key = desk.server.console.create_agent_key(desk.payer.account_id).key
+    key = desk.server.console.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
         charged = agent.post(f"/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
         assert (charged.status_code, charged.json()["running_total_usdc"]) == (200, "1.000000")
@@ -439,6 +439,6 @@ def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> Non
     desk.charge(session_id, "100")
     for _ in range(2):
         desk.close(session_id)
-    entries = [entry for entry in desk.server.console.audit() if entry.subject == session_id]
+    entries = [entry for entry in desk.server.console.audit.list() if entry.subject == session_id]
     assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
     assert all(entry.request_id for entry in entries)

@@ -43,7 +43,7 @@ def test_the_limit_is_reached_exactly_and_not_passed_by_one_unit(
     assert not pay(client, payer, payee, "0.000002")
     assert pay(client, payer, payee, "0.000001")
     assert not pay(client, payer, payee, "0.000001")
-    detail = server.console.account(payer.account_id)
+    detail = server.console.accounts.get(payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (10, 0, 0)
 
 
@@ -56,7 +56,7 @@ def test_a_spend_counts_until_a_microsecond_before_24_hours(
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
     assert not pay(client, payer, payee, "0.000001")
     server.sandbox.clock.advance(0.000001)
-    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 0
     assert pay(client, payer, payee, "10")
     assert not pay(client, payer, payee, "0.000001")
 
@@ -97,7 +97,7 @@ def test_what_is_refused_is_not_spent(
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="151")
     with pytest.raises(InsufficientBalanceError):
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="101")
-    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 0
     assert pay(client, payer, payee, "100")
 
 
@@ -147,7 +147,7 @@ async def test_200_racers_reach_the_limit_and_do_not_pass_it(
     counted = await outcomes_of_200(server, payer, payee)
     assert counted == {"settled": 50, "rejected policy_violation": 150}
     assert money.held(server, payee.usdc_token_account) == 51_000_000
-    assert server.console.account(payer.account_id).spent_usdc == 50
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 50
 
 
 @pytest.mark.anyio
@@ -158,7 +158,7 @@ async def test_200_racers_spend_the_balance_and_none_fails_on_chain(
     counted = await outcomes_of_200(server, payer, payee)
     assert counted == {"settled": 50, "rejected insufficient_balance": 150}
     assert money.held(server, payer.usdc_token_account) == 999_999
-    assert server.console.account(payer.account_id).reserved_usdc == Decimal(0)
+    assert server.console.accounts.get(payer.account_id).reserved_usdc == Decimal(0)
 
 
 def test_the_message_tells_limit_spent_and_asked(

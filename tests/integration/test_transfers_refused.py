@@ -130,7 +130,7 @@ def test_a_refusal_is_answered_and_written_once_and_moves_nothing(
     (row,) = money.rows(server, tables.transfers)
     assert row["tx_signature"] is row["tx_raw"] is None
     assert money.held(server, payer.usdc_token_account) == 100_000_000
-    assert server.console.account(payer.account_id).spent_usdc == 0
+    assert server.console.accounts.get(payer.account_id).spent_usdc == 0
 
 
 @pytest.mark.parametrize(

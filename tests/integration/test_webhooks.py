@@ -253,7 +253,7 @@ def test_the_secret_is_shown_once_and_nowhere_else(
 ):
     with caplog.at_level(logging.DEBUG):
         webhook = server.client().webhooks.create(url=server.webhook_inbox().url, events=TYPES)
-        new = server.console.rotate_webhook_secret(webhook.webhook_id)
+        new = server.console.webhooks.rotate_secret(webhook.webhook_id).secret
         payer, payee = funded("5"), funded("1")
         server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
         server.sandbox.clock.advance(0)
@@ -262,7 +262,9 @@ def test_the_secret_is_shown_once_and_nowhere_else(
             for path in ("/console/webhooks", "/console/events", "/console/deliveries", "/console/audit")
         ]
 
-    seen = "".join([*answers, caplog.text, repr(webhook), repr(server), str(list(server.console.webhooks()))])
+    seen = "".join(
+        [*answers, caplog.text, repr(webhook), repr(server), str(list(server.console.webhooks.list()))]
+    )
     for secret in (webhook.secret, new):
         assert secret[-20:] not in seen
         assert "whsec_" not in seen
@@ -270,8 +272,8 @@ def test_the_secret_is_shown_once_and_nowhere_else(
 
 def test_the_database_holds_no_secret(server: AgentPayServer, http: httpx.Client):
     secret = register(http, url="https://marker.example/").json()["secret"]
-    webhook_id = next(iter(server.console.webhooks())).webhook_id
-    new = server.console.rotate_webhook_secret(webhook_id)
+    webhook_id = next(iter(server.console.webhooks.list())).webhook_id
+    new = server.console.webhooks.rotate_secret(webhook_id).secret
 
     database, _ = state_of(server)
 
@@ -301,7 +303,7 @@ def test_a_secret_that_was_moved_to_another_webhook_signs_nothing(server: AgentP
 
     assert len(first.events) == 2, "the others are delivered"
     assert second.receipts == []
-    for delivery in server.console.deliveries(webhook_id=second.webhook_id):
+    for delivery in server.console.deliveries.list(webhook_id=second.webhook_id):
         (attempt,) = delivery.attempts
         assert "does not open" in (attempt.error or "")
 
@@ -330,10 +332,10 @@ def test_the_list_shows_what_was_registered_without_the_secret(http: httpx.Clien
 def test_the_list_is_paged_newest_first(server: AgentPayServer, client: AgentPay):
     made = [client.webhooks.create(url=URL, events=["transfer.settled"]).webhook_id for _ in range(7)]
 
-    page = server.console.webhooks(limit=3)
+    page = server.console.webhooks.list(limit=3)
 
     assert [webhook.webhook_id for webhook in page.data] == made[:3:-1]
-    assert [webhook.webhook_id for webhook in server.console.webhooks(limit=3)] == made[::-1]
+    assert [webhook.webhook_id for webhook in server.console.webhooks.list(limit=3)] == made[::-1]
 
 
 def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
@@ -342,7 +344,7 @@ def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
     response = http.delete(f"/console/webhooks/{deleted}")
 
     assert (response.status_code, response.content) == (204, b"")
-    assert [webhook.webhook_id for webhook in server.console.webhooks()] == [kept]
+    assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [kept]
     refused(http.delete(f"/console/webhooks/{deleted}"), "not_found")
     refused(http.post(f"/console/webhooks/{deleted}/rotate-secret"), "not_found")
 
@@ -355,13 +357,13 @@ def test_a_deleted_webhook_hears_of_nothing_more(server: AgentPayServer, funded:
     server.sandbox.clock.advance(0)
     assert len(gone.receipts) == 2
 
-    server.console.delete_webhook(gone.webhook_id)
+    server.console.webhooks.delete(gone.webhook_id)
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     server.sandbox.clock.advance(hours=3)
 
     assert len(gone.receipts) == 2
     assert len(kept.events) == 4
-    given_up = list(server.console.deliveries(webhook_id=gone.webhook_id))
+    given_up = list(server.console.deliveries.list(webhook_id=gone.webhook_id))
     assert [(d.status, len(d.attempts), d.next_attempt_at) for d in given_up] == [
         ("undelivered", 1, None)
     ] * 2
@@ -375,9 +377,9 @@ def test_what_was_delivered_stays_delivered_when_its_webhook_is_deleted(
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     inbox.wait_for("transfer.settled")
 
-    server.console.delete_webhook(inbox.webhook_id)
+    server.console.webhooks.delete(inbox.webhook_id)
 
-    assert [d.status for d in server.console.deliveries()] == ["delivered"]
+    assert [d.status for d in server.console.deliveries.list()] == ["delivered"]
 
 
 @pytest.mark.parametrize("identifier", [UNKNOWN_WEBHOOK, "x", "wh_", UNKNOWN_ACCOUNT, "%00"])
@@ -410,7 +412,7 @@ def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPaySer
     http.post(f"/console/webhooks/{webhook_id}/rotate-secret", json={"overlap_seconds": 60})
     http.delete(f"/console/webhooks/{webhook_id}")
 
-    entries = [entry for entry in server.console.audit() if entry.subject == webhook_id]
+    entries = [entry for entry in server.console.audit.list() if entry.subject == webhook_id]
 
     assert [entry.action for entry in entries] == [
         "console.webhooks.delete",

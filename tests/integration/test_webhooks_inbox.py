@@ -64,7 +64,7 @@ def test_what_else_must_be_true_may_be_asked_of_the_server_while_it_posts(runnin
 def test_by_default_it_asks_for_every_type(server: AgentPayServer):
     server.webhook_inbox()
 
-    (webhook,) = server.console.webhooks()
+    (webhook,) = server.console.webhooks.list()
     assert set(webhook.events) == {event_type.value for event_type in EventType}
 
 
@@ -75,7 +75,7 @@ def test_it_is_registered_like_any_other(server: AgentPayServer, client: AgentPa
         events=["transfer.settled"], account_ids=[account_id], low_balance_threshold_usdc="2.5"
     )
 
-    (webhook,) = server.console.webhooks()
+    (webhook,) = server.console.webhooks.list()
     assert (webhook.webhook_id, webhook.url) == (inbox.webhook_id, inbox.url)
     assert (webhook.events, webhook.account_ids) == (("transfer.settled",), (account_id,))
     assert webhook.low_balance_threshold_usdc == Decimal("2.5")
@@ -85,7 +85,7 @@ def test_it_is_registered_like_any_other(server: AgentPayServer, client: AgentPa
 def test_what_cannot_be_registered_is_refused(server: AgentPayServer, arguments):
     with pytest.raises(InvalidRequestError):
         server.webhook_inbox(**arguments)
-    assert list(server.console.webhooks()) == []
+    assert list(server.console.webhooks.list()) == []
 
 
 def test_waiting_does_not_move_a_clock_that_stands(server: AgentPayServer, funded: Funded):
@@ -134,7 +134,7 @@ def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funde
     pay(server, payer.account_id, payee.account_id)
     server.sandbox.clock.advance(minutes=10)
     (event,) = inbox.events
-    server.console.replay_event(event.id)
+    server.console.events.replay(event.id)
     server.sandbox.clock.advance(0)
 
     assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [
@@ -194,7 +194,7 @@ def test_after_a_rotation_it_goes_on_within_the_overlap_and_after_it_with_the_ne
 ):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
-    new = server.console.rotate_webhook_secret(inbox.webhook_id, overlap_seconds=60)
+    new = server.console.webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=60).secret
     pay(server, payer.account_id, payee.account_id)
     server.sandbox.clock.advance(60)
     assert len(inbox.events) == 1
@@ -225,7 +225,7 @@ def test_a_post_to_an_inbox_that_is_not_there_fails(server: AgentPayServer, clie
 
     server.sandbox.clock.advance(0)
 
-    (delivery,) = server.console.deliveries()
+    (delivery,) = server.console.deliveries.list()
     assert (delivery.status, delivery.attempts[0].error) == ("retrying", "no answer: ReadError")
 
 

@@ -67,7 +67,7 @@ def test_during_the_overlap_the_contracts_header_is_the_old_ones_and_a_second_th
     old = registered.secret
     assert signers(deliver(), old) == (0, None)
 
-    new = server.console.rotate_webhook_secret(registered.webhook_id)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), old, new) == (0, 1)
     server.sandbox.clock.advance(DAY - MILLISECOND)
@@ -79,7 +79,7 @@ def test_during_the_overlap_the_contracts_header_is_the_old_ones_and_a_second_th
 
 
 def test_each_header_holds_one_digest(server: AgentPayServer, registered, deliver):
-    server.console.rotate_webhook_secret(registered.webhook_id)
+    server.console.webhooks.rotate_secret(registered.webhook_id)
 
     post = deliver()
 
@@ -89,7 +89,7 @@ def test_each_header_holds_one_digest(server: AgentPayServer, registered, delive
 
 @pytest.mark.parametrize("overlap", [1, 60, 3600, 30 * 24 * 3600])
 def test_the_overlap_is_as_long_as_asked(server: AgentPayServer, registered, deliver, overlap):
-    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=overlap)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=overlap).secret
 
     server.sandbox.clock.advance(overlap - MILLISECOND)
     assert signers(deliver(), registered.secret, new) == (0, 1)
@@ -98,7 +98,7 @@ def test_the_overlap_is_as_long_as_asked(server: AgentPayServer, registered, del
 
 
 def test_after_a_leak_the_old_secret_signs_nothing_more(server: AgentPayServer, registered, deliver):
-    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=0)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
 
     post = deliver()
 
@@ -109,7 +109,7 @@ def test_after_a_leak_the_old_secret_signs_nothing_more(server: AgentPayServer, 
 
 def test_whoever_holds_either_secret_or_both_reads_the_event(server: AgentPayServer, registered, deliver):
     old = registered.secret
-    new = server.console.rotate_webhook_secret(registered.webhook_id)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
     overlapping = deliver()
     server.sandbox.clock.advance(DAY)
@@ -125,7 +125,7 @@ def test_whoever_holds_either_secret_or_both_reads_the_event(server: AgentPaySer
 
 def test_a_receiver_that_knows_only_the_contract_never_misses(server: AgentPayServer, registered, deliver):
     # It reads one header, and learns of the new secret at some time within the overlap.
-    new = server.console.rotate_webhook_secret(registered.webhook_id)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
     known = [registered.secret]
     for hour in range(30):
         if hour == 12:
@@ -139,17 +139,17 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     server: AgentPayServer, http: httpx.Client, registered, deliver
 ):
     first = registered.secret
-    second = server.console.rotate_webhook_secret(registered.webhook_id)
+    second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
     server.sandbox.clock.advance(DAY - MILLISECOND)
 
     # A third signature would have no header, and whoever holds only the first secret would miss.
     path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
     with pytest.raises(ConflictError, match="overlap_seconds 0"):
-        server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=1)
+        server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=1)
     assert signers(deliver(), first, second) == (0, 1)
     server.sandbox.clock.advance(MILLISECOND)
-    third = server.console.rotate_webhook_secret(registered.webhook_id)
+    third = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), first, second, third) == (1, 2)
     server.sandbox.clock.advance(DAY)
@@ -159,18 +159,18 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
 def test_a_rotation_after_the_overlap_of_another_starts_from_the_new_secret(
     server: AgentPayServer, registered, deliver
 ):
-    second = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=60)
+    second = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=60).secret
     server.sandbox.clock.advance(61)
 
-    third = server.console.rotate_webhook_secret(registered.webhook_id)
+    third = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), registered.secret, second, third) == (1, 2)
 
 
 def test_a_leak_during_an_overlap_ends_both_old_secrets(server: AgentPayServer, registered, deliver):
-    second = server.console.rotate_webhook_secret(registered.webhook_id)
+    second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
-    third = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=0)
+    third = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
 
     assert signers(deliver(), registered.secret, second, third) == (2, None)
 
@@ -180,7 +180,7 @@ def test_a_retry_is_signed_by_what_signs_then(
 ):
     receiver.next(500, 500, 500)
     first = deliver()
-    new = server.console.rotate_webhook_secret(registered.webhook_id, overlap_seconds=120)
+    new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=120).secret
     server.sandbox.clock.advance(hours=1)
 
     assert [signers(post, registered.secret, new) for post in receiver.posts] == [
@@ -195,7 +195,7 @@ def test_a_retry_is_signed_by_what_signs_then(
 def test_a_rotation_is_that_of_one_webhook(server: AgentPayServer, client, registered, receiver, deliver):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
 
-    server.console.rotate_webhook_secret(other.webhook_id, overlap_seconds=0)
+    server.console.webhooks.rotate_secret(other.webhook_id, overlap_seconds=0)
 
     assert signers(deliver(), registered.secret) == (0, None)
 
@@ -215,7 +215,7 @@ def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
     server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver
 ):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
-    server.console.rotate_webhook_secret(other.webhook_id)
+    server.console.webhooks.rotate_secret(other.webhook_id)
     secrets = ("secret", "next_secret", "next_secret_us")
     table = tables.webhooks
 
@@ -231,6 +231,6 @@ def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
         deliver()
 
     assert receiver.posts == []
-    (attempt,) = next(iter(server.console.deliveries(webhook_id=registered.webhook_id))).attempts
+    (attempt,) = next(iter(server.console.deliveries.list(webhook_id=registered.webhook_id))).attempts
     assert "does not open with this server's encryption key" in (attempt.error or "")
     assert "whsec_" not in (attempt.error or "")

@@ -203,6 +203,10 @@ class FaultyChain:
         return self.inner.usdc_mint
 
     @property
+    def cluster_name(self) -> str:
+        return self.inner.cluster_name
+
+    @property
     def is_test_chain(self) -> bool:
         return self.inner.is_test_chain
 

@@ -74,7 +74,7 @@ def killed_in_approval(escalated: Escalated, point: str) -> None:
 def approved_again(server: AgentPayServer, transfer_id: str) -> bool:
     """Approve, and tell whether the transfer still waited."""
     try:
-        server.console.approve(transfer_id)
+        server.console.approvals.approve(transfer_id)
     except ConflictError:
         return False
     return True
@@ -131,7 +131,7 @@ def test_an_approval_that_the_policy_refuses_is_refused_once(escalated: Escalate
     with escalated.it.served() as server:
         client, survey = server.client(), Survey(server)
         with pytest.raises(AccountPausedError if point == "approve.begun" else ConflictError):
-            server.console.approve(escalated.transfer_id)
+            server.console.approvals.approve(escalated.transfer_id)
         with pytest.raises(AccountPausedError) as raised:
             client.transfers.create(**terms(escalated.it))
         assert raised.value.transfer_id == escalated.transfer_id

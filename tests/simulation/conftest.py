@@ -11,6 +11,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Plant bugs by name."""
 
     def patch(target: object, name: str, value: object) -> None:
-        monkeypatch.setattr(target, name, value, raising=False)
+        # A name that is no more raises: a bug that changes nothing would be missed for ever.
+        monkeypatch.setattr(target, name, value)
 
     return lambda bug: BUGS[bug](patch)

@@ -16,7 +16,6 @@ from agentpay_server import audit as audit_service
 from agentpay_server import scheduler as schedule
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason
 from agentpay_server.chain.rpc import heights, tips
-from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.domain import sessions as session_rules
 from agentpay_server.domain.transfers import Verdict
@@ -24,7 +23,7 @@ from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
 from agentpay_server.services import deposits as deposit_service
 from agentpay_server.services import settlement as engine
-from agentpay_server.services.sessions import charging, closing, opening
+from agentpay_server.services.sessions import charging, closing
 from agentpay_server.services.sessions import service as session_service
 from agentpay_server.services.transfers import acceptance, approvals, booking, creation, settling
 from agentpay_server.services.transfers import service as transfer_service
@@ -76,17 +75,17 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
     look = engine.Settlement.look
+    sent_once: set[str] = set()
 
     async def hopeful(self, signed):
         end, must_send = await look(self, signed)
         if end is None and not must_send:
             return engine.Landed(is_irreversible=True), False
-        if end is None and signed.signature in self.sent_once:
+        if end is None and signed.signature in sent_once:
             return engine.Landed(is_irreversible=True), False
-        self.sent_once.add(signed.signature)
+        sent_once.add(signed.signature)
         return end, must_send
 
-    patch(engine.Settlement, "sent_once", set())
     patch(engine.Settlement, "look", hopeful)
 
 
@@ -120,13 +119,7 @@ def every_height_is_believed(patch: Patch) -> None:
 
 @planted
 def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
-    status = RpcChain.signature_status
-
-    async def believed(self, signature):
-        self._known_slot = 0
-        return await status(self, signature)
-
-    patch(RpcChain, "signature_status", believed)
+    patch(tips.Tips, "check_stands_at_tip", lambda self, slot: None)
 
 
 @planted
@@ -230,11 +223,7 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
     insert = session_store.insert_session
     patch(session_service, "opening_verdict", lambda *_: Verdict.NEW)
-    patch(
-        opening.Opening,
-        "_finds_key_as_it_was",
-        lambda self, connection: True,
-    )
+    patch(session_store.KEYS, "take", lambda *_: True)
     patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 
 
@@ -261,9 +250,8 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
     patch(
         approvals,
         "_move_on",
-        lambda connection, pending, decided: transfer_store.overwrite(connection, decided),
+        lambda connection, pending, decided: _overwrite(connection, decided),
     )
-    patch(transfer_store, "overwrite", _overwrite)
     patch(approvals.Approval, "_claim", lambda self, connection: True)
 
 

@@ -40,16 +40,24 @@ def test_a_random_seed_is_told() -> None:
 def test_a_broken_rule_ends_with_its_timeline_and_exit_code_1(is_json: bool, plant) -> None:
     plant("a_body_tells_its_attempt")
     json_option = ("--json",) if is_json else ()
-    ended = run("simulate", "--seed", "1000", "--minutes", "1", "--shrink-for", "2", *json_option)
+    options = ("--seed", "1000", "--minutes", "1", "--lies", "--strength", "2", "--servers", "3")
+    ended = run("simulate", *options, "--shrink-for", "2", *json_option)
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
-    assert "again: agentpay-server simulate --seed 1000 --minutes 1" in ended.stderr
+    assert (
+        "again: agentpay-server simulate --seed 1000 --minutes 1 --servers 3 --agents 8 --lies --strength 2\n"
+    ) in ended.stderr
     if is_json:
         told = json.loads(ended.stdout)
         assert told["violation"].startswith("an event came with other bytes")
         assert told["timeline"]
     else:
         assert "VIOLATION an event came with other bytes" in ended.stdout.splitlines()[-1]
+
+
+def test_without_strength_no_fault_strikes() -> None:
+    told = json.loads(run(*SMALL, "--strength", "0", "--json").stdout)
+    assert (told["faults"], told["crashes"]) == (0, 0)
 
 
 def test_it_goes_on_for_as_long_as_it_is_told() -> None:

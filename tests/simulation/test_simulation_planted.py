@@ -44,5 +44,10 @@ def test_every_planted_bug_is_found_within_a_minute(bug: str, plant) -> None:
     assert outcome is not None, f"{bug} was not found"
 
 
+@pytest.mark.parametrize("bug", BUGS)
+def test_every_planted_bug_patches_what_is_there(bug: str, plant) -> None:
+    plant(bug)
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(BUGS) >= 30

@@ -158,6 +158,11 @@ class EmbeddedChain:
         return USDC_MINTS["mainnet-beta"]
 
     @property
+    def cluster_name(self) -> str:
+        """Its own: it is no cluster."""
+        return "embedded"
+
+    @property
     def is_test_chain(self) -> bool:
         """It is: whoever holds the mint authority makes its money."""
         return True

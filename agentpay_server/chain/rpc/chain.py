@@ -92,6 +92,11 @@ class RpcChain:
         return self._cluster.genesis_hash
 
     @property
+    def cluster_name(self) -> str:
+        """The name of a public cluster; `localnet` for any other."""
+        return self._cluster.name or "localnet"
+
+    @property
     def is_test_chain(self) -> bool:
         """Whether it is a cluster of our own; on none that is public the sandbox may do anything."""
         return not self._cluster.is_public

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Unpack
 
-from agentpay._sync.caller import Caller
+from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
-from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import to_decimal
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
@@ -32,13 +33,23 @@ from agentpay_server.contract.sandbox import (
 class SandboxClock(Resource):
     """The server's clock."""
 
-    def now(self) -> datetime:
-        """Return what the server takes for now, in UTC."""
-        reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), {})
+    def now(self, **options: Unpack[CallOptions]) -> datetime:
+        """Return what the server takes for now, in UTC.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), options)
         return reading.now
 
     def advance(
-        self, seconds: float = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
+        self,
+        seconds: float = 0,
+        *,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+        **options: Unpack[CallOptions],
     ) -> datetime:
         """Move a manual clock, and return when all that fell due on the way has run, in order.
 
@@ -47,6 +58,7 @@ class SandboxClock(Resource):
             minutes: added to it.
             hours: added to it.
             days: added to it.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             What the server takes for now, in UTC.
@@ -59,15 +71,16 @@ class SandboxClock(Resource):
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
-        reading: ClockReading = self._call(request, {})
+        reading: ClockReading = self._call(request, options)
         return reading.now
 
-    def travel_to(self, moment: datetime | str) -> datetime:
+    def travel_to(self, moment: datetime | str, **options: Unpack[CallOptions]) -> datetime:
         """Move a manual clock to a moment, as `advance` does.
 
         Args:
             moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; where the clock
                 stands already, what is due now is run.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             What the server takes for now, in UTC.
@@ -78,10 +91,10 @@ class SandboxClock(Resource):
             InvalidRequestError: it lies more than ten years ahead.
         """
         target = _moment(moment)
-        now = self.now()
+        now = self.now(**options)
         if target < now:
             raise ValueError(f"the clock stands at {now.isoformat()} and does not go back to {moment}")
-        return self.advance((target - now) / timedelta(seconds=1))
+        return self.advance((target - now) / timedelta(seconds=1), **options)
 
 
 class Sandbox(Resource):
@@ -91,40 +104,54 @@ class Sandbox(Resource):
         clock: the server's clock.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, client: AgentPay) -> None:
+        """Use the sandbox of a server.
+
+        Args:
+            client: a client of the server, with an operator key; its connections and settings are used.
+        """
+        caller = client._caller  # noqa: SLF001 - the sandbox is a part of the client
         super().__init__(caller)
         self.clock: SandboxClock = SandboxClock(caller)
 
-    def fund(self, account_id: str, amount: Decimal | int | str) -> Funding:
+    def fund(
+        self, account_id: str, amount: Decimal | int | str, **options: Unpack[CallOptions]
+    ) -> Funding:
         """Mint test USDC to an account; it is in the history as a deposit.
 
         Args:
             account_id: the account, `acct_…`.
             amount: USDC, exact; floats are refused.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
         """
         request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
-        funding: Funding = self._call(request, {})
+        funding: Funding = self._call(request, options)
         return funding
 
-    def create_token_account(self) -> OutsideTokenAccount:
-        """Make an outside recipient: a USDC token account that does not belong to this service."""
-        account: OutsideTokenAccount = self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), {})
+    def create_token_account(self, **options: Unpack[CallOptions]) -> OutsideTokenAccount:
+        """Make an outside recipient: a USDC token account that does not belong to this service.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        account: OutsideTokenAccount = self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), options)
         return account
 
-    def create_operator(self, name: str) -> Operator:
+    def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
         """Make a second tenant.
 
         Args:
             name: display label, 1 to 100 characters.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The operator with its key, which is shown here and never again.
         """
         request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
-        operator: Operator = self._call(request, {})
+        operator: Operator = self._call(request, options)
         return operator
 
     def set_fault(
@@ -134,6 +161,7 @@ class Sandbox(Resource):
         *,
         effect: HttpEffect | str | None = None,
         delay_ms: int | None = None,
+        **options: Unpack[CallOptions],
     ) -> Fault:
         """Let something fail from now on.
 
@@ -146,6 +174,7 @@ class Sandbox(Resource):
                 dropped, nothing is done), `reply_lost` (all is done, the connection is dropped instead of
                 the answer). For faults of requests, and for no other.
             delay_ms: how long `delay` holds each request, 1 to 60,000 milliseconds of real time.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             InvalidRequestError: there is no such fault; the message lists those that there are.
@@ -153,38 +182,40 @@ class Sandbox(Resource):
         """
         body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
-        fault: Fault = self._call(request, {})
+        fault: Fault = self._call(request, options)
         return fault
 
-    def delete_fault(self, name: str) -> None:
+    def delete_fault(self, name: str, **options: Unpack[CallOptions]) -> None:
         """Let one fault happen no more.
 
         Args:
             name: as for `set_fault`; one that is not armed stays so.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             InvalidRequestError: there is no such fault.
         """
-        self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), {})
+        self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), options)
 
-    def faults(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Fault]:
+    def faults(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[Fault]:
         """List the faults that will happen, the one that was armed last first.
 
         Args:
             limit: faults per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
+        return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
 
-        def fetch(cursor: str | None) -> PageBody[Fault]:
-            request = prepare(sandbox.LIST_FAULTS, query={"limit": limit, "cursor": cursor})
-            body: PageBody[Fault] = self._call(request, {})
-            return body
+    def clear_faults(self, **options: Unpack[CallOptions]) -> None:
+        """Let nothing fail any more.
 
-        return Page.first(fetch, cursor)
-
-    def clear_faults(self) -> None:
-        """Let nothing fail any more."""
-        self._call(prepare(sandbox.CLEAR_FAULTS), {})
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        self._call(prepare(sandbox.CLEAR_FAULTS), options)
 
     @contextmanager
     def fault(
@@ -194,6 +225,7 @@ class Sandbox(Resource):
         *,
         effect: HttpEffect | str | None = None,
         delay_ms: int | None = None,
+        **options: Unpack[CallOptions],
     ) -> Iterator[Fault]:
         """Let something fail within a `with` block.
 
@@ -202,21 +234,25 @@ class Sandbox(Resource):
             times: how often, 1 to 1,000; None until the block ends.
             effect: as for `set_fault`.
             delay_ms: as for `set_fault`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             InvalidRequestError: there is no such fault.
             ValueError: there is no such effect.
         """
-        armed = self.set_fault(name, times, effect=effect, delay_ms=delay_ms)
+        armed = self.set_fault(name, times, effect=effect, delay_ms=delay_ms, **options)
         try:
             yield armed
         finally:
-            self.delete_fault(name)
+            self.delete_fault(name, **options)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, **options: Unpack[CallOptions]) -> Snapshot:
         """Remember all that the server knows: database, chain, clock, queues, chance, armed faults.
 
         For a server in memory. What is under way is waited for, up to five seconds.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The snapshot, to go back to any number of times. A server keeps 64; the one that was used least
@@ -225,10 +261,10 @@ class Sandbox(Resource):
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or money stays under way.
         """
-        snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), {})
+        snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
         return snapshot
 
-    def restore(self, snapshot: Snapshot | str) -> None:
+    def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
         """Go back to a snapshot, for every tenant: what has happened since has not happened.
 
         What is made since vanishes: accounts, keys, webhooks, inboxes. What is under way is cut off, and
@@ -237,21 +273,25 @@ class Sandbox(Resource):
 
         Args:
             snapshot: from `snapshot`, or its identifier.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             NotFoundError: no such snapshot of this operator.
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
         snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
-        self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), {})
+        self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), options)
 
-    def reset(self) -> None:
+    def reset(self, **options: Unpack[CallOptions]) -> None:
         """Go back to where the server was when it had started, for every tenant. Snapshots are kept.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
         """
-        self._call(prepare(sandbox.RESET), {})
+        self._call(prepare(sandbox.RESET), options)
 
 
 def _moment(given: datetime | str) -> datetime:

@@ -52,6 +52,7 @@ _TAGS: Final = {
     "webhooks": "Endpoints that events are delivered to.",
     "console": "What an operator does on the dashboard.",
     "sandbox": "What only a test chain can do.",
+    "whoami": "The key of a request.",
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
 _SCOPES: Final = {
@@ -110,7 +111,7 @@ def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, An
         endpoints: all of the server's.
         extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
     """
-    chosen = [endpoint for endpoint in endpoints if endpoint.path.startswith("/v1/") is not extensions]
+    chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 
 

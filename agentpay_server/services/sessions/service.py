@@ -144,13 +144,17 @@ class Sessions:
             principal.require_account(query.account_id, "GET /sessions")
         listing = List("sessions", principal.account_id or principal.operator_id)
         before = listing.before(query.cursor)
+        filters = {
+            "account_id": principal.account_id or query.account_id,
+            "status": query.status,
+            "idempotency_key": query.idempotency_key,
+        }
         rows = await self._database.read(
             store.page,
             principal.operator_id,
             before,
             query.limit + 1,
-            account_id=principal.account_id or query.account_id,
-            status=None if query.status is None else query.status.value,
+            {name: value for name, value in filters.items() if value is not None},
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
 

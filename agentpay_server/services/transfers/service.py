@@ -6,19 +6,25 @@ its end.
 """
 
 import asyncio
+from typing import Final
 
 import attrs
 from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.pages import PageBody
+from agentpay.contract.spending import ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.principals import Principal
+from agentpay_server.randomness import earliest_identifier
 from agentpay_server.services.decisions import Parties
 from agentpay_server.services.transfers.answers import answered, shown
 from agentpay_server.services.transfers.creation import Creation, asked_under, key_holder_of, terms_of
@@ -27,6 +33,9 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.transfers import TransferRecord
+
+_CLOCKS_APART_US: Final = HOUR_US
+"""How far the clocks of two servers may be apart, and a list since a moment is whole all the same."""
 
 
 @frozen(kw_only=True)
@@ -114,6 +123,31 @@ class Transfers:
         """
         record = await self._database.read(own_transfer, principal, transfer_id)
         return shown(record, self._chain)
+
+    async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
+        """Return a page of transfers, newest first: an agent-scoped key sees those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
+        if query.account_id is not None:
+            principal.require_account(query.account_id, "GET /transfers")
+        listing = List("transfers", principal.account_id or principal.operator_id)
+        filters = {
+            "account_id": principal.account_id or query.account_id,
+            "status": query.status,
+            "idempotency_key": query.idempotency_key,
+        }
+        given: dict[str, object] = {name: value for name, value in filters.items() if value is not None}
+        if query.since is not None:
+            since_us = given["since_us"] = end_of_millisecond_us(query.since)
+            given["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
+        rows = await self._database.read(
+            store.page, principal.operator_id, listing.before(query.cursor), query.limit + 1, given
+        )
+        return listing.page(
+            rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
+        )
 
     async def _decided(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float

@@ -78,6 +78,7 @@ sessions: Final = Table(
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
+    Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
 )
 
 Index(

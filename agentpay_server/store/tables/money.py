@@ -56,6 +56,11 @@ transfers: Final = Table(
     # Whether it carries the operator's claim to its key (store/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
     UniqueConstraint("account_id", "held_key"),
+    Index("ix_transfers_operator", "operator_id", "seq"),
+    Index("ix_transfers_operator_status", "operator_id", "status", "seq"),
+    Index("ix_transfers_account", "operator_id", "account_id", "seq"),
+    Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
+    Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
 )
 
 Index(

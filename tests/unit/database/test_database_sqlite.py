@@ -243,6 +243,12 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
         ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
         ("transfers._SUBMITTED", "ix_transfers_submitted"),
+        ("transfers._PAGES[()]", "ix_transfers_operator"),
+        ("transfers._PAGES[('status',)]", "ix_transfers_operator_status"),
+        ("transfers._PAGES[('account_id',)]", "ix_transfers_account"),
+        ("transfers._PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
+        ("transfers._PAGES[('idempotency_key',)]", "ix_transfers_key"),
+        ("sessions._PAGES[('idempotency_key',)]", "ix_sessions_key"),
         ("transfers._HELD_BY[of_operator]", "ux_transfers_claimed_key"),
         ("transfers._HELD_BY[of_operator]", "ix_transfers_agents_key"),
         ("sessions._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
@@ -258,6 +264,21 @@ def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
     driver.close()
 
     assert re.search(f"USING (COVERING )?INDEX {index} ", plan)
+
+
+@pytest.mark.parametrize("name", [name for name in STATEMENTS if name.startswith("transfers._PAGES[")])
+def test_a_list_of_transfers_reads_what_it_shows_and_nothing_older(name):
+    driver = filled_database()
+    text = text_of(STATEMENTS[name])
+    steps = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
+    driver.close()
+
+    # In the order of an index: what is sorted must be read whole before the first row is known.
+    assert not [step for step in steps if "TEMP B-TREE" in step]
+    walk = next(step for step in steps if "ix_transfers_" in step)
+    # With a moment, the walk ends where the last transfer before it is: that is one look-up.
+    assert ("seq>? AND seq<?" in walk) == ("since_us" in name), walk
+    assert any("transfer_id<?" in step for step in steps) == ("since_us" in name)
 
 
 # --- Results ----------------------------------------------------------------------------------------------

@@ -322,10 +322,16 @@ class TestRawResponse:
     def test_every_resource_has_it_with_every_method(self, module):
         client = AgentPay(api_key=KEY, base_url=URL)
         responses = client.with_raw_response
-        resources = {name for name, value in vars(client).items() if not name.startswith("_")}
-        assert {name for name in vars(responses) if not name.startswith("_")} == resources
-        for name in resources:
-            resource = getattr(client, name)
+        compared = [
+            (getattr(client, name), getattr(responses, name)) for name in resources_of(client) - {"console"}
+        ]
+        compared += [
+            (getattr(client.console, name), getattr(responses.console, name))
+            for name in resources_of(client.console)
+        ]
+        assert resources_of(responses) == resources_of(client)
+        assert resources_of(responses.console) == resources_of(client.console)
+        for resource, responding in compared:
             methods = {
                 method
                 for method, _ in inspect.getmembers(type(resource), inspect.isfunction)
@@ -334,6 +340,18 @@ class TestRawResponse:
             prefix = "AsyncRaw" if module is async_raw else "Raw"
             kind = getattr(module, prefix + type(resource).__name__)
             assert {method for method in vars(kind) if not method.startswith("_")} == methods
+            assert type(responding).__name__ == "Raw" + type(resource).__name__
+
+    def test_extensions_have_it(self, caller):
+        session_list = {"data": [], "cursor": "", "has_more": False}
+        script = caller.script(answer(200, session_list, x_request_id="req_1"))
+        response = caller(lambda c: c.with_raw_response.console.approvals.list(limit=3))
+        assert (response.request_id, response.parse().data) == ("req_1", ())
+        assert script.requests[0].url.raw_path == b"/console/approvals?limit=3"
+
+
+def resources_of(holder):
+    return {name for name in vars(holder) if not name.startswith("_")}
 
 
 class TestRequest:

@@ -21,8 +21,13 @@ from sdk_world import (
 from test_sdk_sessions import SESSION
 
 from agentpay import AgentPay, AsyncAgentPay, errors
-from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay_server import AsyncSandbox, Sandbox
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+
+
+def sandbox_of(client):
+    return AsyncSandbox(client) if isinstance(client, AsyncAgentPay) else Sandbox(client)
+
 
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5", "idempotency_key": "key-1"}
 OPENING = {"account_id": "acct_a", "to": "acct_b", "cap_usdc": "5", "idempotency_key": "key-1"}
@@ -49,10 +54,28 @@ DELIVERY = {
     "next_attempt_at": None,
 }
 EVENT = {"id": "evt_a", "type": "transfer.settled", "created_at": "2026-01-31T12:00:00Z", "data": {}}
+BUDGET = {
+    "account_id": "acct_a",
+    "balance_usdc": "5.000000",
+    "available_usdc": "5.000000",
+    "max_single_transfer": None,
+    "max_daily_spend": 20,
+    "spent_usdc": "0.000000",
+    "reserved_usdc": "0.000000",
+    "remaining_usdc": "20.000000",
+    "next_release_at": None,
+    "next_release_usdc": None,
+    "escalation_threshold": None,
+    "paused": False,
+    "requires_memo": False,
+    "categories": None,
+    "allowed_counterparties": None,
+}
 SNAPSHOT = {"snapshot_id": "snap_a", "created_at": "2026-01-31T12:00:00Z"}
 FAULT = {"name": "chain_down", "times": None}
 
 CASES = {
+    "accounts.budget": (lambda c: c.accounts.budget("acct_a"), 200, BUDGET, "account_id"),
     "accounts.create": (lambda c: c.accounts.create(name="Agent"), 201, ACCOUNT, "name"),
     "accounts.get": (lambda c: c.accounts.get("acct_a"), 200, ACCOUNT, "account_id"),
     "accounts.balance": (lambda c: c.accounts.balance("acct_a"), 200, BALANCE, "account_id"),
@@ -68,22 +91,27 @@ CASES = {
     "sessions.close": (lambda c: c.sessions.close("sess_a"), 200, SESSION, "session_id"),
     "sessions.get": (lambda c: c.sessions.get("sess_a"), 200, SESSION, "session_id"),
     "console.agent_keys.create": (
-        lambda c: c.console.create_agent_key("acct_a", name="Bot"),
+        lambda c: c.console.agent_keys.create("acct_a", name="Bot"),
         201,
         {**KEY_VIEW, "key": "ap_agent_x"},
         "account_id",
     ),
-    "console.accounts.get": (lambda c: c.console.account("acct_a"), 200, DETAIL, "account_id"),
+    "console.accounts.get": (lambda c: c.console.accounts.get("acct_a"), 200, DETAIL, "account_id"),
     "console.accounts.allow_signing": (
-        lambda c: c.console.allow_signing("acct_a"),
+        lambda c: c.console.accounts.allow_signing("acct_a"),
         200,
         DETAIL,
         "account_id",
     ),
-    "console.approvals.approve": (lambda c: c.console.approve("txn_a"), 200, TRANSFER, "transfer_id"),
-    "console.approvals.reject": (lambda c: c.console.reject("txn_a"), 200, TRANSFER, "transfer_id"),
-    "sandbox.faults.set": (lambda c: c.sandbox.set_fault("chain_down"), 200, FAULT, "name"),
-    "sandbox.snapshots.restore": (lambda c: c.sandbox.restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
+    "console.approvals.approve": (
+        lambda c: c.console.approvals.approve("txn_a"),
+        200,
+        TRANSFER,
+        "transfer_id",
+    ),
+    "console.approvals.reject": (lambda c: c.console.approvals.reject("txn_a"), 200, TRANSFER, "transfer_id"),
+    "sandbox.faults.set": (lambda c: sandbox_of(c).set_fault("chain_down"), 200, FAULT, "name"),
+    "sandbox.snapshots.restore": (lambda c: sandbox_of(c).restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
 }
 """A call, the status and the body of its answer, and a field that the answer repeats."""
 
@@ -116,22 +144,28 @@ PAGES = {
         TRANSACTION,
         "account_id",
     ),
+    "transfers.list": (
+        lambda c: c.transfers.list(idempotency_key="key-1"),
+        200,
+        TRANSFER,
+        "idempotency_key",
+    ),
     "sessions.list": (lambda c: c.sessions.list(account_id="acct_a"), 200, SESSION, "account_id"),
-    "console.events.list": (lambda c: c.console.events(type="transfer.settled"), 200, EVENT, "type"),
+    "console.events.list": (lambda c: c.console.events.list(type="transfer.settled"), 200, EVENT, "type"),
     "console.deliveries.list": (
-        lambda c: c.console.deliveries(event_id="evt_a", webhook_id="wh_a"),
+        lambda c: c.console.deliveries.list(event_id="evt_a", webhook_id="wh_a"),
         200,
         DELIVERY,
         "webhook_id",
     ),
-    "console.events.replay": (lambda c: c.console.replay_event("evt_a"), 202, DELIVERY, "event_id"),
+    "console.events.replay": (lambda c: c.console.events.replay("evt_a"), 202, DELIVERY, "event_id"),
 }
 """A call that lists things, the status of its answer, an item, and a field that every item repeats."""
 
 
 @pytest.fixture(params=["sync", "asyncio", "trio"])
 def caller(request):
-    caller = Caller(ServerClient) if request.param == "sync" else Caller(AsyncServerClient, request.param)
+    caller = Caller(AgentPay) if request.param == "sync" else Caller(AsyncAgentPay, request.param)
     yield caller
     caller(lambda client: client.close())
 

@@ -7,8 +7,7 @@ import httpx
 import pytest
 from sdk_world import KEY, URL, Caller, answer, cancelled, hang, page, refusal
 
-from agentpay import errors
-from agentpay_server.clients import AsyncServerClient, ServerClient
+from agentpay import AgentPay, AsyncAgentPay, errors
 
 SESSION = {
     "session_id": "sess_a",
@@ -37,9 +36,9 @@ SETTLED = {
 
 
 FLAVOURS = {
-    "sync": (ServerClient,),
-    "asyncio": (AsyncServerClient, "asyncio"),
-    "trio": (AsyncServerClient, "trio"),
+    "sync": (AgentPay,),
+    "asyncio": (AsyncAgentPay, "asyncio"),
+    "trio": (AsyncAgentPay, "trio"),
 }
 
 
@@ -170,7 +169,7 @@ def test_without_a_session_an_unreachable_chain_did_nothing(caller, call, operat
 @MONEY
 @pytest.mark.anyio
 async def test_a_cancelled_call_tells_its_key(call, operation, status):
-    async with AsyncServerClient(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
+    async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
         error = await cancelled(lambda: call(client, idempotency_key="mine"))
     (note,) = error.__notes__
     assert note.startswith(f"{operation} may have been done.")

@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -19,25 +20,38 @@ from agentpay.contract.requests import UnsetType
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
-    APIConnectionError APIError APITimeoutError Account AccountPausedError AccountPolicy
-    AccountStatus AgentPay AgentPayError AnswerMismatchError AsyncAgentPay AsyncPage
-    AuthenticationError Balance CallOptions ChainUnavailableError ClosedClientError
-    ConfigurationError ConflictError CreateAccountParams CreateTransferParams CreateWebhookParams
-    DecodingError Direction FieldFault IdempotencyConflictError InsecureConnectionWarning
-    InsufficientBalanceError InvalidRecipientError InvalidRequestError ListAccountsParams
-    ListTransactionsParams NotFoundError OutcomeUnknownError Page PermissionDeniedError Policy
-    PolicyParams PolicyViolationError PreconditionFailedError RateLimitedError RawResponse
-    ServerError ServiceUnavailableError SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError Transaction TransactionStatus TransactionType Transfer
-    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus UNSET
-    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError __version__
+    APIConnectionError APIError APITimeoutError Account AccountDetail AccountPausedError
+    AccountPolicy AccountStatus AgentKey AgentPay AgentPayError AnswerMismatchError
+    AsyncAgentPay AsyncPage AuditEntry AuthenticationError Balance Budget CallOptions
+    ChainUnavailableError ClosedClientError ClosingReason ConfigurationError ConflictError
+    CreateAccountParams CreateTransferParams CreateWebhookParams DecodingError Delivery
+    DeliveryAttempt Direction ExtensionNotOfferedError FieldFault IdempotencyConflictError
+    Identity InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError
+    InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams NewAgentKey
+    NewOperatorKey NewSecret NotFoundError OperatorKey OutcomeUnknownError Page PendingTransfer
+    PermissionDeniedError Policy PolicyParams PolicyRecordView PolicyViolationError
+    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
+    ServerError ServiceUnavailableError Session SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus TransactionType
+    Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
+    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
+    WebhookSignatureError __version__
 """
 
 METHODS = {
-    "accounts": ["balance", "create", "get", "list", "transactions"],
+    "accounts": ["balance", "budget", "create", "get", "list", "transactions"],
     "policies": ["get", "pause", "replace", "resume", "update"],
-    "transfers": ["create", "get", "wait"],
+    "transfers": ["create", "get", "list", "wait"],
     "webhooks": ["create"],
+    "sessions": ["charge", "close", "get", "list", "open"],
+    "console.accounts": ["allow_signing", "get"],
+    "console.agent_keys": ["create", "list", "revoke"],
+    "console.approvals": ["approve", "list", "reject"],
+    "console.audit": ["list"],
+    "console.deliveries": ["list"],
+    "console.events": ["list", "replay"],
+    "console.operator_keys": ["create", "list", "revoke"],
+    "console.webhooks": ["delete", "list", "rotate_secret"],
 }
 
 
@@ -76,6 +90,11 @@ def test_importing_the_package_loads_only_what_is_used():
         "asyncio",
         "agentpay.contract.events",
         "agentpay._async.client",
+        # Extensions, which few programs use.
+        "agentpay._sync.sessions",
+        "agentpay._sync.console",
+        "agentpay.contract.sessions",
+        "agentpay.contract.console",
     ):
         assert name not in loaded
 
@@ -104,9 +123,9 @@ def test_both_clients_have_the_same_surface():
     settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
     sync, asynchronous = AgentPay(**settings), AsyncAgentPay(**settings)
     assert set(methods(asynchronous)) - set(methods(sync)) == {"aclose"}
-    assert set(methods(sync)) == {"close", "request", "with_options"}
+    assert set(methods(sync)) == {"close", "request", "whoami", "with_options"}
     for resource, names in METHODS.items():
-        one, other = methods(getattr(sync, resource)), methods(getattr(asynchronous, resource))
+        one, other = (methods(attrgetter(resource)(client)) for client in (sync, asynchronous))
         assert sorted(one) == sorted(other) == names
         for name in names:
             parameters = inspect.signature(one[name]).parameters
@@ -115,7 +134,9 @@ def test_both_clients_have_the_same_surface():
             kinds = [parameter.kind for parameter in parameters.values()]
             assert (kinds[-1] is inspect.Parameter.VAR_KEYWORD) == (name != "wait")
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-            leads_with_id = next(iter(parameters)) in ("account_id", "transfer_id")
+            first = parameters[next(iter(parameters))]
+            leads_with_id = first.name.endswith("_id") and first.default is inspect.Parameter.empty
+            leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == int(leads_with_id)
             assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))
             assert inspect.getdoc(one[name])
@@ -124,7 +145,7 @@ def test_both_clients_have_the_same_surface():
 @pytest.mark.parametrize("resource", METHODS)
 def test_every_parameter_is_described(resource):
     settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
-    for method in methods(getattr(AgentPay(**settings), resource)).values():
+    for method in methods(attrgetter(resource)(AgentPay(**settings))).values():
         doc = inspect.getdoc(method)
         for name in inspect.signature(method).parameters:
             assert f"{name}: " in doc, f"{method.__qualname__} does not describe {name}"

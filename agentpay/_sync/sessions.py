@@ -1,16 +1,17 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Sessions as a resource: opened and charged under one idempotency key each, closed, read."""
+"""Sessions as a resource, an extension: opened and charged under one idempotency key each, closed, read."""
 
 import uuid
 from decimal import Decimal
+from typing import Literal, Unpack
 
+from agentpay._arguments import usdc
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import sessions
-from agentpay.contract.pages import PageBody
-from agentpay.contract.sessions import ChargeSession, OpenSession, Session
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
 
 
 class Sessions(Resource):
@@ -30,6 +31,7 @@ class Sessions(Resource):
         cap_usdc: Decimal | int | str,
         category: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Session:
         """Open a session: put its cap into an escrow on chain.
 
@@ -44,6 +46,7 @@ class Sessions(Resource):
                 settled. Floats are refused.
             category: spend category, 1 to 64 characters; needed where the policy has `categories`.
             idempotency_key: 1 to 128 characters; a random one by default.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The open session; a key that was used before returns its session as it stands now.
@@ -69,16 +72,21 @@ class Sessions(Resource):
         body = OpenSession(
             account_id=account_id,
             to=to,
-            cap_usdc=to_decimal(cap_usdc),
+            cap_usdc=usdc("cap_usdc", cap_usdc),
             idempotency_key=key,
             category=category,
         )
         request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
-        session: Session = self._call(request, {})
+        session: Session = self._call(request, options)
         return session
 
     def charge(
-        self, session_id: str, *, amount: Decimal | int | str, idempotency_key: str | None = None
+        self,
+        session_id: str,
+        *,
+        amount: Decimal | int | str,
+        idempotency_key: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Session:
         """Add a micropayment to a session's running total. Nothing moves on chain before it is closed.
 
@@ -87,6 +95,7 @@ class Sessions(Resource):
             amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
             idempotency_key: 1 to 128 characters; the same key never charges a session twice. A random one by
                 default.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The session with its new running total.
@@ -108,17 +117,18 @@ class Sessions(Resource):
         request = prepare(
             sessions.CHARGE_SESSION,
             path={"session_id": session_id},
-            body=ChargeSession(amount=to_decimal(amount), idempotency_key=key),
+            body=ChargeSession(amount=usdc("amount", amount), idempotency_key=key),
             idempotency_key=key,
         )
-        session: Session = self._call(request, {})
+        session: Session = self._call(request, options)
         return session
 
-    def close(self, session_id: str) -> Session:
+    def close(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
         """Close a session: pay the payee what was charged, return the rest. Works while paused.
 
         Args:
             session_id: the session, `sess_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The settled session; closing again returns the same.
@@ -131,42 +141,51 @@ class Sessions(Resource):
             ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, {})
+        session: Session = self._call(request, options)
         return session
 
-    def get(self, session_id: str) -> Session:
+    def get(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
         """Read a session.
 
         Args:
             session_id: the session, `sess_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             NotFoundError: no such session of this operator.
         """
         request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, {})
+        session: Session = self._call(request, options)
         return session
 
     def list(
         self,
         *,
         account_id: str | None = None,
-        status: str | None = None,
+        status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None = None,
+        idempotency_key: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Page[Session]:
-        """List sessions, newest first.
+        """List sessions, newest first. An agent-scoped key lists those of its account.
 
         Args:
             account_id: only those that this account pays.
             status: only those that are `opening`, `open`, `closing`, `settled` or `failed`.
+            idempotency_key: only those that were asked for under this key.
             limit: sessions per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The first page. Iterating over it yields all sessions, fetching further pages as needed.
         """
-
-        def fetch(cursor: str | None) -> PageBody[Session]:
-            query = {"account_id": account_id, "status": status, "limit": limit, "cursor": cursor}
-            body: PageBody[Session] = self._call(prepare(sessions.LIST_SESSIONS, query=query), {})
-            return body
-
-        return Page.first(fetch, cursor)
+        query = {
+            "account_id": account_id,
+            "status": status,
+            "idempotency_key": idempotency_key,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(sessions.LIST_SESSIONS, options, query=query)

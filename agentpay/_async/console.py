@@ -1,0 +1,160 @@
+"""The operator API as resources, an extension: what an operator does on the dashboard."""
+
+from typing import Unpack
+
+from agentpay._async.caller import AsyncCaller
+from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
+from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import approvals, console
+from agentpay.contract.approvals import PendingTransfer, RejectTransfer
+from agentpay.contract.console import AccountDetail, AuditEntry
+from agentpay.contract.transfers import Transfer
+
+
+class AsyncApprovals(AsyncResource):
+    """Transfers that wait for an operator (interface AP1 to AP5). All need an operator key."""
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[PendingTransfer]:
+        """List the transfers that wait for approval, newest first (interface CO5).
+
+        Args:
+            limit: transfers per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
+
+    async def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
+        """Approve a transfer: the policy in force is checked again, and the transfer is executed.
+
+        See interface AP3. Should the answer be lost, read the transfer: approving again never pays twice.
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The transfer, settled.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is rejected for good.
+            AccountPausedError: the account is paused; it is rejected for good.
+            InsufficientBalanceError: the account holds too little; it still waits.
+            TransferFailedError: it was sent and provably did not land.
+            InvalidRecipientError: the recipient cannot receive now; it still waits.
+            ChainUnavailableError: the chain did not answer. Without `transfer_id` nothing was done and it
+                still waits; with it, it is under way and its outcome is not known yet.
+        """
+        request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
+        transfer: Transfer = await self._call(request, options)
+        return transfer
+
+    async def reject(
+        self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
+    ) -> Transfer:
+        """Reject a transfer that waits for approval, for good (interface AP4).
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The transfer, rejected.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+        """
+        request = prepare(
+            approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
+        )
+        transfer: Transfer = await self._call(request, options)
+        return transfer
+
+
+class AsyncAccountDetails(AsyncResource):
+    """Accounts with all that their operator may know of them (interface CO4). All need an operator key."""
+
+    async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
+        """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
+
+        Args:
+            account_id: the account, `acct_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
+        detail: AccountDetail = await self._call(request, options)
+        return detail
+
+    async def allow_signing(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
+        """Let an account spend again for which nothing is signed, because a transaction landed too late.
+
+        Compare its history with the chain before: the log and the audit trail name the transactions. An
+        account that may spend already stays as it is.
+
+        Args:
+            account_id: the account, `acct_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The account, whose `signing_stopped_at` is None.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
+        detail: AccountDetail = await self._call(request, options)
+        return detail
+
+
+class AsyncAudit(AsyncResource):
+    """The audit trail (interface CO13, CO14). Needs an operator key."""
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[AuditEntry]:
+        """List what was changed by whom, newest first.
+
+        Args:
+            limit: entries per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
+
+
+class AsyncConsole:
+    """What an operator does on the dashboard, by subject. All of it needs an operator key.
+
+    Attributes:
+        accounts: accounts in full: metadata, policy record, what is spent.
+        agent_keys: agent-scoped keys.
+        operator_keys: operator keys.
+        approvals: transfers that wait for an operator.
+        webhooks: registered webhooks and their secrets.
+        events: recorded events, and their replay.
+        deliveries: deliveries of events, with every attempt.
+        audit: what was changed by whom.
+    """
+
+    def __init__(self, caller: AsyncCaller) -> None:
+        self.accounts: AsyncAccountDetails = AsyncAccountDetails(caller)
+        self.agent_keys: AsyncAgentKeys = AsyncAgentKeys(caller)
+        self.operator_keys: AsyncOperatorKeys = AsyncOperatorKeys(caller)
+        self.approvals: AsyncApprovals = AsyncApprovals(caller)
+        self.webhooks: AsyncRegisteredWebhooks = AsyncRegisteredWebhooks(caller)
+        self.events: AsyncEvents = AsyncEvents(caller)
+        self.deliveries: AsyncDeliveries = AsyncDeliveries(caller)
+        self.audit: AsyncAudit = AsyncAudit(caller)

@@ -1,0 +1,27 @@
+"""Who holds a key, an extension: what `client.whoami` calls."""
+
+from typing import Unpack
+
+from agentpay._async.resource import AsyncResource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import identity
+from agentpay.contract.identity import Identity
+
+
+class AsyncIdentities(AsyncResource):
+    """The key of a client (interface K10)."""
+
+    async def whoami(self, **options: Unpack[CallOptions]) -> Identity:
+        """Read which key this client has, what it is bound to, and whether its money is real.
+
+        An extension.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            ExtensionNotOfferedError: the service does not say.
+        """
+        answer: Identity = await self._call(prepare(identity.WHO_AM_I), options)
+        return answer

@@ -1,0 +1,167 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""What an operator sees of events as resources, an extension: webhooks, events, deliveries."""
+
+from typing import Literal, Unpack
+
+from agentpay._sync.paging import Page
+from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import deliveries
+from agentpay.contract.deliveries import (
+    DEFAULT_OVERLAP_SECONDS,
+    Delivery,
+    DeliveryStatusFilter,
+    NewSecret,
+    RecordedEvent,
+    RegisteredWebhook,
+    ReplayEvent,
+    RotateSecret,
+)
+from agentpay.contract.pages import PageBody
+
+
+class RegisteredWebhooks(Resource):
+    """Registered webhooks (interface CO8 to CO10). They are registered with `client.webhooks.create`."""
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[RegisteredWebhook]:
+        """List the registered webhooks, newest first, without their secrets.
+
+        Args:
+            limit: webhooks per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
+
+    def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
+        """Delete a webhook; what is still to be delivered to it is given up.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+        """
+        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), options)
+
+    def rotate_secret(
+        self,
+        webhook_id: str,
+        *,
+        overlap_seconds: int = DEFAULT_OVERLAP_SECONDS,
+        **options: Unpack[CallOptions],
+    ) -> NewSecret:
+        """Give a webhook a new secret (interface CO10).
+
+        While the rotation overlaps, the contract's header is signed with the old secret and a second header
+        with the new one; `agentpay.webhooks` looks at both.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            overlap_seconds: how long both sign, from 0 to 30 days; 24 hours by default, 0 after a leak.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The new secret, which is shown here and never again.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+            ConflictError: the last rotation still overlaps (`rotation_in_progress`).
+        """
+        request = prepare(
+            deliveries.ROTATE_SECRET,
+            path={"webhook_id": webhook_id},
+            body=RotateSecret(overlap_seconds=overlap_seconds),
+        )
+        secret: NewSecret = self._call(request, options)
+        return secret
+
+
+class Events(Resource):
+    """Recorded events (interface CO9, CO12). All need an operator key."""
+
+    def list(
+        self,
+        *,
+        type: str | None = None,  # noqa: A002 - the name of the query parameter
+        account_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[RecordedEvent]:
+        """List the recorded events, newest first.
+
+        Args:
+            type: only events of this type, such as `transfer.settled`.
+            account_id: only events about this account.
+            limit: events per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            InvalidRequestError: there is no such type.
+        """
+        query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
+        return self._pages(deliveries.LIST_EVENTS, options, query=query)
+
+    def replay(
+        self, event_id: str, *, webhook_id: str | None = None, **options: Unpack[CallOptions]
+    ) -> tuple[Delivery, ...]:
+        """Deliver an event once more: the same bytes, under the same identifier.
+
+        Args:
+            event_id: the event, `evt_…`.
+            webhook_id: the webhook to send it to; None is every one that asks for such events now.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The new deliveries.
+
+        Raises:
+            NotFoundError: no such event of this operator.
+            InvalidRequestError: no such webhook of this operator.
+        """
+        request = prepare(
+            deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
+        )
+        page: PageBody[Delivery] = self._call(request, options)
+        return page.data
+
+
+class Deliveries(Resource):
+    """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+
+    def list(
+        self,
+        *,
+        status: DeliveryStatusFilter
+        | Literal["pending", "retrying", "delivered", "undelivered"]
+        | None = None,
+        event_id: str | None = None,
+        webhook_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Delivery]:
+        """List deliveries with every attempt, newest first.
+
+        Args:
+            status: only deliveries that are `pending`, `retrying`, `delivered` or `undelivered`.
+            event_id: only deliveries of this event.
+            webhook_id: only deliveries to this webhook.
+            limit: deliveries per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        query = {
+            "status": status,
+            "event_id": event_id,
+            "webhook_id": webhook_id,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(deliveries.LIST_DELIVERIES, options, query=query)

@@ -1,0 +1,106 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""API keys as resources, an extension: agent-scoped keys and operator keys, created, listed, revoked."""
+
+from typing import Unpack
+
+from agentpay._sync.paging import Page
+from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import console, operator_keys
+from agentpay.contract.console import AgentKey, CreateAgentKey, NewAgentKey
+from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
+
+
+class AgentKeys(Resource):
+    """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
+
+    def create(
+        self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
+    ) -> NewAgentKey:
+        """Create a key that is bound to one account (interface CO2).
+
+        Args:
+            account_id: the account, `acct_…`.
+            name: display label, 1 to 100 characters.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The key; it is shown here and never again.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        request = prepare(console.CREATE_AGENT_KEY, body=CreateAgentKey(account_id=account_id, name=name))
+        key: NewAgentKey = self._call(request, options)
+        return key
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[AgentKey]:
+        """List the valid agent-scoped keys, newest first, without the keys themselves.
+
+        Args:
+            limit: keys per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
+
+    def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
+        """Revoke an agent-scoped key; its next request is refused.
+
+        Args:
+            key_id: the key, `key_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such valid key of this operator.
+        """
+        self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), options)
+
+
+class OperatorKeys(Resource):
+    """Operator keys (interface K8, K9). All need an operator key."""
+
+    def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+        """Create another operator key.
+
+        To replace a key that has leaked, create another one with it, then revoke it.
+
+        Args:
+            name: display label, 1 to 100 characters.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The key; it is shown here and never again.
+        """
+        request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
+        key: NewOperatorKey = self._call(request, options)
+        return key
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[OperatorKey]:
+        """List the valid operator keys, newest first, without the keys themselves.
+
+        Args:
+            limit: keys per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        query = {"limit": limit, "cursor": cursor}
+        return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
+
+    def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
+        """Revoke an operator key; its next request is refused.
+
+        Args:
+            key_id: the key, `key_…`; it may be the one that this client uses.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such valid key of this operator.
+            ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
+        """
+        self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)

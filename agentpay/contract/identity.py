@@ -1,0 +1,48 @@
+"""Who holds a key: the extension `GET /whoami` (interface K10)."""
+
+from enum import StrEnum
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+
+
+class KeyKind(StrEnum):
+    """What a key may do (interface K2)."""
+
+    OPERATOR = "operator"
+    AGENT = "agent"
+
+
+@frozen(kw_only=True)
+class Identity:
+    """The key that a request was made with, and the money that it moves.
+
+    Attributes:
+        key_id: identifier of the key, `key_…`.
+        kind: `operator` or `agent`; a value that this version does not know stays a plain string.
+        operator_id: the operator that the key belongs to, `op_…`.
+        account_id: the account that an agent-scoped key is bound to; None for an operator key.
+        cluster: the Solana cluster: `mainnet-beta`, `devnet`, `testnet`, `localnet` for any other, or
+            `embedded` for the chain within a reference server.
+        is_test_money: whether the USDC is worth nothing, which it is everywhere but on `mainnet-beta`.
+    """
+
+    key_id: str
+    kind: KeyKind | str
+    operator_id: str
+    account_id: str | None
+    cluster: str
+    is_test_money: bool
+
+
+WHO_AM_I: Final = Endpoint(
+    name="whoami",
+    method="GET",
+    path="/whoami",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    responses={200: Identity},
+    summary="Read which key this is, what it is bound to, and whether its money is real.",
+)
