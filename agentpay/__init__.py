@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
-    from agentpay.contract.spending import Budget
+    from agentpay.contract.spending import Budget, Outcome, TransferCheck
     from agentpay.contract.transactions import (
         Direction,
         Transaction,
@@ -140,6 +140,7 @@ __all__ = [
     "NewSecret",
     "NotFoundError",
     "OperatorKey",
+    "Outcome",
     "OutcomeUnknownError",
     "Page",
     "PendingTransfer",
@@ -164,6 +165,7 @@ __all__ = [
     "TransactionStatus",
     "TransactionType",
     "Transfer",
+    "TransferCheck",
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
@@ -196,6 +198,8 @@ _HOMES = {
     "Identity": "agentpay.contract.identity",
     "KeyKind": "agentpay.contract.identity",
     "Budget": "agentpay.contract.spending",
+    "Outcome": "agentpay.contract.spending",
+    "TransferCheck": "agentpay.contract.spending",
     "AgentPay": "agentpay._sync.client",
     "AsyncAgentPay": "agentpay._async.client",
     "AsyncPage": "agentpay._async.paging",

@@ -43,6 +43,7 @@ from agentpay_server.services.sessions.resumption import SessionResumption
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.approvals import Approvals
+from agentpay_server.services.transfers.checking import Checks
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
@@ -81,6 +82,7 @@ class Services:
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
+        checks: what would become of transfers.
         approvals: transfers that wait for an operator.
         sessions: sessions.
         history: history entries.
@@ -109,6 +111,7 @@ class Services:
         self.accounts: Accounts = Accounts(context, self.settlement)
         self.policies: Policies = Policies(context, records)
         self.transfers: Transfers = Transfers(context, execution)
+        self.checks: Checks = Checks(context, decisions)
         self.approvals: Approvals = Approvals(context, execution)
         self.sessions: Sessions = Sessions(context, self.settlement, closing, decisions)
         self.history: History = History(context)

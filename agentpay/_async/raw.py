@@ -93,6 +93,7 @@ class AsyncRawTransfers(AsyncRawResource):
     get: Final = AsyncRaw(AsyncTransfers.get)
     wait: Final = AsyncRaw(AsyncTransfers.wait)
     list: Final = AsyncRaw(AsyncTransfers.list)
+    check: Final = AsyncRaw(AsyncTransfers.check)
 
 
 class AsyncRawWebhooks(AsyncRawResource):

@@ -94,6 +94,7 @@ class RawTransfers(RawResource):
     get: Final = Raw(Transfers.get)
     wait: Final = Raw(Transfers.wait)
     list: Final = Raw(Transfers.list)
+    check: Final = Raw(Transfers.check)
 
 
 class RawWebhooks(RawResource):

@@ -16,6 +16,7 @@ from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
+from agentpay.contract.spending import CheckTransfer, TransferCheck
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay.errors import AgentPayError
 
@@ -93,6 +94,43 @@ class Transfers(Resource):
         path = {"transfer_id": transfer_id}
         transfer: Transfer = self._call(prepare(endpoints.GET_TRANSFER, path=path), options)
         return transfer
+
+    def check(
+        self,
+        *,
+        from_: str,
+        to: str,
+        amount: Decimal | int | str,
+        memo: str | None = None,
+        category: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> TransferCheck:
+        """Ask what would become of a transfer, without making it (interface B4).
+
+        An extension. Nothing is reserved: another transfer may come first.
+
+        Args:
+            from_: source account, `acct_…`.
+            to: recipient: an `account_id`, or an on-chain USDC token account.
+            amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
+            memo: at most 200 characters; needed where the policy says `require_memo`.
+            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            Whether it would settle, wait for an operator or be rejected, and why.
+
+        Raises:
+            TypeError: the amount is a float.
+            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            NotFoundError: no such account of this operator.
+            InvalidRecipientError: `to` can hold no USDC.
+            ChainUnavailableError: the blockchain cannot be reached.
+            ExtensionNotOfferedError: the service has no such check.
+        """
+        body = CheckTransfer(from_=from_, to=to, amount=usdc("amount", amount), memo=memo, category=category)
+        check: TransferCheck = self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
+        return check
 
     def list(
         self,

@@ -1,17 +1,18 @@
-"""What an account may spend and has asked for: extensions for whoever spends (interface B1 to B3)."""
+"""What an account may spend and has asked for: extensions for whoever spends (interface B1 to B4)."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, Rule, parse_timestamp, query_integer, text
+from agentpay.contract.fields import Category, Cursor, Rule, parse_timestamp, query_integer, text
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import Request
+from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transfers import Transfer, TransferStatus
-from agentpay.contract.usdc import UsdcNumber, UsdcString
+from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
 
 
 @frozen(kw_only=True)
@@ -81,6 +82,53 @@ class ListTransfers(Request):
     cursor: Cursor = ""
 
 
+class Outcome(StrEnum):
+    """What would become of a transfer (interface B4)."""
+
+    SETTLE = "settle"
+    ESCALATE = "escalate"
+    REJECT = "reject"
+
+
+@frozen(kw_only=True)
+class CheckTransfer(Request):
+    """Body of `POST /transfers/check`: that of `POST /v1/transfers` without `idempotency_key`.
+
+    `from_` is `from` on the wire.
+
+    Attributes:
+        from_: source account_id; must belong to the authenticated operator.
+        to: a service account_id or a valid on-chain USDC token account address.
+        amount: USDC that the transfer would move, a decimal string, minimum `0.000001`.
+        memo: max 200 characters.
+        category: spend category, 1 to 64 characters.
+    """
+
+    from_: str = field(alias="from_")
+    to: str
+    amount: UsdcAmount
+    memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
+    category: Category | None = None
+
+
+@frozen(kw_only=True)
+class TransferCheck:
+    """What a transfer would come to if it were asked for now.
+
+    Attributes:
+        would: `settle`, `escalate` (wait for an operator) or `reject`; a value that this version does not
+            know stays a plain string.
+        error: code of the error that it would be rejected with; None otherwise.
+        message: sentence that explains why it would be rejected or wait; None if it would settle.
+        remaining_usdc: USDC that `max_daily_spend` allows before the transfer; None without that limit.
+    """
+
+    would: Outcome | str
+    error: str | None
+    message: str | None
+    remaining_usdc: UsdcString | None
+
+
 GET_BUDGET: Final = Endpoint(
     name="accounts.budget",
     method="GET",
@@ -108,5 +156,24 @@ LIST_TRANSFERS: Final = Endpoint(
     description="With an agent-scoped key: those of its account.",
 )
 
-SPENDING_ENDPOINTS: Final = (GET_BUDGET, LIST_TRANSFERS)
+CHECK_TRANSFER: Final = Endpoint(
+    name="transfers.check",
+    method="POST",
+    path="/transfers/check",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    request=CheckTransfer,
+    responses={200: TransferCheck},
+    errors=(
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+    ),
+    summary="Tell what would become of a transfer, without making it.",
+    description="It is judged as `POST /v1/transfers` would judge it now. Nothing is reserved, stored or "
+    "sent, so that another transfer may come first. Amounts in flight count as spent.",
+)
+
+SPENDING_ENDPOINTS: Final = (GET_BUDGET, LIST_TRANSFERS, CHECK_TRANSFER)
 """Every operation here."""

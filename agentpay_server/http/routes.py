@@ -66,6 +66,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "webhooks.create": Route(201, lambda s, c: s.webhooks.create(c.principal, c.body)),
     "whoami": Route(200, lambda s, c: s.keys.identify(c.principal)),
     "accounts.budget": Route(200, lambda s, c: s.accounts.budget(c.principal, c.path["account_id"])),
+    "transfers.check": Route(200, lambda s, c: s.checks.check(c.principal, c.body)),
     "transfers.list": Route(200, lambda s, c: s.transfers.list(c.principal, c.query)),
     # Sessions
     "sessions.open": Route(201, lambda s, c: s.sessions.open(c.principal, c.body)),

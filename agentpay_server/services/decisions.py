@@ -65,6 +65,28 @@ class Decisions:
         """Return until when whoever asks now waits, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
+    async def sight(self, to: str, parties: Parties) -> Sight | None:
+        """Read from the chain what a decision about a spend needs; None while its account is paused.
+
+        Args:
+            to: the recipient, as sent.
+            parties: as they were just read.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`.
+        """
+        source = parties.source
+        if source.paused:
+            return None
+        if source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
+        try:
+            # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
+            await self._deposits.look_if_told(source.usdc_token_account)
+            return await look(self._context.chain, to, source=source, recipient=parties.recipient)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+
     async def decided(
         self, unit: SpendUnit[T], operation: Operation, *, to: str, parties: Parties, deadline: float
     ) -> T | None:
@@ -83,17 +105,9 @@ class Decisions:
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
         """
-        source, sight, is_last_look = parties.source, None, False
-        if not source.paused:
-            if source.stopped_us is not None:
-                raise signing_stopped(source.account_id)
-            is_last_look = asyncio.get_running_loop().time() >= deadline
-            try:
-                # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
-                await self._deposits.look_if_told(source.usdc_token_account)
-                sight = await look(self._context.chain, to, source=source, recipient=parties.recipient)
-            except ChainUnavailableError:
-                raise chain_unavailable() from None
+        source = parties.source
+        is_last_look = asyncio.get_running_loop().time() >= deadline
+        sight = await self.sight(to, parties)
         fault_point(operation, Step.BEGUN)
         try:
             return await self._context.database.run(unit, sight, is_last_look=is_last_look)

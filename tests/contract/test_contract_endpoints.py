@@ -39,6 +39,7 @@ OF_AGENTS = {
     "whoami",
     "accounts.budget",
     "transfers.list",
+    "transfers.check",
     "sessions.open",
     "sessions.charge",
     "sessions.close",
@@ -70,6 +71,7 @@ V1_CALLS: dict[str, Callable[[AgentPay], Any]] = {
 EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "whoami": lambda c: c.whoami(),
     "accounts.budget": lambda c: c.accounts.budget("acct_a"),
+    "transfers.check": lambda c: c.transfers.check(from_="acct_a", to="acct_b", amount="1"),
     "transfers.list": lambda c: list(c.transfers.list()),
     "sessions.open": lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="5"),
     "sessions.charge": lambda c: c.sessions.charge("sess_a", amount="0.01"),

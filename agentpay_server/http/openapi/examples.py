@@ -110,6 +110,12 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "SessionCapReachedData": {"running_total_usdc": "20.000000"},
     "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},
     "Transfer": {"status": "settled"},
+    "TransferCheck": {
+        "would": "escalate",
+        "error": None,
+        "message": "escalation_threshold is 10.000000 USDC and this transfer asks for 12.500000 USDC: it "
+        "would wait for an operator's approval.",
+    },
     "SetFault": {"times": 1, "effect": "delay"},
     "TransferRejectedData": {
         "rejection_reason": "policy_violation",

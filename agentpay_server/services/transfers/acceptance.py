@@ -110,52 +110,23 @@ class Acceptance(ABC):
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
         source = account_store.account(connection, self._terms.account_id, lock=True)
         assert source is not None  # noqa: S101 - accounts are never deleted
-        policy = stored_policy(source.policy)
-        refusal = rules.paused_refusal(policy)
-        if refusal is None and sight is None:
+        if must_look_again(source, sight):
             return None
-        if refusal is None and source.stopped_us is not None:
-            raise signing_stopped(source.account_id)
         if not self._claim(connection):
             return None
         now_us = self._context.clock.now_us()
         # Time never goes back within an account: the order of its spends is the order of their times.
         spent_us = max(now_us, source.last_spend_us)
-        if refusal is None and sight is not None:
-            refusal = self._refusal(connection, source, policy, sight, spent_us, is_last_look=is_last_look)
+        refusal = refusal_of(
+            connection, source, self._terms, sight, spent_us, is_last_look=is_last_look, again=self.again
+        )
         if refusal is not None:
             return self._refused(connection, refusal, now_us)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
+        policy = stored_policy(source.policy)
         if not self.is_approved and rules.needs_approval(policy, self._terms.amount_micro):
             return self._set_aside(connection, policy, sight, now_us)
         return self._submitted(connection, source, sight, spent_us, now_us)
-
-    def _refusal(
-        self,
-        connection: Connection,
-        source: AccountRecord,
-        policy: Policy,
-        sight: Sight,
-        spent_us: int,
-        *,
-        is_last_look: bool,
-    ) -> Refusal | None:
-        terms = self._terms
-        spend = Spend(
-            amount_micro=terms.amount_micro,
-            to=terms.to,
-            recipient=sight.recipient,
-            memo=terms.memo,
-            category=terms.category,
-        )
-        means = Means(
-            spent_micro=0
-            if policy.max_daily_spend is None
-            else spends.against_daily_limit(connection, source, spent_us),
-            available_micro=sight.available_micro(source),
-        )
-        refusal = rules.spending_refusal(policy, spend, means, again=self.again)
-        return sight.confirmed(refusal, source, is_last_look=is_last_look)
 
     def _submitted(
         self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
@@ -198,3 +169,63 @@ class Acceptance(ABC):
         escalated = booking.escalated(transfer, policy.escalation_threshold)
         booking.record_events(connection, self._context, transfer, now_us, escalated)
         return transfer
+
+
+def must_look_again(source: AccountRecord, sight: Sight | None) -> bool:
+    """Return whether a transfer cannot be judged, because its account was resumed since the chain was read.
+
+    Raises:
+        Problem: nothing is signed for the account now.
+    """
+    if source.paused:
+        return False
+    if sight is None:
+        return True
+    if source.stopped_us is not None:
+        raise signing_stopped(source.account_id)
+    return False
+
+
+def refusal_of(
+    connection: Connection,
+    source: AccountRecord,
+    terms: Terms,
+    sight: Sight | None,
+    spent_us: int,
+    *,
+    is_last_look: bool,
+    again: str,
+) -> Refusal | None:
+    """Return why a transfer is refused, or None; escalation is not judged here.
+
+    Args:
+        connection: within a unit of work.
+        source: the account that pays, as it is now.
+        terms: what is asked.
+        sight: what was read from the chain; None only while the account is paused.
+        spent_us: when it would be spent.
+        is_last_look: whether there is no time left to read the balance again should it be contended.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+
+    Raises:
+        Contended: the balance must be read again.
+    """
+    policy = stored_policy(source.policy)
+    paused = rules.paused_refusal(policy)
+    if paused is not None or sight is None:
+        return paused
+    spend = Spend(
+        amount_micro=terms.amount_micro,
+        to=terms.to,
+        recipient=sight.recipient,
+        memo=terms.memo,
+        category=terms.category,
+    )
+    means = Means(
+        spent_micro=0
+        if policy.max_daily_spend is None
+        else spends.against_daily_limit(connection, source, spent_us),
+        available_micro=sight.available_micro(source),
+    )
+    refusal = rules.spending_refusal(policy, spend, means, again=again)
+    return sight.confirmed(refusal, source, is_last_look=is_last_look)

@@ -28,20 +28,20 @@ PUBLIC = """
     DeliveryAttempt Direction ExtensionNotOfferedError FieldFault IdempotencyConflictError
     Identity InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError
     InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams NewAgentKey
-    NewOperatorKey NewSecret NotFoundError OperatorKey OutcomeUnknownError Page PendingTransfer
-    PermissionDeniedError Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
-    ServerError ServiceUnavailableError Session SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus TransactionType
-    Transfer TransferFailedError TransferOutcomeUnknownError TransferRejectedError
-    TransferStatus UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError
-    WebhookSignatureError __version__
+    NewOperatorKey NewSecret NotFoundError OperatorKey Outcome OutcomeUnknownError Page
+    PendingTransfer PermissionDeniedError Policy PolicyParams PolicyRecordView
+    PolicyViolationError PreconditionFailedError RateLimitedError RawResponse RecordedEvent
+    RegisteredWebhook ServerError ServiceUnavailableError Session SessionCapExceededError
+    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
+    TransactionType Transfer TransferCheck TransferFailedError TransferOutcomeUnknownError
+    TransferRejectedError TransferStatus UNSET WaitTimeoutError Webhook WebhookError
+    WebhookPayloadError WebhookSignatureError __version__
 """
 
 METHODS = {
     "accounts": ["balance", "budget", "create", "get", "list", "transactions"],
     "policies": ["get", "pause", "replace", "resume", "update"],
-    "transfers": ["create", "get", "list", "wait"],
+    "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
     "console.accounts": ["allow_signing", "get"],

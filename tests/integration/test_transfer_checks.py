@@ -1,0 +1,195 @@
+"""A check says what a transfer would come to, by the judge that decides about transfers (interface B4)."""
+
+from typing import Any
+
+import httpx
+import pytest
+from server_world import START, UNKNOWN_ACCOUNT, Funded
+
+from agentpay import (
+    AgentPay,
+    ChainUnavailableError,
+    InvalidRecipientError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    TransferCheck,
+    TransferRejectedError,
+)
+from agentpay_server import AgentPayServer, Settings
+
+
+@pytest.fixture
+def payer(funded: Funded) -> str:
+    return funded("100").account_id
+
+
+@pytest.fixture
+def payee(client: AgentPay) -> str:
+    return client.accounts.create(name="Payee").account_id
+
+
+POLICY = {
+    "max_single_transfer": 40,
+    "max_daily_spend": 50,
+    "categories": ["data"],
+    "require_memo": True,
+    "escalation_threshold": 20,
+}
+GOOD: dict[str, Any] = {"amount": 10, "memo": "dataset 7", "category": "data"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "within everything": ({}, {}),
+    "at the threshold": ({}, {"amount": 20}),
+    "just below the threshold": ({}, {"amount": "19.999999"}),
+    "no memo": ({}, {"memo": None}),
+    "an empty memo": ({}, {"memo": ""}),
+    "a blank memo": ({}, {"memo": "  "}),
+    "no category": ({}, {"category": None}),
+    "another category": ({}, {"category": "travel"}),
+    "too much at once": ({}, {"amount": "40.000001"}),
+    "all of the day": ({"max_single_transfer": None, "escalation_threshold": None}, {"amount": 45}),
+    "more than the day": ({"max_single_transfer": None}, {"amount": "45.000001"}),
+    "all of the balance": (
+        {"max_single_transfer": None, "max_daily_spend": None, "escalation_threshold": None},
+        {"amount": 95},
+    ),
+    "more than the balance": (
+        {"max_single_transfer": None, "max_daily_spend": None},
+        {"amount": "95.000001"},
+    ),
+    "paused": ({"paused": True}, {}),
+    "nobody may be paid": ({"allowed_counterparties": []}, {}),
+}
+
+
+def made(client: AgentPay, **order: Any) -> tuple[str, str | None, str | None]:
+    """What a transfer comes to, in the words of a check."""
+    try:
+        transfer = client.transfers.create(**order)
+    except TransferRejectedError as error:
+        return "reject", error.code, error.message
+    return {"settled": "settle", "pending_approval": "escalate"}[str(transfer.status)], None, None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_says_what_the_transfer_then_comes_to(client: AgentPay, payer: str, payee: str, case: str) -> None:
+    policy, order = CASES[case]
+    client.transfers.create(from_=payer, to=payee, amount=5)
+    client.policies.replace(payer, **{**POLICY, **policy})
+    order = {"from_": payer, "to": payee, **GOOD, **order}
+    agreed = client.transfers.check(**order)
+    would, error, message = made(client, **order)
+    assert (agreed.would, agreed.error) == (would, error)
+    if would == "reject":
+        said = agreed.message or ""
+        assert said.replace("check it again", "send the same key again") == message
+    else:
+        assert (agreed.message is None) == (would == "settle")
+    assert agreed.remaining_usdc == (None if policy.get("max_daily_spend", 50) is None else 45)
+
+
+def test_the_message_of_an_escalation_names_the_threshold(client: AgentPay, payer: str, payee: str) -> None:
+    client.policies.update(payer, escalation_threshold=20)
+    assert client.transfers.check(from_=payer, to=payee, amount=25) == TransferCheck(
+        would="escalate",
+        error=None,
+        message="escalation_threshold is 20.000000 USDC and this transfer asks for 25.000000 USDC: it would "
+        "wait for an operator's approval.",
+        remaining_usdc=None,
+    )
+
+
+def test_it_stores_reserves_and_tells_nothing(
+    server: AgentPayServer, client: AgentPay, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, max_daily_spend=50, escalation_threshold=20)
+
+    def state() -> tuple[Any, ...]:
+        return (
+            client.accounts.budget(payer),
+            list(client.transfers.list()),
+            list(client.accounts.transactions(payer)),
+            list(server.console.events.list()),
+            list(server.console.audit.list()),
+            len(server.transactions),
+        )
+
+    before = state()
+    for amount in (1, 30, 60, 200):
+        client.transfers.check(from_=payer, to=payee, amount=amount)
+    assert state() == before
+
+
+def test_it_may_be_asked_any_number_of_times_and_binds_nobody(
+    client: AgentPay, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, max_daily_spend=10)
+    order = {"from_": payer, "to": payee, "amount": 10}
+    assert [client.transfers.check(**order).would for _ in range(3)] == ["settle"] * 3  # type: ignore[arg-type]
+    assert client.transfers.create(**order).status == "settled"  # type: ignore[arg-type]
+    checked = client.transfers.check(**order)  # type: ignore[arg-type]
+    assert (checked.would, checked.error, checked.remaining_usdc) == ("reject", "policy_violation", 0)
+
+
+def test_what_is_in_flight_counts_as_spent() -> None:
+    with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0)) as server:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 10)
+        with server.sandbox.fault("chain_never_lands"):
+            with pytest.raises(Exception, match="not known"):
+                client.transfers.create(from_=payer, to=payee, amount=4)
+            assert client.transfers.check(from_=payer, to=payee, amount=6).would == "settle"
+            short = client.transfers.check(from_=payer, to=payee, amount="6.000001")
+        assert (short.would, short.error) == ("reject", "insufficient_balance")
+
+
+def test_a_recipient_that_cannot_be_paid_is_422(client: AgentPay, payer: str) -> None:
+    for to in (UNKNOWN_ACCOUNT, "nonsense", payer):
+        with pytest.raises(InvalidRecipientError):
+            client.transfers.check(from_=payer, to=to, amount=1)
+
+
+def test_a_paused_account_is_told_without_the_chain(
+    server: AgentPayServer, client: AgentPay, payer: str, payee: str
+) -> None:
+    once = client.with_options(max_retries=0)
+    with server.sandbox.fault("chain_down"), pytest.raises(ChainUnavailableError):
+        once.transfers.check(from_=payer, to=payee, amount=1)
+    client.policies.pause(payer)
+    with server.sandbox.fault("chain_down"):
+        assert once.transfers.check(from_=payer, to=payee, amount=1).error == "account_paused"
+
+
+def test_an_agent_checks_its_own_account_and_no_other_known_or_not(
+    server: AgentPayServer, payer: str, payee: str
+) -> None:
+    agent = server.agent_client(payer)
+    assert agent.transfers.check(from_=payer, to=payee, amount=1).would == "settle"
+    messages = set()
+    for from_ in (payee, UNKNOWN_ACCOUNT):
+        with pytest.raises(PermissionDeniedError) as caught:
+            agent.transfers.check(from_=from_, to=payer, amount=1)
+        messages.add(caught.value.message)
+    assert len(messages) == 1
+
+
+def test_another_operators_account_is_not_found(server: AgentPayServer, payer: str, payee: str) -> None:
+    stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
+    for from_ in (payer, UNKNOWN_ACCOUNT):
+        with pytest.raises(NotFoundError):
+            stranger.transfers.check(from_=from_, to=payee, amount=1)
+
+
+def test_it_takes_the_body_of_a_transfer_without_a_key(
+    http: httpx.Client, client: AgentPay, payer: str, payee: str
+) -> None:
+    body = {"from": payer, "to": payee, "amount": "1.50", "memo": None}
+    answer = http.post("/transfers/check", json=body)
+    assert answer.status_code == 200
+    assert answer.json() == {"would": "settle", "error": None, "message": None, "remaining_usdc": None}
+    refused = http.post("/transfers/check", json={**body, "idempotency_key": "key-1", "amount": 1})
+    assert refused.status_code == 400
+    assert {fault["field"] for fault in refused.json()["details"]} == {"idempotency_key", "amount"}
+    with pytest.raises(InvalidRequestError):
+        client.transfers.check(from_=payer, to=payee, amount=0)
