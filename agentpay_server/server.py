@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Final
 
 from agentpay_server import identity
 from agentpay_server.audit import AuditTrail
@@ -37,16 +38,16 @@ from agentpay_server.services.deposits import Arrivals, Deposits
 from agentpay_server.services.history import History
 from agentpay_server.services.late_landings import LateLandings
 from agentpay_server.services.policies import Policies
-from agentpay_server.services.policy_records import PolicyRecords
-from agentpay_server.services.sessions.closing import Closing
-from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
+from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.services.sessions.opening import SessionOpenHandler
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.checking import Checks
 from agentpay_server.services.transfers.execution import Execution
-from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.transfers.settling import TransferHandler
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.tasks import Tasks, Wakeup
 from agentpay_server.treasury import Treasury
@@ -60,6 +61,9 @@ from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandin
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
+
+HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
+"""What becomes of every kind of transaction that moves money or writes a policy's record."""
 
 
 class ClusterError(StartRefusedError):
@@ -101,7 +105,7 @@ class Services:
         context, config = server.context, server.config
         clock, rpc = context.clock, config.rpc
         self.tasks: Tasks = context.tasks
-        self.settlement: Settlement = Settlement(context)
+        self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         decisions = Decisions(context, self.settlement, self.deposits)
@@ -121,15 +125,14 @@ class Services:
         self.audit: AuditTrail = AuditTrail(context)
         # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
         self.treasury: Treasury = Treasury(context, server.chain)
-        self._resumption = Resumption(context, self.settlement)
-        self._session_resumption = SessionResumption(context, self.settlement, closing)
-        self._settlement_worker = SettlementWorker([self._resumption, self._session_resumption], clock=clock)
+        self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
+        self._session_worker = SessionWorker(context, closing)
         look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
         self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
         workers: list[Worker] = [
             self._settlement_worker,
             self._deposit_worker,
-            SessionWorker(self._session_resumption, clock=clock),
+            self._session_worker,
             records,
             ApprovalWorker(self.approvals),
             self.sender,
@@ -167,12 +170,13 @@ class Services:
                 Beside others it may be alive, and what it holds is left to run out.
         """
         if is_alone:
-            for holder in (self.sender, self._resumption, self._session_resumption):
-                await holder.free_all()
+            await self.sender.free_all()
+            await self.settlement.free_all()
         await self._settlement_worker.resume()
 
-    async def book_arrivals(self) -> None:
-        """Book what came while no server ran."""
+    async def catch_up(self) -> None:
+        """Book what came, and settle the sessions that fell due, while no server ran."""
+        await self._session_worker.resume()
         await self._deposit_worker.run_due()
 
 
@@ -226,10 +230,6 @@ class Server:
         """The first operator, for operations that are called in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
-    def is_own(self, signature: str) -> bool:
-        """Return whether a transaction is one of the service's, which is booked when it settles."""
-        return self.services.deposits.is_own(signature)
-
     def arrived(self, deposit: Deposit | None) -> None:
         """Hear from the chain of something that came; None: there may be more than it has told."""
         self.services.deposits.arrived(deposit)
@@ -243,8 +243,8 @@ class Server:
         services, config = self.services, self.config
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
-            # Nothing else looks for what came while no server ran, before the clock is moved.
-            await services.book_arrivals()
+            # Nothing else does before the clock is moved.
+            await services.catch_up()
         # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
         self.operator = await services.keys.first_operator(
             key=config.operator_key, lend_key=config.lend_key, is_alone=self.storage.is_alone

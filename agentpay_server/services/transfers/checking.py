@@ -14,11 +14,12 @@ from agentpay_server.domain.transfers import Terms
 from agentpay_server.errors import not_found
 from agentpay_server.principals import Principal
 from agentpay_server.services.decisions import Decisions, Parties
-from agentpay_server.services.policies import own_account, stored_policy
+from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers.acceptance import must_look_again, refusal_of
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
+from agentpay_server.store.accounts import own_account
 
 _AGAIN = "check it again"
 
