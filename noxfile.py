@@ -1,16 +1,16 @@
-"""What a change must pass, and what a developer runs by hand.
+"""Sessions: the checks that every change must pass, and longer ones to run by hand.
 
 lint, unasync, types, tests, stores,
-docs, package                        all that a change must pass; the default
-simulate                             servers under faults on virtual time, with fresh seeds
-pythons                              the tests on each Python that is supported and installed
-lowest                               the tests with the lowest versions of what is needed directly
-successor                            the tests with httpx2 wherever httpx is imported
-quickstart                           the example of the README
-picture                              the picture of the README, drawn from a run of the quickstart
-bench                                measured ratios against floors taken in the same run
-validator                            the behaviour suite, and what a network can do to it, on a real validator
-deep                                 minutes to hours
+docs, package                        the checks that every change must pass; the default
+simulate                             servers under faults on virtual time, with new seeds
+pythons                              the tests on each supported Python that is installed
+lowest                               the tests with the lowest allowed versions of direct dependencies
+successor                            the tests with httpx2 in place of httpx
+quickstart                           the example in the README
+picture                              the picture in the README, from a run of the quickstart
+bench                                benchmarks, as ratios to a minimum measured in the same run
+validator                            the behaviour tests and the network faults, on a real validator
+deep                                 tests that take minutes to hours
 """
 
 import os
@@ -80,7 +80,7 @@ BEHAVIOUR = [
         "webhooks_rotation",
     )
 ]
-"""The behaviour suite: what must hold whatever the store and the chain."""
+"""The behaviour tests, which must pass on every store and chain."""
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -89,7 +89,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Run the quickstart in an environment that holds the extra `server` alone."""
+    """Run the quickstart in an environment with only the extra `server`."""
     session.install("--quiet", "-e", ".[server]")
     session.run("python", "examples/quickstart.py")
 
@@ -104,7 +104,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def unasync(session: nox.Session) -> None:
-    """Check that the sync clients are those that the async ones generate."""
+    """Check that the generated sync clients are up to date."""
     session.run("python", "scripts/unasync.py", "--check")
 
 
@@ -120,13 +120,13 @@ def check_console(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types: strictly, and as users of the public API see them."""
+    """Check types strictly, and the completeness of the public API's types."""
     install(session, "types", "test")
     session.run("mypy")
     session.run("pyright")
     check_console(session)
     for package in ("agentpay", "agentpay_server"):
-        # Neither the types of httpx are complete, nor all of the standard library.
+        # --ignoreexternal: the types of httpx and of the standard library are incomplete.
         session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
 
 
@@ -158,9 +158,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def stores(session: nox.Session) -> None:
-    """Run the behaviour suite again, on SQLite files and on PostgreSQL; more if it is named.
+    """Run the behaviour tests on SQLite files and on PostgreSQL, or the tests named as arguments.
 
-    `nox -s stores -- tests/integration tests/reliability` is all that there is.
+    `nox -s stores -- tests/integration tests/reliability` runs all that support it.
     """
     install(session, "test")
     for store in ("file", "postgres"):
@@ -170,9 +170,9 @@ def stores(session: nox.Session) -> None:
 
 @nox.session
 def simulate(session: nox.Session) -> None:
-    """Simulate servers under faults for a minute with fresh seeds, or as `agentpay-server simulate` is told.
+    """Simulate servers under faults with new seeds for a minute, or with the given arguments.
 
-    `nox -s simulate -- --for 3600` is an hour of it.
+    `nox -s simulate -- --for 3600` runs for an hour.
     """
     install(session)
     session.run("agentpay-server", "simulate", *(session.posargs or ("--for", "60")))
@@ -180,12 +180,12 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session
 def validator(session: nox.Session) -> None:
-    """Run the behaviour suite on Surfpool and over JSON-RPC, and what tests of the RPC chain keep for it."""
+    """Run the behaviour tests on Surfpool and over JSON-RPC, and the tests marked `validator`."""
     install(session, "test")
     if session.posargs:
         session.run("pytest", "--chain", "surfpool", *session.posargs)
         return
-    # One worker takes all of a module: its tests share a validator.
+    # One worker per module, since the tests of a module share a validator.
     together = ("-n", "auto", "--dist", "loadfile")
     for chain in ("surfpool", "embedded-rpc"):
         session.run("pytest", *together, "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
@@ -194,7 +194,7 @@ def validator(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Build what is published, look into it, install it in every documented way, and use each install."""
+    """Build the distributions, check their content, install them in every documented way, and use each."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
     built = session.cache_dir / "dist"
     shutil.rmtree(built, ignore_errors=True)
@@ -206,15 +206,15 @@ def package(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
-    """Run the tests on each Python that is supported and installed."""
+    """Run the tests on each supported Python that is installed."""
     install(session, "test")
     session.run("pytest", "-n", "auto", "-m", EVERY_RUN, *session.posargs)
 
 
 @nox.session
 def lowest(session: nox.Session) -> None:
-    """Run the tests with the lowest versions of what is needed directly."""
-    session.install("uv")  # pip knows no lowest versions
+    """Run the tests with the lowest allowed versions of direct dependencies."""
+    session.install("uv")  # pip cannot resolve to lowest versions
     session.run_install(
         *("uv", "pip", "install", "--python", session.virtualenv.location, "--resolution", "lowest-direct"),
         *("--group", "test", "--editable", ".[server,postgres,fast]"),
@@ -224,7 +224,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session
 def successor(session: nox.Session) -> None:
-    """Run the tests with httpx2 wherever httpx is imported, so that a move to it is one import."""
+    """Run the tests with httpx2 in place of httpx, to prove that the move to it is one import."""
     install(session, "test")
     session.run(
         *("pytest", "-n", "auto", "-m", EVERY_RUN, "-p", "httpx_is_httpx2", *session.posargs),
@@ -234,7 +234,7 @@ def successor(session: nox.Session) -> None:
 
 @nox.session
 def picture(session: nox.Session) -> None:
-    """Draw the picture of the README from a run of the quickstart."""
+    """Draw the picture in the README from a run of the quickstart."""
     session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, "picture"))
     session.run("python", "scripts/picture.py")
 
@@ -244,20 +244,20 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; its examples run with the tests."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
     session.run("zensical", "build", "--clean", "--strict")
-    # Beside the pages, what llms.txt names: the same as Markdown.
+    # Add the Markdown sources, which llms.txt links to.
     for page in Path("docs").rglob("*.md"):
         shutil.copyfile(page, "site" / page.relative_to("docs"))
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure. Nothing here fails; the table says what is missed."""
+    """Run the benchmarks. A missed bound does not fail the session; the table shows it."""
     install(session, "bench")
     session.run("python", "benchmarks/run.py", *session.posargs)
 
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """Run what takes minutes to hours."""
+    """Run the tests that take minutes to hours."""
     install(session, "test")
     session.run("pytest", "-n", "auto", "-m", "deep", "--timeout=0", *session.posargs)

@@ -1,11 +1,11 @@
-"""Fixtures of pytest: a payment service for each test, isolated, real and fast.
+"""Pytest fixtures: a payment service for each test, isolated, real and fast.
 
     def test_my_agent_pays(agentpay_server, agentpay_account):
         run_my_agent(agentpay_server.client(), agentpay_account.account_id)
         assert agentpay_server.events.one(type="transfer.settled").data["amount_usdc"] == "5.000000"
 
-Every pytest that runs where this package is installed loads this module, so that it imports nothing but
-pytest until a test asks for a fixture. When a test fails, its report shows what happened on its server.
+Every pytest run in an environment with this package loads this module, so it imports only pytest until a test
+uses a fixture. When a test fails, its report shows what happened on its server.
 """
 
 import inspect
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MARKER: Final = "agentpay"
 SECTION: Final = "agentpay timeline"
-"""Title of what a failing test's report shows."""
+"""Title of the section in the report of a failing test."""
 
 _ARGUMENTS: Final[Mapping[str, str]] = {
     "policy": "agentpay_account",
@@ -31,28 +31,28 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
     "clock": "agentpay_server",
     "seed": "agentpay_server",
 }
-"""What the marker takes, and the fixture that each is for."""
+"""The arguments of the marker, and the fixture that each configures."""
 
 _DEFAULT_FUND: Final = "100"
 _MARKER_HELP: Final = (
     'agentpay(policy={...}, fund="100", clock="2026-01-01T00:00:00Z", seed=7): '
-    "how the agentpay fixtures of a test begin: the policy and USDC of agentpay_account, the clock and seed "
-    "of agentpay_server"
+    "configures the agentpay fixtures of a test: policy and USDC of agentpay_account, clock and seed of "
+    "agentpay_server"
 )
 
 ServerFactory = Callable[..., "AgentPayServer"]
-"""Starts a server with the arguments of `AgentPayServer`, which ends with the session at the latest."""
+"""Starts a server with the arguments of `AgentPayServer`; the test session closes it at the latest."""
 
 _servers: Final = pytest.StashKey["list[AgentPayServer]"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announce the marker."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER_HELP)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a marker that nothing would come of, before the test does anything."""
+    """Fail a test whose marker is invalid or would have no effect, before it runs."""
     if item.get_closest_marker(MARKER) is not None:
         _arguments(item)
         _check_fixtures(item)
@@ -62,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failure what happened on the servers of the test."""
+    """Add the timelines of a failing test's servers to its report."""
     report = yield
     if report.failed:
         report.sections += [(SECTION, _timeline(server)) for server in _servers_of(item)]
@@ -71,15 +71,15 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def agentpay_settings() -> "Settings | None":
-    """Settings of `agentpay_server`; override it in a conftest, a module or a class. None is the default."""
+    """Settings of `agentpay_server`, default None. Override it in a conftest, a module or a class."""
     return None
 
 
 @pytest.fixture(scope="session")
 def agentpay_server_factory() -> "Iterator[ServerFactory]":
-    """Start servers of one's own, as for a fixture of a wider scope: `agentpay_server_factory(seed=7)`.
+    """Start servers for your own fixtures, in any scope: `agentpay_server_factory(seed=7)`.
 
-    It takes the arguments of `AgentPayServer`. What a test does not close is closed with the session.
+    It takes the arguments of `AgentPayServer`. Servers that are still open are closed with the test session.
     """
     from agentpay_server import AgentPayServer  # noqa: PLC0415 - not before a test needs it
 
@@ -101,18 +101,18 @@ def agentpay_server(
     agentpay_server_factory: ServerFactory,
     agentpay_settings: "Settings | None",
 ) -> "Iterator[AgentPayServer]":
-    """A payment service of the test's own, in process, on a clock that stands still.
+    """The test's own in-process payment service, on a manual clock.
 
-    Its seed is that of the marker, or follows from the name of the test: identifiers and the operator's key
-    are the same in every run, in any order, whatever else runs. On a port of a server without a seed of the
-    marker the operator's key is random: read `operator_key` after `listen`.
+    Its seed comes from the marker, or else from the test's name, so that identifiers and the operator key are
+    the same in every run and in any order. Without a seed in the marker, `listen` replaces the operator key
+    with a random one: read `operator_key` after `listen`.
     """
     arguments = _arguments(request.node)
     clock, seed = arguments.get("clock"), arguments.get("seed")
     server = agentpay_server_factory(
         clock="manual" if clock is None else _moment(clock),
         seed=zlib.crc32(request.node.nodeid.encode()) if seed is None else seed,
-        # Anybody who knows the test knows its seed.
+        # Anyone who can read the test can compute a seed derived from its name.
         seeded_port_keys=seed is not None,
         settings=agentpay_settings,
     )
@@ -123,19 +123,19 @@ def agentpay_server(
 
 @pytest.fixture
 def agentpay_client(agentpay_server: "AgentPayServer") -> "AgentPay":
-    """A client of `agentpay_server` with its operator's key."""
+    """A client of `agentpay_server` with the operator key."""
     return agentpay_server.client()
 
 
 @pytest.fixture
 def agentpay_async_client(agentpay_server: "AgentPayServer") -> "AsyncAgentPay":
-    """An async client of `agentpay_server` with its operator's key, for whatever loop the test runs on."""
+    """An async client of `agentpay_server` with the operator key, for any event loop."""
     return agentpay_server.async_client()
 
 
 @pytest.fixture
 def agentpay_account(request: pytest.FixtureRequest, agentpay_server: "AgentPayServer") -> "Account":
-    """An account that holds 100 USDC and has no limits, or what the marker says."""
+    """An account with 100 USDC and no limits; the marker can change both."""
     arguments = _arguments(request.node)
     client = agentpay_server.client()
     account_id = client.accounts.create(name="Agent").account_id
@@ -150,23 +150,23 @@ def agentpay_account(request: pytest.FixtureRequest, agentpay_server: "AgentPayS
 
 @pytest.fixture
 def agentpay_inbox(agentpay_server: "AgentPayServer") -> "WebhookInbox":
-    """A receiver of webhooks that hears every event of `agentpay_server` and verifies each signature."""
+    """A webhook receiver for all events of `agentpay_server`; it verifies each signature."""
     return agentpay_server.webhook_inbox()
 
 
 def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of pytest
-    """Return what the markers of a test say, the nearest of them first heard.
+    """Return the combined arguments of a test's markers; the nearest marker has precedence.
 
     Raises:
-        Failed: one says what no fixture understands.
+        Failed: a marker has an unknown argument.
     """
     arguments: dict[str, Any] = {}
     for marker in node.iter_markers(MARKER):
         unknown = [repr(name) for name in marker.kwargs if name not in _ARGUMENTS]
-        unknown += [f"the positional {value!r}" for value in marker.args]
+        unknown += [f"positional {value!r}" for value in marker.args]
         if unknown:
             pytest.fail(
-                f"@pytest.mark.agentpay does not take {', '.join(unknown)}; it takes "
+                f"@pytest.mark.agentpay: unknown argument {', '.join(unknown)}; available: "
                 f"{', '.join(f'{name}=' for name in _ARGUMENTS)}",
                 pytrace=False,
             )
@@ -175,13 +175,13 @@ def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of py
 
 
 def _check_fixtures(item: pytest.Item) -> None:
-    """Refuse what a test's own marker says for a fixture that the test does not use.
+    """Fail a test whose own marker has an argument for a fixture that it does not use.
 
-    A marker of a class or module is for those of its tests that use the fixture. A test that takes `request`
-    may ask for one by name while it runs.
+    Markers of a class or a module may be for some of their tests. A test that takes `request` may request a
+    fixture by name while it runs.
 
     Raises:
-        Failed: it would be ignored.
+        Failed: an argument would be ignored.
     """
     function, used = getattr(item, "function", None), getattr(item, "fixturenames", ())
     if function is None or "request" in inspect.signature(function).parameters:
@@ -190,24 +190,24 @@ def _check_fixtures(item: pytest.Item) -> None:
         for name in marker.kwargs if marker.name == MARKER else ():
             if _ARGUMENTS[name] not in used:
                 pytest.fail(
-                    f"@pytest.mark.agentpay({name}=…) is for the fixture {_ARGUMENTS[name]}, which this test "
-                    f"does not use: add it to the test's arguments, or drop {name}=",
+                    f"@pytest.mark.agentpay({name}=…) configures the fixture {_ARGUMENTS[name]}, which this "
+                    f"test does not use: add it to the test's arguments, or remove {name}=",
                     pytrace=False,
                 )
 
 
 def _moment(clock: object) -> datetime:
-    """Return the time that a marker says.
+    """Return the time in a marker.
 
     Raises:
-        Failed: it is none.
+        Failed: it is invalid.
     """
-    problem = "it is not ISO 8601 text"
+    problem = "not an ISO 8601 time"
     try:
         moment = clock if isinstance(clock, datetime) else datetime.fromisoformat(str(clock))
         if moment.tzinfo is not None:
             return moment
-        problem = "it has no UTC offset"
+        problem = "no UTC offset"
     except ValueError:
         pass
     pytest.fail(
@@ -217,10 +217,10 @@ def _moment(clock: object) -> datetime:
 
 
 def _servers_of(item: pytest.Item) -> "list[AgentPayServer]":
-    """Return the running servers of a test: its fixture's, and those that other fixtures gave it."""
+    """Return the running servers of a test: from `agentpay_server` and from its other fixtures."""
     if "agentpay_server.embedded.server" not in sys.modules:
         return []
-    from agentpay_server import AgentPayServer  # noqa: PLC0415 - it is loaded
+    from agentpay_server import AgentPayServer  # noqa: PLC0415 - already imported
 
     given = getattr(item, "funcargs", {}).values()
     found = [*item.stash.get(_servers, []), *(value for value in given if isinstance(value, AgentPayServer))]
@@ -230,5 +230,5 @@ def _servers_of(item: pytest.Item) -> "list[AgentPayServer]":
 def _timeline(server: "AgentPayServer") -> str:
     try:
         return server.timeline()
-    except Exception as error:  # noqa: BLE001 - a report of a failure must not fail
-        return f"the timeline cannot be read: {error!r}"
+    except Exception as error:  # noqa: BLE001 - building the report must not fail
+        return f"cannot read the timeline: {error!r}"

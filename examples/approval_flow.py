@@ -1,9 +1,9 @@
-"""A human in the loop: an agent asks for more than it may spend alone, and an operator decides in time.
+"""Approval by a person: an agent requests more than it may spend without one, and an operator decides.
 
     python examples/approval_flow.py
 
-Three parties, as in production: a server on a port, an agent that holds a key of one account, and an operator
-with a key of its own in another process. The operator's part is `decide`; run by hand, until Ctrl-C, it is
+Three parties, as in production: a server on a port, an agent with a key for one account, and an operator with
+an operator key in another process. `decide` is the operator's part. To run it by hand, until Ctrl-C:
 
     AGENTPAY_BASE_URL=… AGENTPAY_API_KEY=ap_operator_… python examples/approval_flow.py decide
 """
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer:
-    """Pay, and wait for the operator where the policy says so, but not for ever."""
+    """Pay, and if the payment needs approval, wait for the operator for up to 30 seconds."""
     with AgentPay(base_url=base_url, api_key=key) as client:
         transfer = client.transfers.create(
             from_=bot, to=shop, amount=amount, memo=f"dataset for {amount}", idempotency_key=f"order-{amount}"
@@ -62,10 +62,10 @@ def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer
 
 @contextmanager
 def operator(base_url: str, key: str) -> Iterator[None]:
-    """Let an operator decide meanwhile, in a process that knows nothing but an address and a key."""
+    """Run the operator in another process, which receives only a URL and a key."""
     environment = {**os.environ, "AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key}
     command = [sys.executable, "-u", __file__, "decide"]
-    with subprocess.Popen(command, env=environment) as process:  # noqa: S603 - itself
+    with subprocess.Popen(command, env=environment) as process:  # noqa: S603 - this file
         try:
             yield
         finally:
@@ -73,7 +73,7 @@ def operator(base_url: str, key: str) -> Iterator[None]:
 
 
 def decide() -> None:
-    """Decide about transfers as they come in, until somebody ends this: what is small enough is approved."""
+    """Decide transfers as they arrive, until terminated: approve the small ones, reject the others."""
     with AgentPay() as client:
         while True:
             for waiting in client.console.approvals.list():
@@ -84,7 +84,7 @@ def decide() -> None:
                     else:
                         client.console.approvals.reject(waiting.transfer_id, reason="Ask legal first")
                 except (TransferRejectedError, InvalidRecipientError, ConflictError) as refusal:
-                    # Decided by now, or still waiting for want of money: then it comes again.
+                    # It was decided meanwhile, or still waits for money; then it is listed again.
                     print(f"operator: {refusal.message}")
             time.sleep(LOOK_EVERY_SECONDS)
 

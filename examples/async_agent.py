@@ -1,8 +1,8 @@
-"""An async agent that buys from many providers at once, within a limit that it cannot pass.
+"""An async agent that pays several providers concurrently, within a daily limit.
 
     python examples/async_agent.py
 
-The agent pays as fast as answers come in; the limit is kept by the service, exactly, however many calls race.
+The service enforces the limit exactly, no matter how many payments race.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ async def main() -> None:
         await operator.policies.update(bot.account_id, max_daily_spend=DAILY_LIMIT_USDC)
         key = (await server.async_console.agent_keys.create(bot.account_id)).key
 
-        # From here on it is as in production: an address, and a key that can pay from one account alone.
+        # From here on as in production: a URL, and a key that can pay only from one account.
         async with AsyncAgentPay(base_url=server.listen(), api_key=key) as client:
             outcomes = await ask_all(client, bot.account_id, [each.account_id for each in providers])
             print(f"{outcomes['answered']} answered, {outcomes['over the limit']} over the limit")
@@ -41,7 +41,7 @@ async def main() -> None:
 
 
 async def ask_all(client: AsyncAgentPay, bot: str, providers: list[str]) -> Counter[str]:
-    """Ask all questions, some of them at once, and count what became of them."""
+    """Ask all questions, several at a time, and count the outcomes."""
     free = asyncio.Semaphore(AT_ONCE)
     async with asyncio.TaskGroup() as group:
         asked = [

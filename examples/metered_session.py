@@ -1,8 +1,8 @@
-"""An agent buys inference by the call: a cap in escrow, a charge per call, one settlement at the end.
+"""An agent pays for inference by the call: a cap in escrow, a charge per call, one settlement.
 
     python examples/metered_session.py
 
-The operator hears of it by webhook, signed and delivered as they would be by a service elsewhere.
+The operator receives signed webhooks about it, as from a remote service.
 """
 
 from decimal import Decimal
@@ -21,10 +21,10 @@ def main() -> None:
         provider = client.accounts.create(name="Inference provider")
         server.sandbox.fund(bot.account_id, "20")
         client.policies.update(bot.account_id, max_single_transfer="1", categories=["inference"])
-        # `session.cap_reached` is left out: it fires only where the calls add up to the cap exactly.
+        # Without `session.cap_reached`, which fires only if the charges add up to the cap exactly.
         inbox = server.webhook_inbox(events=["session.opened", "session.cap_warning", "session.settled"])
 
-        print("The agent, with a key of its account alone, puts 2 USDC into escrow for the provider")
+        print("The agent, with a key for its own account, puts 2 USDC into escrow for the provider")
         agent = server.agent_client(bot.account_id).sessions
         session = agent.open(
             account_id=bot.account_id,
@@ -35,7 +35,7 @@ def main() -> None:
         )
         print(f"  {session.session_id} {session.status}, escrow {session.escrow_token_account}")
 
-        print("Every call is charged, off chain, under a key of its own")
+        print("Each call is charged off chain, under its own idempotency key")
         calls = 0
         try:
             while True:
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"  {settled.status}: {settled.settled_usdc} paid, {settled.returned_usdc} returned")
         assert settled.settled_usdc == PRICE_USDC * calls
 
-        print("What the operator's webhook received")
+        print("The operator's webhook received")
         inbox.wait_for("session.settled")
         for event in inbox.events:
             match event:

@@ -1,8 +1,8 @@
-"""The whole of agentpay in one run: an account on a real Solana VM, funded, limited, paying, refused.
+"""A tour of agentpay: create an account on a Solana VM, fund it, limit it, pay, and be refused.
 
     python examples/quickstart.py
 
-Nothing is installed beside it, nothing is reached over the network, and nothing is left behind.
+It needs no other software and no network, and leaves nothing behind.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ from agentpay_server import AgentPayServer
 
 
 def main() -> None:
-    # A payment service in this process: its own chain, its own database, its own clock.
+    # A payment service in this process, with its own chain, database and clock.
     with AgentPayServer() as server:
         client = server.client()
 
-        print("Provision two accounts on chain")
+        print("Create two accounts on chain")
         bot = client.accounts.create(name="Research bot", metadata={"team": "search"})
         shop = client.accounts.create(name="Data shop")
         print(f"  {bot.handle}  {bot.account_id}  USDC at {bot.usdc_token_account}")
         print(f"  {shop.handle}     {shop.account_id}  USDC at {shop.usdc_token_account}")
 
-        print("Fund one with test USDC, and limit what it may spend")
+        print("Fund one with test USDC, and limit its spending")
         server.sandbox.fund(bot.account_id, "100")
         policy = client.policies.update(bot.account_id, max_single_transfer="25", max_daily_spend="40")
         print(f"  at most {policy.max_single_transfer} a transfer, {policy.max_daily_spend} a day")
 
-        print("Pay another account, as the agent itself would, with a key of that account alone")
+        print("Pay the other account, as an agent would, with a key for one account")
         agent = server.agent_client(bot.account_id)
         paid = agent.transfers.create(
             from_=bot.account_id,
@@ -38,7 +38,7 @@ def main() -> None:
         )
         print(f"  {paid.transfer_id} {paid.status}: {paid.amount_usdc} USDC in {paid.tx_signature}")
 
-        print("Send it again: the same key never pays twice")
+        print("Retry: the same idempotency key never pays twice")
         again = agent.transfers.create(
             from_=bot.account_id,
             to=shop.account_id,
@@ -53,14 +53,14 @@ def main() -> None:
         sent = agent.transfers.create(from_=bot.account_id, to=outside.usdc_token_account, amount="20")
         print(f"  {sent.transfer_id} {sent.status}: {sent.amount_usdc} USDC to {sent.to}")
 
-        print("Ask for too much: the policy refuses, and nothing reaches the chain")
+        print("Request too much: the policy rejects it, and nothing reaches the chain")
         for amount in ("30", "10"):
             try:
                 agent.transfers.create(from_=bot.account_id, to=shop.account_id, amount=amount)
             except PolicyViolationError as refusal:
                 print(f"  {amount}: {refusal.message}")
 
-        print("A day later there is room again")
+        print("Advance the clock by a day: the daily limit allows more")
         server.sandbox.clock.advance(hours=24)
         later = agent.transfers.create(from_=bot.account_id, to=shop.account_id, amount="10")
         print(f"  {later.transfer_id} {later.status}")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 async def read_history(client: AsyncAgentPay, account_id: str) -> None:
-    print("Read the history, this time with the async client")
+    print("Read the history, with the async client")
     async for entry in client.accounts.transactions(account_id):
         reason = f"  ({entry.rejection_reason})" if entry.rejection_reason else ""
         print(f"  {entry.direction:3} {entry.amount_usdc:>10} {entry.type}{reason}")

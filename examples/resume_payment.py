@@ -1,10 +1,10 @@
-"""An agent that pays each order once, whatever becomes of its connection, its process and its memory.
+"""An agent that pays each order exactly once, even if its connection or its process fails.
 
     python examples/resume_payment.py
 
-Three rules do it. An order, whose name is its idempotency key, is on disk before the first byte is sent. An
-outcome that is not known stays open there. What is open is asked about again under the same key, never under
-a new one; when the key may have expired, 24 hours after the transfer ended, the history is asked first.
+It follows three rules. It stores an order, whose name is its idempotency key, on disk before it pays. An
+order with an unknown outcome stays open. It retries open orders under the same key, never under a new one; if
+the key may have expired (24 hours after the transfer ended), it searches the account's history first.
 """
 
 import sqlite3
@@ -17,13 +17,13 @@ from pathlib import Path
 from agentpay import AgentPay, TransferOutcomeUnknownError, TransferRejectedError
 from agentpay_server import AgentPayServer
 
-KEY_IS_SURE_FOR = timedelta(hours=23)
-"""A transfer that has ended keeps its key for 24 hours; the rest is for clocks that differ."""
+KEY_IS_VALID_FOR = timedelta(hours=23)
+"""A key is valid for 24 hours after its transfer ended; one hour less allows for differing clocks."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be paid; `outcome` is None as long as nobody knows."""
+    """An order to pay; `outcome` is None while it is unknown."""
 
     name: str
     payee: str
@@ -33,7 +33,7 @@ class Order:
 
 
 class Journal:
-    """What the agent has promised to pay, in a file that outlives it."""
+    """The agent's orders, in a file that outlives its process."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None)  # every statement is a commit
@@ -43,23 +43,23 @@ class Journal:
         )
 
     def place(self, order: Order) -> Order:
-        """Write an order down, unless one of that name is; return the one that counts."""
+        """Store an order, unless one of that name exists; return the stored one."""
         row = (order.name, order.payee, order.amount, order.placed_at.isoformat())
         self._database.execute("INSERT OR IGNORE INTO orders VALUES (?, ?, ?, ?, NULL)", row)
         (placed,) = self._database.execute("SELECT * FROM orders WHERE name = ?", (order.name,))
         return _order(placed)
 
     def conclude(self, name: str, outcome: str) -> None:
-        """Write down what has become of an order."""
+        """Store the outcome of an order."""
         self._database.execute("UPDATE orders SET outcome = ? WHERE name = ?", (outcome, name))
 
     def open_orders(self) -> list[Order]:
-        """Return the orders of which nobody knows what has become, oldest first."""
+        """Return the orders with an unknown outcome, oldest first."""
         rows = self._database.execute("SELECT * FROM orders WHERE outcome IS NULL ORDER BY rowid")
         return [_order(row) for row in rows]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
 
@@ -77,12 +77,12 @@ class Buyer:
         self.journal = journal
 
     def buy(self, order: Order) -> str:
-        """Pay for an order and return what became of it; `unknown` is an answer too."""
+        """Pay for an order and return its outcome, which may be `unknown`."""
         placed = self.journal.place(order)
         return placed.outcome or self._pay(placed)
 
     def resume(self, now: datetime) -> dict[str, str]:
-        """Find out about every open order, and pay what is not paid."""
+        """Resolve every open order; pay each unpaid one."""
         return {
             order.name: self._look_up(order, now) or self._pay(order) for order in self.journal.open_orders()
         }
@@ -97,19 +97,19 @@ class Buyer:
                 idempotency_key=f"order {order.name}",
             )
         except TransferOutcomeUnknownError:
-            return "unknown"  # the order stays open
+            return "unknown"  # the order remains open
         except TransferRejectedError as refusal:
             outcome = str(refusal.code)
         else:
             if not transfer.is_final:
-                return str(transfer.status)  # it waits for an operator: the order stays open
+                return str(transfer.status)  # it waits for approval: the order remains open
             outcome = f"{transfer.status} as {transfer.transfer_id}"
         self.journal.conclude(order.name, outcome)
         return outcome
 
     def _look_up(self, order: Order, now: datetime) -> str | None:
-        """Return the outcome of an order whose key may have expired; None when its key still tells."""
-        if now - order.placed_at < KEY_IS_SURE_FOR:
+        """Return the outcome of an order from the history; None if its key is valid or it was never paid."""
+        if now - order.placed_at < KEY_IS_VALID_FOR:
             return None
         since = order.placed_at - timedelta(hours=1)
         for entry in self.client.accounts.transactions(self.account_id, since=since):
@@ -117,7 +117,7 @@ class Buyer:
                 outcome = f"{entry.status} as {entry.transfer_id}"
                 self.journal.conclude(order.name, outcome)
                 return outcome
-        return None  # never arrived, or still under way: then the key has not begun to expire
+        return None  # never received, or still in flight: then the key has not expired
 
 
 def main() -> None:
@@ -137,23 +137,25 @@ def main() -> None:
 
         with closing(Journal(Path(directory) / "orders.db")) as journal:
             buyer = Buyer(agent, bot, journal)
-            print("One reply is lost: the client sends the same request again, under the same key")
+            print("One reply is lost: the client retries under the same key")
             with server.sandbox.fault("http:POST /v1/transfers", effect="reply_lost", times=1):
                 print(f"  weather: {buyer.buy(order('weather'))}")
             print(f"  {paid()}")
 
-            print("Every reply is lost: the money may have moved, and the agent says so")
+            print("Every reply is lost: the agent cannot know whether it paid")
             with server.sandbox.fault("http:POST /v1/transfers", effect="reply_lost"):
                 print(f"  traffic: {buyer.buy(order('traffic'))}")
 
-        print("The agent dies. The next one finds the order open, and resumes it")
+        print("The agent dies. Its successor finds the open order and resumes it")
         with closing(Journal(Path(directory) / "orders.db")) as journal:
             buyer = Buyer(agent, bot, journal)
             for name, outcome in buyer.resume(now()).items():
                 print(f"  {name}: {outcome}")
             print(f"  {paid()}")
 
-            print("A reply is lost, and nobody comes back for two days: the key is gone, the history is not")
+            print(
+                "Every reply is lost, and two days pass: the key has expired, but the history has the payment"
+            )
             with server.sandbox.fault("http:POST /v1/transfers", effect="reply_lost"):
                 print(f"  atlas: {buyer.buy(order('atlas'))}")
             server.sandbox.clock.advance(hours=48)

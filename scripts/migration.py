@@ -1,9 +1,9 @@
-"""Write the migration from the newest step to the tables as they are now.
+"""Write the migration from the newest version to the current tables.
 
     python scripts/migration.py "Sessions and their escrows"
 
-It is a draft: read it before it is committed, and set `HEAD`
-in `agentpay_server/store/migrations/__init__.py`.
+The result is a draft: review it before you commit it, and set `HEAD` in
+`agentpay_server/store/migrations/__init__.py`. If no version exists yet, it writes the first one.
 """
 
 import sys
@@ -19,14 +19,15 @@ MIGRATIONS = Path(migrations.__file__).parent
 
 
 def main(message: str) -> None:
-    """Write the step."""
+    """Write the migration."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
+    steps = len(list((MIGRATIONS / "versions").glob("*.py")))
     with create_engine("sqlite://").connect() as connection:
-        config.attributes.update(connection=connection, version_table="alembic_version")
-        if any((MIGRATIONS / "versions").glob("[0-9]*.py")):
+        config.attributes["connection"] = connection
+        if steps:
             command.upgrade(config, "head")
-        command.revision(config, message, autogenerate=True, rev_id=f"{int(migrations.HEAD) + 1:04}")
+        command.revision(config, message, autogenerate=True, rev_id=f"{steps + 1:04}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The documented ways to use what is installed, each in a process of its own that sees nothing else.
+"""The documented uses of an install, each in its own process in that environment.
 
-Every way ends the run with what was printed if it does not do what the documentation says.
+A use that fails ends the run and shows its output.
 """
 
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
 LONGEST_SECONDS = 120
-"""What takes longer hangs: every step takes a second or two."""
+"""Time limit of a step; each takes a second or two."""
 
 RECEIVERS = {
     "starlette_app": ("starlette", "uvicorn"),
@@ -29,7 +29,7 @@ RECEIVERS = {
     "flask_app": ("flask",),
     "django_app": ("django",),
 }
-"""The examples that receive webhooks, and what their users bring."""
+"""The webhook receiver examples, and the packages that each needs."""
 
 ALONE = """
 import importlib.metadata, re
@@ -94,18 +94,18 @@ EVENT = {
 
 
 class Installed:
-    """An environment, and what runs in it."""
+    """An environment, and its programs."""
 
     def __init__(self, python: Path) -> None:
         self.python = python
 
     def command(self, *arguments: object) -> list[str]:
-        """Return a command line; its first word is a program of the environment."""
+        """Return a command line whose program is in the environment."""
         program, *others = map(str, arguments)
         return [shutil.which(program, path=str(self.python.parent)) or program, *others]
 
     def run(self, *arguments: object, code: int = 0, cwd: Path | None = None, **variables: str) -> str:
-        """Run a program to its end, and return what it printed, on both streams."""
+        """Run a program and return its output on both streams."""
         done = subprocess.run(
             self.command(*arguments),
             stdout=subprocess.PIPE,
@@ -125,7 +125,7 @@ class Installed:
     def started(
         self, *arguments: object, cwd: Path | None = None, **variables: str
     ) -> Iterator["subprocess.Popen[str]"]:
-        """Run a program until the block ends: SIGTERM must end it, with exit code 0 where it has one."""
+        """Run a program while the block runs. SIGTERM must end it, with exit code 0 if handled."""
         command = self.command(*arguments)
         with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
             process = subprocess.Popen(
@@ -154,7 +154,7 @@ class Installed:
 
     @contextmanager
     def serving(self, *options: object, **variables: str) -> Iterator[dict[str, str]]:
-        """Serve with some options; gives the variables that lead a client to the server."""
+        """Serve with some options; yields the environment variables for a client of that server."""
         serve = ("agentpay-server", "serve", "--port", 0, *options)
         with self.started(*serve, **variables) as process:
             told = next_json(process)
@@ -165,7 +165,7 @@ class Installed:
 
 
 def environ(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables of a process: this one's, without those that would lead it elsewhere."""
+    """Return this process's environment, without variables that would change what is imported or called."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -175,13 +175,13 @@ def environ(variables: dict[str, str]) -> dict[str, str]:
 
 
 def fail(command: object, said: str) -> NoReturn:
-    """End the run."""
+    """End the run with a message."""
     shown = " ".join(command) if isinstance(command, list) else command
     raise SystemExit(f"{shown}\n{said}")
 
 
 def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON value
-    """Return what the next line of a process holds."""
+    """Return the JSON value on the next line of a process's output."""
     line = process.stdout.readline() if process.stdout else ""
     if not line:
         fail(process.args, "printed no line")
@@ -192,7 +192,7 @@ def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON
 
 
 def as_client(client: Installed) -> None:
-    """Use the client where nothing else is installed."""
+    """Use the client in an environment without the server."""
     client.run("python", "-I", "-W", "error", "-c", ALONE)
     for command in (("agentpay-server",), ("python", "-I", "-m", "agentpay_server")):
         said = client.run(*command, code=1)
@@ -203,7 +203,7 @@ def as_client(client: Installed) -> None:
 
 
 def as_receiver(installed: Installed, app: str) -> None:
-    """Receive a webhook in one of the examples, started by the command that it shows."""
+    """Receive a webhook in one of the examples, started by its documented command."""
     port, needs = free_port(), RECEIVERS[app]
     if "uvicorn" in needs:
         command: tuple[object, ...] = ("uvicorn", "--port", port, f"{app}:app")
@@ -228,7 +228,7 @@ def free_port() -> int:
 
 
 def as_server(installed: Installed, client: Installed) -> None:
-    """Run every example and every command, with nothing kept and on a data directory."""
+    """Run every example and every command, in memory and on a data directory."""
     for example in sorted(EXAMPLES.glob("*.py")):
         installed.run("python", "-I", example)
     with installed.serving() as server:
@@ -243,7 +243,7 @@ def as_server(installed: Installed, client: Installed) -> None:
 
 
 def client_commands(installed: Installed, server: dict[str, str]) -> None:
-    """Hear of an event that is made to happen, and list what there is."""
+    """Trigger an event, receive it with `listen`, and list objects."""
     with installed.started("agentpay-server", "listen", "--json", **server) as listening:
         next_json(listening)
         installed.run("agentpay-server", "trigger", "transfer.settled", **server)
@@ -254,7 +254,7 @@ def client_commands(installed: Installed, server: dict[str, str]) -> None:
 
 
 def kept(installed: Installed, client: Installed, *where: object, **variables: str) -> None:
-    """Find again after a restart what a server was told before it."""
+    """Check that data survives a restart."""
     with installed.serving(*where, **variables) as server:
         client.run("python", "-I", "-c", PAY, "kept", **server)
     with installed.serving(*where, **variables) as server:
@@ -262,7 +262,7 @@ def kept(installed: Installed, client: Installed, *where: object, **variables: s
 
 
 def without_driver(installed: Installed) -> None:
-    """Be told what to install where the driver of PostgreSQL is missing."""
+    """Check the advice when the PostgreSQL driver is missing."""
     serve = ("agentpay-server", "serve", "--port", 0, "--database-url", "postgresql://nobody@localhost/none")
     said = installed.run(*serve, code=1, AGENTPAY_SERVER_ENCRYPTION_KEY="00" * 32)
     if not re.search(r"needs asyncpg, which is not installed: pip install \S+\[postgres\]", said):
@@ -270,7 +270,7 @@ def without_driver(installed: Installed) -> None:
 
 
 def on_postgres(installed: Installed, client: Installed, database_url: str) -> None:
-    """Serve on PostgreSQL, and once more."""
+    """Serve on PostgreSQL, twice."""
     variables = {
         "AGENTPAY_SERVER_DATABASE_URL": database_url,
         "AGENTPAY_SERVER_ENCRYPTION_KEY": "00" * 32,
@@ -283,7 +283,7 @@ def on_postgres(installed: Installed, client: Installed, database_url: str) -> N
 
 
 def as_test_suite(installed: Installed) -> None:
-    """Run the suite of the examples, and the tests that the documentation shows."""
+    """Run the example test suite, and the tests in the documentation."""
     with tempfile.TemporaryDirectory() as scratch:
         suite = Path(scratch)
         shutil.copytree(EXAMPLES / "agent_test_suite", suite, dirs_exist_ok=True)

@@ -1,8 +1,8 @@
-"""Draw the terminal session that the README shows, from a run of the quickstart.
+"""Draw the terminal session in the README from a run of the quickstart.
 
     nox -s picture
 
-The picture needs nothing from the network: its font is whatever monospaced one the reader has.
+The picture loads nothing from the network: it uses the reader's monospaced font.
 """
 
 import io
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def styled(line: str) -> Text:
-    """Return a line of output as it is shown: what is done stands out, and so does what is refused."""
+    """Return a line of output with colours for headings, successes and rejections."""
     if not line.startswith(" "):
         return Text(line, style="bold cyan")
     text = Text(line)
@@ -53,7 +53,7 @@ def styled(line: str) -> Text:
 
 
 def without_network(picture: str) -> str:
-    """Return a picture that asks for no font of others."""
+    """Return the picture without references to remote fonts."""
     picture = re.sub(r"<!--.*?-->\s*", "", picture, flags=re.DOTALL)
     picture = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", picture)
     picture = re.sub(r"font-family: Fira Code, monospace;", f"font-family: {FONTS};", picture)

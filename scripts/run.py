@@ -1,9 +1,9 @@
-"""Run a session of the noxfile with nothing but Python at hand: makes .venv, puts nox into it, starts it.
+"""Run a session of the noxfile with only Python installed: creates .venv, installs nox there, and runs it.
 
     python3 scripts/run.py quickstart
     python3 scripts/run.py tests
 
-Without a name it runs all sessions that a change must pass.
+Without arguments it runs all sessions that a change must pass.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ PYTHON = ENVIRONMENT / ("Scripts/python.exe" if sys.platform == "win32" else "bi
 
 
 def main() -> int:
-    """Return the exit code of nox."""
+    """Run nox and return its exit code."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the one file that another Python may run
         print("agentpay needs Python 3.11 or newer", file=sys.stderr)
         return 2

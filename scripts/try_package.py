@@ -1,10 +1,10 @@
-"""Look into the distributions that were built, install them in every documented way, and use each install.
+"""Check the content of the built distributions, install them in every documented way, and use each install.
 
     python scripts/try_package.py DIRECTORY
 
-Each install has an environment that holds nothing else, so that a package which is missing from it, or an
-import of another extra's, shows. What is then done there is in `package_ways.py`. Environments are made by uv
-where it is on the path, else by venv and pip.
+Each install has its own empty environment, so that a missing dependency, or an import from another extra,
+fails. `package_ways.py` has the checks that run there. Environments are created by uv if it is on the path,
+otherwise by venv and pip.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ class Install:
     """A documented install.
 
     Attributes:
-        extras: of ours.
-        others: what its users bring.
-        ways: what is done with it.
+        extras: extras of agentpay-kit.
+        others: packages that users of this install add.
+        ways: checks to run in it.
     """
 
     extras: tuple[str, ...]
@@ -67,7 +67,7 @@ class Install:
 
     @property
     def name(self) -> str:
-        """What it is called where it fails."""
+        """Name of the install in messages."""
         return " + ".join(["the client", *(f"[{extra}]" for extra in self.extras), *self.others])
 
 
@@ -80,7 +80,7 @@ def main(directory: Path) -> None:
         installs = documented(client, database_url)
         tried = {extra for install in installs for extra in install.extras}
         if tried != extras:
-            raise SystemExit(f"not every extra is tried, and no other: {sorted(extras ^ tried)}")
+            raise SystemExit(f"the tried extras differ from the declared ones: {sorted(extras ^ tried)}")
 
         def attempt(number: int, install: Install) -> None:
             start = time.monotonic()
@@ -102,7 +102,7 @@ def documented(client: Installed, database_url: str) -> list[Install]:
     """Return every install that the documentation names, the longest first.
 
     Args:
-        client: an environment with the client alone, which reaches the servers of the others.
+        client: an environment with only the client, to call the servers of the other installs.
         database_url: an empty PostgreSQL database.
     """
     serves = partial(package_ways.as_server, client=client)
@@ -121,10 +121,10 @@ def documented(client: Installed, database_url: str) -> list[Install]:
 
 
 def look_into(wheel: Path, sdist: Path) -> set[str]:
-    """Check what the distributions hold, and return the extras that they declare.
+    """Check the content of the distributions, and return the extras that they declare.
 
     Raises:
-        SystemExit: something is missing, or does not belong there.
+        SystemExit: a file is missing or must not be there.
     """
     _, version, *_ = wheel.name.split("-")
     information = f"{NAME}-{version}.dist-info"
@@ -138,19 +138,17 @@ def look_into(wheel: Path, sdist: Path) -> set[str]:
     problems = [f"the wheel has no {name}" for name in sorted(expected - held)]
     problems += [f"the sdist has no {name}" for name in sorted(SDIST_HOLDS - sources)]
     problems += [
-        f"{name}/ does not belong into the wheel"
+        f"{name}/ must not be in the wheel"
         for name in sorted(places - {"agentpay", "agentpay_server", information})
     ]
-    problems += [
-        f"{name} does not belong into the sdist" for name in sorted(sources) if name.startswith(".ci")
-    ]
+    problems += [f"{name} must not be in the sdist" for name in sorted(sources) if name.startswith(".ci")]
     if problems:
         raise SystemExit("\n".join(problems))
     return set(metadata.get_all("Provides-Extra", []))
 
 
 def environment(place: Path, *requirements: str) -> Installed:
-    """Make an environment that holds some requirements and what they need."""
+    """Create an environment with the given requirements and their dependencies."""
     python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if uv := shutil.which("uv"):
         make = [uv, "venv", "--quiet", "--python", sys.executable, str(place)]
@@ -166,9 +164,9 @@ def environment(place: Path, *requirements: str) -> Installed:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Give the address of an empty PostgreSQL database, on the server of the tests."""
+    """Yield the URL of an empty PostgreSQL database, on the server that the tests use."""
     sys.path.insert(0, str(ROOT / "tests"))
-    import asyncpg  # noqa: PLC0415 - with what the tests need
+    import asyncpg  # noqa: PLC0415 - a dependency of the tests
     import postgres_server  # noqa: PLC0415
 
     async def make(server: str, name: str) -> None:

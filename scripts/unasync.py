@@ -1,4 +1,4 @@
-"""Generate each `_sync` package from the `_async` one beside it; with `--check`, tell if all are current."""
+"""Generate each `_sync` package from its `_async` sibling; with `--check`, check that all are up to date."""
 
 import re
 import sys
@@ -10,9 +10,9 @@ PACKAGES = [ROOT / "agentpay", ROOT / "agentpay_server" / "clients"]
 HEADER = "# Generated from _async by scripts/unasync.py. Edit that one.\n"
 
 SUBSTITUTIONS = [
-    # What exists in the async client alone.
+    # Blocks that exist only in the async client.
     (r" *# unasync: async only\n(?s:.*?)# unasync: end of async only\n", ""),
-    # A list that is awaited or iterated over is, without awaiting, its first page.
+    # The awaitable and iterable of pages becomes the first page itself.
     (r"\bAsyncPages\(", "Page.first("),
     (r"\bAsyncPages\b", "Page"),
     (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
@@ -37,7 +37,7 @@ def unasync(source: str) -> str:
 
 
 def main() -> int:
-    """Write the generated modules; with `--check`, write nothing and return 1 when one is not current."""
+    """Write the generated modules; with `--check`, write nothing and return 1 if one is out of date."""
     check = "--check" in sys.argv[1:]
     wanted = {
         package / "_sync" / path.name: unasync(path.read_text(encoding="utf-8"))

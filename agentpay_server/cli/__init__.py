@@ -1,11 +1,9 @@
 """`agentpay-server`: the command line.
 
-`serve` and `demo` are servers; `operators` works on a store; the other commands are clients of a server that
-runs, over HTTP like any client, and never touch its data. Each command has a module of its own, which is
-loaded when it is called for. What a command found goes to standard output, for people or, with `--json`, as
-JSON; everything else goes to standard error. The exit code is 0 when it is done, 1 when the server refused or
-failed or cannot be reached, 2 when the command cannot be meant as it was given, 130 when it was interrupted
-before it was done.
+`serve` and `demo` start servers; `operators` opens a store directly; the other commands are HTTP clients of a
+running server. Each command has its own module, imported when the command runs. Results go to standard
+output, as text or with `--json` as JSON; everything else goes to standard error. Exit codes: 0 success, 1 the
+server refused, failed or cannot be reached, 2 usage error, 130 interrupted.
 """
 
 from collections.abc import Mapping
@@ -19,23 +17,23 @@ from agentpay._version import __version__
 _INTERRUPTED: Final = 130
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "serve": ("serve:serve", "Serve until it is stopped."),
-    "demo": ("demo:demo", "Serve a living world: agents that pay, are refused, and wait for you."),
-    "keys": ("keys:keys", "The keys of agents; and new operator keys."),
-    "operator-keys": ("operator_keys:operator_keys", "Your operator keys."),
-    "operators": ("operators:operators", "The operators of a data directory or a database."),
-    "approvals": ("approvals:approvals", "Transfers that wait for an operator."),
-    "deliveries": ("deliveries:deliveries", "Events on their way to webhooks."),
-    "listen": ("listen:listen", "Print events as they happen, and forward them, signed."),
-    "trigger": ("trigger:trigger", "Make an event happen for real, on a test chain."),
-    "simulate": ("simulate:simulate", "Run servers under faults on virtual time, from one seed."),
+    "serve": ("serve:serve", "Run a server."),
+    "demo": ("demo:demo", "Run a server with sample agents that pay, are rejected, and wait for approval."),
+    "keys": ("keys:keys", "Manage agent keys, and generate operator keys."),
+    "operator-keys": ("operator_keys:operator_keys", "Manage your operator keys."),
+    "operators": ("operators:operators", "Create operators in a data directory or database."),
+    "approvals": ("approvals:approvals", "List, approve and reject transfers that wait for approval."),
+    "deliveries": ("deliveries:deliveries", "List webhook deliveries and replay them."),
+    "listen": ("listen:listen", "Print events as they happen, and optionally forward them, signed."),
+    "trigger": ("trigger:trigger", "Cause an event by real operations, on a test chain."),
+    "simulate": ("simulate:simulate", "Simulate servers under faults on virtual time, from a seed."),
     "openapi": ("openapi:openapi", "Print the OpenAPI document of /v1."),
 }
-"""Where each command lives, and what `--help` says of it: said here so that nothing is loaded for it."""
+"""Module and one-line help of each command; stated here so that `--help` imports no command."""
 
 
 class _Commands(click.Group):
-    """The commands, loaded one by one as they are called for."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
         return list(_COMMANDS)
@@ -55,7 +53,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Whoever interrupts knows that it was interrupted.
+            # The user pressed Ctrl-C: the exit code is enough.
             ctx.exit(_INTERRUPTED)
 
 
@@ -64,8 +62,8 @@ class _Commands(click.Group):
 def main() -> None:
     """The reference server of the agent payment account service.
 
-    serve and demo start one. operators works on the store of one. The other commands ask one that runs: tell
-    them where with --url or AGENTPAY_BASE_URL, and as whom with --key or AGENTPAY_API_KEY, as in the SDK.
+    serve and demo start a server. operators works on a server's data. All other commands call a running
+    server: set its URL with --url or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY.
 
-    Exit codes: 0 done, 1 refused, failed or not reached, 2 not to be meant, 130 interrupted.
+    Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 130 interrupted.
     """

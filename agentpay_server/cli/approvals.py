@@ -1,4 +1,4 @@
-"""`agentpay-server approvals`: transfers that reached their account's `escalation_threshold`.
+"""`agentpay-server approvals`: transfers at or above their account's `escalation_threshold`.
 
 See interface AP1 to AP5.
 """
@@ -14,9 +14,10 @@ from agentpay_server.cli.values import Identifier
 
 @click.group()
 def approvals() -> None:
-    """Transfers that wait for an operator.
+    """List, approve and reject transfers that wait for approval.
 
-    Nothing is signed and nothing is reserved while a transfer waits; nobody's decision is a rejection.
+    While a transfer waits, nothing is signed and nothing is reserved. If it is not approved in time, it is
+    rejected.
     """
 
 
@@ -24,7 +25,7 @@ def approvals() -> None:
 @takes_limit
 @takes_server
 def list_approvals(*, server: AgentPay, output: Output, limit: int) -> None:
-    """List the transfers that wait, newest first."""
+    """List waiting transfers, newest first."""
     output.table(
         up_to(server.console.approvals.list(limit=min(limit, 100)), limit, output),
         {
@@ -44,9 +45,9 @@ def list_approvals(*, server: AgentPay, output: Output, limit: int) -> None:
 @click.argument("transfer_id", type=Identifier(TRANSFER))
 @takes_server
 def approve(*, server: AgentPay, output: Output, transfer_id: str) -> None:
-    """Approve a transfer: the policy in force is checked again, and the money moves.
+    """Approve a transfer: check the current policy again, then pay.
 
-    Approving again never pays twice.
+    Approving a transfer twice never pays twice.
     """
     with output.progress(f"Paying {transfer_id}"):
         transfer = server.console.approvals.approve(transfer_id)
@@ -55,8 +56,8 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 
 @approvals.command("reject")
 @click.argument("transfer_id", type=Identifier(TRANSFER))
-@click.option("--reason", help="Why, 1 to 200 characters; whoever asked for the transfer reads it.")
+@click.option("--reason", help="Reason, 1 to 200 characters. The agent can read it.")
 @takes_server
 def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None) -> None:
-    """Reject a transfer, for good."""
+    """Reject a transfer, finally."""
     output.record(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")

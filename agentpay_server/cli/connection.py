@@ -1,4 +1,4 @@
-"""How a command reaches a running server, and what it says when that refuses, fails or is not there."""
+"""Connecting a command to a running server, and reporting the server's errors."""
 
 import contextlib
 import functools
@@ -16,25 +16,25 @@ from agentpay_server.cli.variables import KEY_VARIABLE, URL_VARIABLE
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
-    errors.AuthenticationError: f"Give --key, or set {KEY_VARIABLE}, to the operator key of this server",
+    errors.AuthenticationError: f"Set --key or {KEY_VARIABLE} to the operator key of this server",
     errors.PermissionDeniedError: "",
     errors.TransferRejectedError: "No money moved",
-    errors.InsufficientBalanceError: "No money moved; fund the account, and do it again",
+    errors.InsufficientBalanceError: "No money moved. Fund the account and try again",
     errors.ConflictError: "",
     errors.InvalidRecipientError: "",
-    errors.RateLimitedError: "Wait a moment, and do it again",
-    errors.ServiceUnavailableError: "Look at what became of it, then try again",
+    errors.RateLimitedError: "Wait a moment and try again",
+    errors.ServiceUnavailableError: "Check whether it was done, then try again",
     errors.ServerError: "Try again in a moment",
 }
-"""What to do next, where the sentence of the exception is for programs, or the server's says all."""
+"""Advice for people, in place of an exception's own, which is for programs. Empty: nothing to add."""
 
 
 @frozen(kw_only=True)
 class Address:
-    """Where a server is, and as whom it is asked.
+    """A server's URL and the key to use.
 
     Attributes:
-        url: its base URL.
+        url: base URL of the server.
         key: an operator key.
     """
 
@@ -43,7 +43,7 @@ class Address:
 
 
 class RefusedError(click.ClickException):
-    """The server refused, failed, or is not there: exit code 1."""
+    """The server refused, failed or cannot be reached: exit code 1."""
 
     def __init__(self, message: str, output: Output, **fields: object) -> None:
         super().__init__(message)
@@ -51,20 +51,20 @@ class RefusedError(click.ClickException):
         self._fields = fields
 
     def format_message(self) -> str:
-        """Return the sentence, in which nothing that a server said does anything to a terminal."""
+        """Return the message, with escape sequences from the server made harmless."""
         return printable(self.message)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say so on standard error: a sentence, or one line of JSON."""
+        """Print the message on standard error, as text or as one line of JSON."""
         if self._output.is_json:
-            told = {name: value for name, value in self._fields.items() if value is not None}
-            self._output.document({**told, "message": self.message}, is_error=True)
+            fields = {name: value for name, value in self._fields.items() if value is not None}
+            self._output.document({**fields, "message": self.message}, is_error=True)
         else:
             super().show(file)
 
 
 def takes_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that lead to a server; it is called with `server` and `output`."""
+    """Add the connection options to a command; it is called with `server` and `output`."""
 
     @functools.wraps(command)
     def with_server(
@@ -75,19 +75,19 @@ def takes_server(command: Callable[..., None]) -> Callable[..., None]:
         **others: Any,  # noqa: ANN401 - the values of other options
     ) -> None:
         output, address = Output(is_json=is_json), address_of(url, key)
-        with told_to_people(address, output), _client(address) as server:
+        with reported_errors(address, output), _client(address) as server:
             command(server=server, output=output, **others)
 
     return takes_address(takes_json(with_server))
 
 
 def takes_address(command: _Command) -> _Command:
-    """Give a command the options `--url` and `--key`."""
+    """Add the options `--url` and `--key` to a command."""
     command = click.option(
         "--key",
         envvar=KEY_VARIABLE,
         show_envvar=True,
-        help="Operator key. Other users of the machine may see what is typed; the variable they do not.",
+        help="Operator key. Prefer the variable: other users of the machine may see command lines.",
     )(command)
     return click.option(
         "--url",
@@ -95,31 +95,31 @@ def takes_address(command: _Command) -> _Command:
         show_envvar=True,
         default="http://127.0.0.1:8402",
         show_default=True,
-        help="Address of the server.",
+        help="URL of the server.",
     )(command)
 
 
 def address_of(url: str, key: str | None) -> Address:
-    """Return where to go.
+    """Return the address to call.
 
     Raises:
-        UsageError: there is no key.
+        UsageError: `key` is missing.
     """
     if not key:
         raise click.UsageError(
-            f"no operator key: give --key, or set {KEY_VARIABLE} to the operator_key that the server printed "
-            "when it started."
+            f"no operator key: set --key or {KEY_VARIABLE} to the operator_key that the server printed at "
+            "its first start."
         )
     return Address(url=url, key=key)
 
 
 @contextlib.contextmanager
-def told_to_people(address: Address, output: Output) -> Iterator[None]:
-    """Turn what the SDK raises into messages that a person can act on, with their exit codes.
+def reported_errors(address: Address, output: Output) -> Iterator[None]:
+    """Turn exceptions of the SDK into messages with an exit code.
 
     Raises:
-        UsageError: the URL or the key can be none.
-        RefusedError: anything else.
+        UsageError: the URL or the key is invalid.
+        RefusedError: any other error.
     """
     try:
         yield
@@ -146,10 +146,10 @@ def _client(address: Address) -> AgentPay:
 
 def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
     if error.may_have_been_processed:
-        message = f"{error}. Look at what became of it before you do it again."
+        message = f"{error}. Check whether it was done before you try again."
     else:
         message = (
-            f"no server answers at {address.url}: start one with agentpay-server serve, or give --url or "
+            f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
             f"{URL_VARIABLE}."
         )
     raise RefusedError(message, output, error="no_answer")
@@ -163,7 +163,7 @@ def _sentences(error: errors.APIError) -> str:
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
     if error.status >= 500:
         if error.transfer_id is not None:
-            parts[-1] = f"It may be under way: look at transfer {error.transfer_id} before you do it again."
+            parts[-1] = f"The outcome is unknown: check transfer {error.transfer_id} before you try again."
         if error.request_id is not None:
             parts.append(f"Request {error.request_id}.")
     return f"{error.code or error.status}: " + " ".join(parts)

@@ -1,4 +1,4 @@
-"""`agentpay-server deliveries`: what became of events on their way to webhooks, and sending them again."""
+"""`agentpay-server deliveries`: listing webhook deliveries and replaying events."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from agentpay_server.cli.output import Output, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
 
 
-def _last_answer(delivery: Delivery) -> str | int | None:
+def _last_response(delivery: Delivery) -> str | int | None:
     if not delivery.attempts:
         return None
     last = delivery.attempts[-1]
@@ -27,16 +27,17 @@ _COLUMNS = {
     "webhook_id": lambda delivery: delivery.webhook_id,
     "status": lambda delivery: delivery.status,
     "attempts": lambda delivery: len(delivery.attempts),
-    "last answer": _last_answer,
+    "last response": _last_response,
     "next_attempt_at": lambda delivery: delivery.next_attempt_at,
 }
 
 
 @click.group()
 def deliveries() -> None:
-    """Events on their way to webhooks.
+    """List webhook deliveries and replay them.
 
-    Each is tried five times over 2 h 35 min 30 s, then it is undelivered until it is replayed.
+    A delivery is attempted up to five times over 2 h 35 min 30 s. If all fail, it is undelivered until it is
+    replayed.
     """
 
 
@@ -44,11 +45,11 @@ def deliveries() -> None:
 @click.option(
     "--status",
     type=click.Choice([status.value for status in DeliveryStatusFilter]),
-    help="Those that have come so far.",
+    help="Only deliveries with this status.",
 )
-@click.option("--event", "event_id", type=Identifier(EVENT), metavar="EVENT_ID", help="Those of one event.")
+@click.option("--event", "event_id", type=Identifier(EVENT), metavar="EVENT_ID", help="Only of one event.")
 @click.option(
-    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Those to one webhook."
+    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Only to one webhook."
 )
 @takes_limit
 @takes_server
@@ -61,68 +62,68 @@ def list_deliveries(
     event_id: str | None,
     webhook_id: str | None,
 ) -> None:
-    """List deliveries, newest first; JSON has every attempt."""
+    """List deliveries, newest first. With --json, includes every attempt."""
     found = server.console.deliveries.list(
         status=None if status is None else DeliveryStatusFilter(status),
         event_id=event_id,
         webhook_id=webhook_id,
         limit=min(limit, 100),
     )
-    output.table(up_to(found, limit, output), _COLUMNS, empty="There are no such deliveries.")
+    output.table(up_to(found, limit, output), _COLUMNS, empty="No deliveries match.")
 
 
 @deliveries.command("replay")
 @click.argument("ids", type=Identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
-@click.option("--undelivered", is_flag=True, help="All that were given up and have not been sent since.")
+@click.option("--undelivered", is_flag=True, help="All undelivered ones that were not replayed since.")
 @click.option(
-    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="To this webhook alone."
+    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Only to this webhook."
 )
 @takes_server
 def replay(
     *, server: AgentPay, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
 ) -> None:
-    """Send events again: the same bytes, under the same event id, as new deliveries.
+    """Replay events: send the same bytes with the same event id, as new deliveries.
 
-    ID is a delivery (dlv_…), which is sent to its webhook again, or an event (evt_…), which is sent to every
-    webhook that asks for such events now, or to --webhook.
+    ID is a delivery (dlv_…), replayed to its webhook, or an event (evt_…), replayed to every webhook that now
+    subscribes to its type, or only to --webhook.
     """
     if bool(ids) == undelivered:
-        raise click.UsageError("give the IDs of deliveries or events, or --undelivered.")
-    made: list[Delivery] = []
+        raise click.UsageError("pass the IDs of deliveries or events, or --undelivered.")
+    created: list[Delivery] = []
     refused: list[str] = []
-    with output.progress("Looking for what is to be sent") as say:
+    with output.progress("Finding deliveries") as say:
         posts = _undelivered(server, webhook_id) if undelivered else _named(server, output, ids, webhook_id)
         wanted = list(posts)
         for place, post in enumerate(wanted, 1):
             say(f"Sending {place} of {len(wanted)}")
             try:
-                made += server.console.events.replay(post.event_id, webhook_id=post.webhook_id)
+                created += server.console.events.replay(post.event_id, webhook_id=post.webhook_id)
             except (errors.NotFoundError, errors.InvalidRequestError) as error:
-                # Of one event, or of a webhook that was deleted since: no reason to hold back the others.
+                # One event or webhook was deleted since; the others can still be sent.
                 details = "".join(f"; {fault.field} {fault.message}" for fault in error.details)
                 refused.append(f"{post.event_id}: {error.message.rstrip('.')}{details}")
             except errors.AgentPayError:
-                # What was sent is told of, whatever becomes of the rest.
-                if made:
-                    output.table(made, _COLUMNS, empty="")
+                # Show what was sent before the error ends the command.
+                if created:
+                    output.table(created, _COLUMNS, empty="")
                 raise
-    output.table(made, _COLUMNS, empty="There was nothing to send.")
+    output.table(created, _COLUMNS, empty="Nothing to send.")
     if refused:
         raise RefusedError(f"{len(refused)} not sent: {'; '.join(refused)}.", output, error="not_replayed")
 
 
 @frozen
 class _Post:
-    """What is to be sent, and where to; None is wherever such events are asked for now."""
+    """An event to replay. `webhook_id` None means all webhooks that now subscribe to its type."""
 
     event_id: str
     webhook_id: str | None
 
 
 def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None) -> Iterator[_Post]:
-    """Yield what identifiers stand for, in their order.
+    """Yield the posts for the given identifiers, in order.
 
-    The service finds an event by its identifier, and a delivery in the list alone.
+    The service can look up an event by its identifier; a delivery must be found in the list.
     """
     missing = {given for given in ids if given.startswith(DELIVERY)}
     found: dict[str, Delivery] = {}
@@ -135,7 +136,7 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
     if lost := sorted(missing - found.keys()):
         where = "" if webhook_id is None else f" to {webhook_id}"
         raise RefusedError(
-            f"no delivery {', '.join(lost)}{where}; agentpay-server deliveries list shows what there is.",
+            f"no delivery {', '.join(lost)}{where}. List deliveries with agentpay-server deliveries list.",
             output,
             error="not_found",
         )
@@ -148,11 +149,11 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
 
 
 def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
-    """Yield what was given up and not replayed since, oldest first: nothing is received twice for it."""
-    given_up = list(server.console.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
+    """Yield undelivered events that were not replayed since, oldest first, so that none is received twice."""
+    undelivered = list(server.console.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
     registered = {webhook.webhook_id for webhook in server.console.webhooks.list(limit=100)}
-    for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(given_up)):
+    for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(undelivered)):
         of_event = server.console.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
-        is_given_up = any(newest.status == DeliveryStatusFilter.UNDELIVERED for newest in of_event.data)
-        if is_given_up and post.webhook_id in registered:
+        is_undelivered = any(newest.status == DeliveryStatusFilter.UNDELIVERED for newest in of_event.data)
+        if is_undelivered and post.webhook_id in registered:
             yield post

@@ -1,4 +1,4 @@
-"""`agentpay-server demo`: a server with a world in it that lives, to look at and to try commands on."""
+"""`agentpay-server demo`: a server with sample agents, for trying out the other commands."""
 
 import contextlib
 import itertools
@@ -33,18 +33,18 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     type=click.IntRange(0, 65535),
     default=8402,
     show_default=True,
-    help=f"Port on {_HOST}; 0 takes a free one.",
+    help=f"Port on {_HOST}; 0 chooses a free one.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="The same seed tells the same story. Its keys are the same too: others can compute them.",
+    help="Run the same story each time. Keys are derived from the seed, so others can compute them.",
 )
 @click.option(
     "--operator-key",
     envvar="AGENTPAY_SERVER_OPERATOR_KEY",
     show_envvar=True,
-    help="Operator key to use instead of a new one; it is never printed.",
+    help="Operator key to use instead of a new one. It is never printed.",
 )
 @click.option(
     "--interval",
@@ -52,9 +52,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait after each step.",
+    help="Pause after each step.",
 )
-@click.option("--steps", type=click.IntRange(min=0), metavar="N", help="Run N steps, then end.")
+@click.option("--steps", type=click.IntRange(min=0), metavar="N", help="Stop after N steps.")
 @click.option(
     "--allowed-host",
     "allowed_hosts",
@@ -64,7 +64,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
-@click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="End after so long.")
+@click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="Stop after this time.")
 @takes_json
 def demo(
     *,
@@ -78,21 +78,21 @@ def demo(
     no_dashboard: bool,
     is_json: bool,
 ) -> None:
-    """Serve a living world: agents that pay, are refused, and wait for you.
+    """Run a server with sample agents that pay, are rejected, and wait for approval.
 
-    It is a whole server in memory, with several agents under policies, shops, a metered session, a webhook,
-    and transfers that wait for approval. Try the other commands on it. Ctrl-C ends it, with exit code 0.
+    The server is in memory. It has several agents with policies, shops, a metered session, a webhook, and
+    transfers that wait for approval. Try the other commands on it. Ctrl-C stops it with exit code 0.
     """
     output = Output(is_json=is_json)
     story_seed = secrets.randbelow(_SEEDS) if seed is None else seed
     ends_at = None if seconds is None else time.monotonic() + seconds
-    # All of a server takes longer to load than it takes to say what is wrong with the options.
+    # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
     from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
     from agentpay_server.settings import Settings  # noqa: PLC0415
 
-    # The seed of the story is printed, and short: only a seed that was asked for may make keys.
+    # The story's seed is short and printed, so keys are derived only from a seed that the user chose.
     server = AgentPayServer(
         clock="system",
         seed=seed,
@@ -100,26 +100,26 @@ def demo(
         settings=Settings(serves_dashboard=not no_dashboard),
     )
     with _Stop() as stop, _running(server):
-        world = DemoWorld(server, story_seed, lambda step: _tell(output, step))
-        # Before anybody can reach it: the world that is found is always whole.
-        with output.progress("Making the world") as say:
+        world = DemoWorld(server, story_seed, lambda step: _print_step(output, step))
+        # Before the port opens, so that no client sees an incomplete world.
+        with output.progress("Creating the sample data") as say:
             world.begin(say)
         try:
             server.listen(port=port, allowed_hosts=allowed_hosts)
         except CannotListenError as error:
-            said = str(error).replace("pass another port", "give another --port")
-            raise click.ClickException(f"{said}.") from None
+            message = str(error).replace("pass another port", "pass another --port")
+            raise click.ClickException(f"{message}.") from None
         _introduce(output, server.base_url, None if operator_key else server.operator_key, story_seed)
         if not no_dashboard:
             output.note(
                 f"The operator console is at {server.base_url}/dashboard; sign in with the operator key."
             )
         if seed is not None:
-            output.note("This server is seeded: anybody who knows the seed can compute all of its keys.")
+            output.note("Warning: anyone who knows --seed can compute all keys of this server.")
         for number in itertools.count() if steps is None else range(steps):
             if number:
                 stop.rest(interval if ends_at is None else max(min(interval, ends_at - time.monotonic()), 0))
-            if stop.is_told or (ends_at is not None and time.monotonic() >= ends_at):
+            if stop.is_requested or (ends_at is not None and time.monotonic() >= ends_at):
                 break
             world.step()
 
@@ -135,20 +135,20 @@ def _running(server: "AgentPayServer") -> Iterator[None]:
 
 
 class _Stop:
-    """Lets Ctrl-C and SIGTERM end the demo between two of its steps; a second one ends it at once.
+    """Lets Ctrl-C and SIGTERM end the demo between two steps; a second signal ends it at once.
 
-    Raised anywhere, the interrupt could be lost in a callback that nobody hears, or leave a call half done.
+    An interrupt raised elsewhere could be swallowed by a callback, or leave a call half done.
     """
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_requested = False
         self._is_resting = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Elsewhere there are no handlers to be had.
+        # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._request) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -156,46 +156,48 @@ class _Stop:
             signal.signal(number, handler)
 
     def rest(self, seconds: float) -> None:
-        """Do nothing for a while, or until it is told to stop."""
-        with contextlib.suppress(_Told):
+        """Sleep for `seconds`, or until a stop is requested."""
+        with contextlib.suppress(_StopRequested):
             self._is_resting = True
             try:
-                if not self.is_told:
+                if not self.is_requested:
                     time.sleep(seconds)
             finally:
                 self._is_resting = False
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _request(self, number: int, _frame: FrameType | None) -> None:
         signal.signal(number, self._before[number])
-        self.is_told = True
+        self.is_requested = True
         if self._is_resting:
             self._is_resting = False
-            raise _Told
+            raise _StopRequested
 
 
-class _Told(BaseException):
-    """The demo is told to stop while it rests."""
+class _StopRequested(BaseException):
+    """A stop was requested while the demo sleeps."""
 
 
 def _introduce(output: Output, base_url: str, operator_key: str | None, seed: int) -> None:
     if output.is_json:
-        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
-        output.document({"demo": told})
+        output.document({"demo": {"base_url": base_url, "operator_key": operator_key, "seed": seed}})
         return
     output.line(
-        Text("A world with test money, in memory. To look around, in another terminal:", style="bold")
+        Text(
+            "A server with sample data, in memory. To try other commands, run in another terminal:",
+            style="bold",
+        )
     )
     for line in export_lines(base_url, operator_key):
         output.line(f"  {line}")
     if operator_key is None:
-        output.line(f"  and set {KEY_VARIABLE} to the operator key that you gave")
-    output.line("and then: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
-    output.line("It holds payments, a refusal, a transfer that waits for approval, and an open session.")
-    output.line(f"--seed {seed} tells the same story again; Ctrl-C ends it.")
+        output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
+    output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
+    output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
+    output.line(f"--seed {seed} runs the same story again. Press Ctrl-C to stop.")
     output.line()
 
 
-def _tell(output: Output, step: "Step") -> None:
+def _print_step(output: Output, step: "Step") -> None:
     if output.is_json:
         output.document({"step": step})
         return

@@ -1,8 +1,8 @@
-"""The world of `agentpay-server demo`: agents with policies, shops that they pay, and an operator.
+"""The sample data of `agentpay-server demo`: agents with policies, shops that they pay, and an operator.
 
-Everything goes through the clients that anybody has, the agents' under keys of their own. What is done next
-follows from the seed alone, so that two worlds with one seed live the same life; identifiers differ where
-the clock is in them. Whoever looks on may interfere: what that makes fail is told like anything else.
+It uses only the public clients; each agent has its own key. The seed decides every step, so two worlds with
+one seed do the same; only identifiers that contain the time differ. The user may interfere, and failures that
+follow from that are shown as steps.
 """
 
 import random
@@ -31,7 +31,7 @@ _POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
     BUYER: {"max_daily_spend": 150},
     INTERN: {"max_single_transfer": 1, "paused": True},
 }
-"""The agents, and what limits each of them; the data buyer may pay two shops alone."""
+"""The agents and their policies. The data buyer may also pay only two shops."""
 
 _CAP_USDC: Final = Decimal(3)
 _PRICE_USDC: Final = Decimal("0.35")
@@ -41,16 +41,16 @@ _WAITING_MAX: Final = 4
 
 @frozen(kw_only=True)
 class Step:
-    """Something that was done in the world.
+    """One step of the demo.
 
     Attributes:
-        number: counts the steps of the world, from 1.
-        actor: who did it.
-        action: what it was.
-        status: what became of it: a status of a transfer or a session, or `refused`, `funded`, `failed`.
-        message: why not, if not.
-        transfer_id: the transfer that it was about, or None.
-        session_id: the session that it was about, or None.
+        number: number of the step, from 1.
+        actor: name of the agent, `Operator`, `Server` or `Webhook receiver`.
+        action: what the actor did.
+        status: the result: a status of a transfer or a session, or `refused`, `funded`, `failed`.
+        message: the reason of a refusal or a failure, or None.
+        transfer_id: the transfer, or None.
+        session_id: the session, or None.
     """
 
     number: int
@@ -63,19 +63,19 @@ class Step:
 
 
 class DemoWorld:
-    """A world on a server that has just started.
+    """Agents, shops and an operator on a new server.
 
     Args:
         server: the server.
-        seed: what is done follows from it.
-        tell: is told of every step.
+        seed: decides every step.
+        show: called with every step.
     """
 
-    def __init__(self, server: AgentPayServer, seed: int, tell: Callable[[Step], None]) -> None:
+    def __init__(self, server: AgentPayServer, seed: int, show: Callable[[Step], None]) -> None:
         self._server = server
         self._operator = server.client()
-        self._random = random.Random(seed)  # noqa: S311 - chance for a story, not for a secret
-        self._tell = tell
+        self._random = random.Random(seed)  # noqa: S311 - no secret depends on it
+        self._show = show
         self._steps = 0
         self._has_begun = False
         self._agents: dict[str, AgentPay] = {}
@@ -84,9 +84,9 @@ class DemoWorld:
         self.accounts: dict[str, str] = {}
 
     def begin(self, say: Callable[[str], None]) -> None:
-        """Make the agents and the shops, and let one thing of each kind happen, which is not told."""
+        """Create the agents and the shops, and perform one step of each kind without showing it."""
         for name in (DATASETS, INFERENCE, AIRLINE, *_POLICIES):
-            say(f"Opening the account of {name}")
+            say(f"Creating the account of {name}")
             self.accounts[name] = self._operator.accounts.create(name=name).account_id
         for name, policy in _POLICIES.items():
             self._fund(name, 100)
@@ -103,14 +103,14 @@ class DemoWorld:
         self._has_begun = True
 
     def step(self) -> None:
-        """Let one more thing happen, and tell it."""
-        self._do(self._go_on)
+        """Perform one more step, and show it."""
+        self._do(self._next)
 
-    def _go_on(self) -> None:
+    def _next(self) -> None:
         for name in (RESEARCH, TRAVEL, BUYER):
             if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
                 self._fund(name, 100)
-                self._told("Operator", f"funds {name} with 100 USDC", "funded")
+                self._record("Operator", f"funds {name} with 100 USDC", "funded")
                 return
         acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
         acts += [self._work_while_paused, self._decide, self._break_receiver]
@@ -120,7 +120,7 @@ class DemoWorld:
         try:
             act()
         except errors.AgentPayError as error:
-            self._told("Server", "was asked for something", "failed", message=str(error))
+            self._record("Server", "fails a request", "failed", message=str(error))
 
     def _buy(self) -> None:
         name = self._random.choice([RESEARCH, BUYER])
@@ -137,7 +137,7 @@ class DemoWorld:
         self._pay(INTERN, INFERENCE, self._amount(10, 90))
 
     def _book(self) -> None:
-        """Ask for what needs approval; with enough of that waiting, decide instead."""
+        """Request a transfer that needs approval; if several already wait, decide one instead."""
         if len(self._waiting) == _WAITING_MAX:
             self._decide()
             return
@@ -145,7 +145,7 @@ class DemoWorld:
         self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
 
     def _decide(self) -> None:
-        """Approve or reject what waits the longest; one is left for whoever looks on."""
+        """Approve or reject the transfer that has waited longest; always leave one for the user."""
         if len(self._waiting) < 2:
             self._book()
             return
@@ -153,19 +153,19 @@ class DemoWorld:
         try:
             if self._random.random() < 0.7:
                 status = str(self._server.console.approvals.approve(transfer_id).status)
-                self._told("Operator", "approves a transfer", status, transfer_id=transfer_id)
+                self._record("Operator", "approves a transfer", status, transfer_id=transfer_id)
             else:
                 self._server.console.approvals.reject(transfer_id, reason="Take the train")
-                self._told("Operator", "rejects a transfer", "rejected", transfer_id=transfer_id)
+                self._record("Operator", "rejects a transfer", "rejected", transfer_id=transfer_id)
         except errors.ConflictError:
-            self._told("Operator", "was too late to decide", "refused", transfer_id=transfer_id)
+            self._record("Operator", "was too late to decide", "refused", transfer_id=transfer_id)
         except errors.TransferRejectedError as refusal:
             if refusal.transfer_status == TransferStatus.PENDING_APPROVAL:
                 self._waiting.append(transfer_id)
             self._refused("Operator", "approves a transfer", refusal)
 
     def _meter(self) -> None:
-        """Go on with a session: open it, charge it, close it when it is used up."""
+        """Open a session, charge it, or close it when its cap is used up."""
         session = self._session
         if session is None:
             session = self._sessions.open(
@@ -182,17 +182,17 @@ class DemoWorld:
             try:
                 session = self._sessions.charge(session.session_id, amount=_PRICE_USDC)
             except (errors.NotFoundError, errors.SessionClosedError):
-                # Closed by somebody else: the next one is opened when its turn comes.
+                # The user closed it: a later step opens the next one.
                 self._session = None
                 raise
             action = f"is charged {_PRICE_USDC} USDC: {session.running_total_usdc} of {session.cap_usdc}"
         self._session = None if session.is_final else session
-        self._told(RESEARCH, action, str(session.status), session_id=session.session_id)
+        self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
 
     def _break_receiver(self) -> None:
-        """Let the webhook's receiver fail once: that delivery is tried again in 30 seconds."""
+        """Make the webhook's receiver fail once; that delivery is retried after 30 seconds."""
         self._inbox.fail_next(503)
-        self._told("Webhook receiver", "answers the next delivery with 503", "retrying")
+        self._record("Webhook receiver", "responds 503 to the next delivery", "retrying")
 
     def _fund(self, name: str, amount: int) -> None:
         self._server.sandbox.fund(self.accounts[name], amount)
@@ -220,16 +220,16 @@ class DemoWorld:
             return
         if transfer.status == TransferStatus.PENDING_APPROVAL:
             self._waiting.append(transfer.transfer_id)
-        self._told(name, action, str(transfer.status), transfer_id=transfer.transfer_id)
+        self._record(name, action, str(transfer.status), transfer_id=transfer.transfer_id)
 
     def _amount(self, least_cents: int, most_cents: int) -> Decimal:
         return Decimal(self._random.randint(least_cents, most_cents)) / 100
 
     def _refused(self, actor: str, action: str, refusal: errors.TransferRejectedError) -> None:
-        self._told(actor, action, "refused", message=refusal.message, transfer_id=refusal.transfer_id)
+        self._record(actor, action, "refused", message=refusal.message, transfer_id=refusal.transfer_id)
 
-    def _told(self, actor: str, action: str, status: str, **details: str | None) -> None:
+    def _record(self, actor: str, action: str, status: str, **details: str | None) -> None:
         if not self._has_begun:
             return
         self._steps += 1
-        self._tell(Step(number=self._steps, actor=actor, action=action, status=status, **details))
+        self._show(Step(number=self._steps, actor=actor, action=action, status=status, **details))

@@ -1,7 +1,7 @@
-"""Forwarding events to an address as the service itself delivers them to a webhook.
+"""Forwarding events to a URL as the service delivers them to a webhook.
 
-The same bytes under the same headers, signed; and after an answer that is no success, or none, again after
-the same delays. What was not received when the command ends is not sent any more.
+The bytes, headers and signature are the same, and so are the delays of retries. Events that were not received
+when the command ends are not sent.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ class Forward:
         event_id: the event, `evt_…`.
         event_type: name of its type.
         attempt: number of the attempt, from 1.
-        status_code: the receiver's HTTP status; None when there was no answer.
-        error: what kept an answer from coming; None when there was one.
-        duration_ms: how long it took, in milliseconds.
+        status_code: the receiver's HTTP status; None without a response.
+        error: why there was no response; None with a response.
+        duration_ms: duration of the attempt, in milliseconds.
         status: `delivered`, `retrying` or `undelivered`.
-        retry_seconds: how long until the next attempt; None when there is none.
+        retry_seconds: delay until the next attempt; None if this was the last.
     """
 
     event_id: str
@@ -49,12 +49,12 @@ class Forward:
 
 
 class Forwarder:
-    """Posts events to one address.
+    """Posts events to one URL.
 
     Args:
-        url: the address.
-        secret: what signs.
-        report: is told of every attempt.
+        url: the URL.
+        secret: the signing secret.
+        report: called with every attempt.
         sleep: waits for a number of seconds.
     """
 
@@ -70,32 +70,32 @@ class Forwarder:
         self._secret = secret
         self._report = report
         self._sleep = sleep
-        # It goes where its user says, and no further: the developer's own machine, as a rule.
+        # The user names the URL, usually on the developer's own machine.
         self._poster = HttpPoster(public_only=False)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
 
     def start(self, event: RecordedEvent) -> None:
-        """Begin to forward an event; the attempts are reported as they are made."""
+        """Start forwarding an event; each attempt is reported."""
         task = asyncio.get_running_loop().create_task(self.forward(event))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     async def forward(self, event: RecordedEvent) -> None:
-        """Post an event until it is received, or given up."""
+        """Post an event until it is received or all attempts have failed."""
         body = codec.print_json(codec.unstructure(event))
         for attempt in count(1):
             headers = signed_headers(body, event_id=event.id, attempt=attempt, secret=self._secret)
-            answer = await self._poster.post(self._url, headers, body)
-            step = after_attempt(attempt, answer.status_code, 0)
+            response = await self._poster.post(self._url, headers, body)
+            step = after_attempt(attempt, response.status_code, 0)
             retry_seconds = None if step.due_us is None else step.due_us // SECOND_US
             self._report(
                 Forward(
                     event_id=event.id,
                     event_type=event.type,
                     attempt=attempt,
-                    status_code=answer.status_code,
-                    error=answer.error,
-                    duration_ms=answer.duration_ms,
+                    status_code=response.status_code,
+                    error=response.error,
+                    duration_ms=response.duration_ms,
                     status=step.status.value,
                     retry_seconds=retry_seconds,
                 )
@@ -105,15 +105,15 @@ class Forwarder:
             await self._sleep(retry_seconds)
 
     async def close(self) -> None:
-        """Give up what is under way."""
-        for task in self._under_way:
+        """Cancel all attempts."""
+        for task in self._in_flight:
             task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
         await self._poster.close()
 
 
 def url_faults(url: str) -> tuple[FieldFault, ...]:
-    """Return what keeps a text from being the address of a webhook."""
+    """Return why a text is not a valid webhook URL; empty if it is."""
     try:
         codec.structure({"url": url, "events": [_ANY_TYPE]}, CreateWebhook)
     except codec.InvalidValueError as error:

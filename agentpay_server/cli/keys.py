@@ -1,4 +1,4 @@
-"""`agentpay-server keys`: the keys of agents, and new keys for operators."""
+"""`agentpay-server keys`: managing agent keys, and generating operator keys."""
 
 import secrets
 
@@ -15,9 +15,9 @@ from agentpay_server.credentials import new_key
 
 @click.group()
 def keys() -> None:
-    """The keys of agents; and new operator keys.
+    """Manage agent keys, and generate operator keys.
 
-    An agent's key is bound to one account: it pays from that account, within its policy, and reads it.
+    An agent key is bound to one account. It can pay from that account, within its policy, and read it.
     """
 
 
@@ -25,7 +25,7 @@ def keys() -> None:
 @takes_limit
 @takes_server
 def list_keys(*, server: AgentPay, output: Output, limit: int) -> None:
-    """List the keys of agents that are not revoked, newest first, without the keys themselves."""
+    """List valid agent keys, newest first. The keys themselves are not shown."""
     output.table(
         up_to(server.console.agent_keys.list(limit=min(limit, 100)), limit, output),
         {
@@ -34,7 +34,7 @@ def list_keys(*, server: AgentPay, output: Output, limit: int) -> None:
             "name": lambda key: key.name,
             "created_at": lambda key: key.created_at,
         },
-        empty="There are no agent keys: make one with agentpay-server keys create --account ACCOUNT_ID.",
+        empty="No agent keys. Create one with agentpay-server keys create --account ACCOUNT_ID.",
     )
 
 
@@ -45,30 +45,30 @@ def list_keys(*, server: AgentPay, output: Output, limit: int) -> None:
     type=Identifier(ACCOUNT),
     required=True,
     metavar="ACCOUNT_ID",
-    help="What it is bound to.",
+    help="Account that the key is bound to.",
 )
-@click.option("--name", help="A label for people, 1 to 100 characters.")
+@click.option("--name", help="Label, 1 to 100 characters.")
 @takes_server
 def create_key(*, server: AgentPay, output: Output, account_id: str, name: str | None) -> None:
-    """Make a key for an agent. It is shown once."""
+    """Create an agent key. It is shown only once."""
     output.record_once(server.console.agent_keys.create(account_id, name=name), "New agent key")
 
 
 @keys.command("generate")
 @takes_json
 def generate_key(*, is_json: bool) -> None:
-    """Print a new operator key for serve --operator-key. Asks no server.
+    """Print a new operator key for serve --operator-key. Does not contact a server.
 
-    Give it in a variable, since other users of the machine may see what is typed:
+    Pass it in a variable, since other users of the machine may see command lines:
 
     \b
     export AGENTPAY_SERVER_OPERATOR_KEY="$(agentpay-server keys generate)"
-    """  # noqa: D301 - the escape keeps a line of the help as it is
+    """  # noqa: D301 - the escape stops click from rewrapping the line
     key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
     if is_json:
         Output(is_json=True).document({"key": key})
     else:
-        # Nothing else, and no style: it is read by programs.
+        # Only the key, without style, for use in $(...).
         click.echo(key)
 
 
@@ -76,6 +76,6 @@ def generate_key(*, is_json: bool) -> None:
 @click.argument("key_id", type=Identifier(KEY))
 @takes_server
 def revoke_key(*, server: AgentPay, output: Output, key_id: str) -> None:
-    """Revoke a key of an agent: its next request is refused."""
+    """Revoke an agent key. Its next request is refused."""
     server.console.agent_keys.revoke(key_id)
     output.revoked(key_id)

@@ -1,14 +1,18 @@
-"""`agentpay-server openapi`: the OpenAPI documents, printed."""
+"""`agentpay-server openapi`: printing the OpenAPI documents."""
 
 import click
 
 
 @click.command()
-@click.option("--extensions", is_flag=True, help="Print that of the extensions: everything outside /v1.")
-@click.option("--json", "_", is_flag=True, expose_value=False, help="It is JSON, with and without it.")
+@click.option(
+    "--extensions", is_flag=True, help="Print the document of the extensions, outside /v1, instead."
+)
+@click.option(
+    "--json", "_", is_flag=True, expose_value=False, help="Accepted for consistency; output is always JSON."
+)
 def openapi(*, extensions: bool) -> None:
     """Print the OpenAPI document of /v1."""
-    # It is printed from the tables that the server binds its routes from, with all that they bring along.
+    # Imported late: the document is generated from the server's routes, which import most of the server.
     from agentpay_server.http.app import document_text  # noqa: PLC0415
 
     click.echo(document_text(extensions=extensions), nl=False)

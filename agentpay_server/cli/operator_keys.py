@@ -1,4 +1,4 @@
-"""`agentpay-server operator-keys`: the keys of the operator that asks (interface K8, K9)."""
+"""`agentpay-server operator-keys`: the caller's own operator keys (interface K8, K9)."""
 
 import click
 
@@ -11,9 +11,9 @@ from agentpay_server.cli.values import Identifier
 
 @click.group("operator-keys")
 def operator_keys() -> None:
-    """Your operator keys.
+    """Manage your operator keys.
 
-    To replace a key that has leaked, create another one, give it to your programs, then revoke the old one.
+    To replace a leaked key, create another one, give it to your programs, then revoke the old one.
     """
 
 
@@ -21,7 +21,7 @@ def operator_keys() -> None:
 @takes_limit
 @takes_server
 def list_operator_keys(*, server: AgentPay, output: Output, limit: int) -> None:
-    """List your valid operator keys, newest first, without the keys themselves."""
+    """List your valid operator keys, newest first. The keys themselves are not shown."""
     output.table(
         up_to(server.console.operator_keys.list(limit=min(limit, 100)), limit, output),
         {
@@ -29,7 +29,7 @@ def list_operator_keys(*, server: AgentPay, output: Output, limit: int) -> None:
             "name": lambda key: key.name,
             "created_at": lambda key: key.created_at,
         },
-        empty="There are no operator keys.",
+        empty="No operator keys.",
     )
 
 
@@ -37,9 +37,9 @@ def list_operator_keys(*, server: AgentPay, output: Output, limit: int) -> None:
 @click.argument("name")
 @takes_server
 def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
-    """Create another operator key. It is shown once.
+    """Create another operator key. It is shown only once.
 
-    NAME is a label for people, 1 to 100 characters.
+    NAME is a label, 1 to 100 characters.
     """
     output.record_once(server.console.operator_keys.create(name=name), "New operator key")
 
@@ -48,6 +48,6 @@ def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
 @click.argument("key_id", type=Identifier(KEY))
 @takes_server
 def revoke_operator_key(*, server: AgentPay, output: Output, key_id: str) -> None:
-    """Revoke an operator key: its next request is refused. The last one cannot be revoked."""
+    """Revoke an operator key. Its next request is refused. The last valid key cannot be revoked."""
     server.console.operator_keys.revoke(key_id)
     output.revoked(key_id)

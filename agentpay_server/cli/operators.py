@@ -1,7 +1,7 @@
-"""`agentpay-server operators`: operators of a store, created without a server.
+"""`agentpay-server operators`: creating operators directly in a store, without a server.
 
-Write access to the store is enough to create operators: no key is needed. On a test chain, a running server
-creates them too, in its sandbox.
+This needs write access to the store, but no API key. On a test chain, a running server's sandbox can create
+operators too.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from agentpay_server.database.schema_name import DATABASE_SCHEMA
 
 @click.group()
 def operators() -> None:
-    """The operators of a data directory or a database."""
+    """Create operators in a data directory or database."""
 
 
 @operators.command("create")
@@ -25,14 +25,14 @@ def operators() -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Data directory of a server that is stopped; made if it is not there.",
+    help="Data directory of a stopped server; created if missing.",
 )
 @click.option(
     "--database-url",
     envvar="AGENTPAY_SERVER_DATABASE_URL",
     show_envvar=True,
     metavar="URL",
-    help="PostgreSQL database, postgresql://…; servers may be running on it.",
+    help="PostgreSQL database, postgresql://…; servers may be using it.",
 )
 @click.option(
     "--database-schema",
@@ -40,7 +40,7 @@ def operators() -> None:
     envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
     show_envvar=True,
     metavar="NAME",
-    help=f"Schema of that database that holds all tables.  [default: {DATABASE_SCHEMA}]",
+    help=f"Schema that contains the tables.  [default: {DATABASE_SCHEMA}]",
 )
 @takes_json
 def create_operator(
@@ -51,15 +51,15 @@ def create_operator(
     database_schema: str | None,
     is_json: bool,
 ) -> None:
-    """Create an operator, with accounts of its own, and its first key. The key is shown once.
+    """Create an operator and its first key. The key is shown only once.
 
-    NAME is a label for people, 1 to 100 characters.
+    An operator has its own accounts, keys and webhooks. NAME is a label, 1 to 100 characters.
     """
     if (data_dir is None) == (database_url is None):
-        raise click.UsageError("give one of --data-dir and --database-url.")
+        raise click.UsageError("pass either --data-dir or --database-url.")
     if database_schema is not None and database_url is None:
-        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
-    # The store takes longer to load than it takes to say what is wrong with the options.
+        raise click.UsageError("--database-schema requires --database-url.")
+    # Imported late: loading the store takes longer than reporting a usage error.
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
     from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
     from agentpay_server.storage import open_database  # noqa: PLC0415

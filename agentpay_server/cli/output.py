@@ -1,8 +1,8 @@
-"""What commands print: tables for people, JSON for programs.
+"""Printing of results: tables for people, JSON for programs.
 
-Standard output holds what a command is for, and with `--json` nothing but JSON in one line a document.
-Notes and progress go to standard error. Whatever comes from a server is printed as text: no escape sequence
-and no markup in a name or a memo reaches the terminal. Colour is for terminals alone.
+Results go to standard output, with `--json` as one line of JSON per document. Notes and progress go to
+standard error. Text from a server is escaped, so that a name or a memo cannot control the terminal. Colours
+are used only on terminals.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Item = TypeVar("_Item")
 
 _WIDE: Final = 100_000
-"""Columns of what is no terminal: nothing is wrapped in a file or a pipe."""
+"""Width for files and pipes, so that no line is wrapped there."""
 
 _STYLES: Final[Mapping[str, str]] = {
     "active": "green",
@@ -50,10 +50,10 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 class Output:
-    """Where a command prints to, and how.
+    """Prints a command's results.
 
     Attributes:
-        is_json: whether programs read it.
+        is_json: whether to print JSON.
     """
 
     def __init__(self, *, is_json: bool) -> None:
@@ -66,7 +66,7 @@ class Output:
         click.echo(codec.print_json(codec.unstructure(value)).decode("ascii"), err=is_error)
 
     def record(self, model: object, title: str) -> None:
-        """Print one thing: its fields, one below the other."""
+        """Print a model, one field per line."""
         if self.is_json:
             self.document(model)
             return
@@ -80,13 +80,13 @@ class Output:
         self._out.print(table)
 
     def record_once(self, model: object, title: str) -> None:
-        """Print a thing with a key that is never shown again."""
+        """Print a model with a key that cannot be shown again."""
         self.record(model, title)
         if not self.is_json:
-            self.note("The key is shown now and never again: keep it.")
+            self.note("Store the key: it is shown only once.")
 
     def revoked(self, key_id: str) -> None:
-        """Say that a key is revoked."""
+        """Report that a key is revoked."""
         if self.is_json:
             self.document({"key_id": key_id, "status": "revoked"})
         else:
@@ -95,12 +95,12 @@ class Output:
     def table(
         self, models: Sequence[object], columns: Mapping[str, Callable[[Any], object]], *, empty: str
     ) -> None:
-        """Print a list of things.
+        """Print a list of models.
 
         Args:
-            models: the things; JSON has all of their fields.
-            columns: what people are shown of each, by heading.
-            empty: what people are told when there is none.
+            models: the models; JSON has all of their fields.
+            columns: the columns of the table, by heading.
+            empty: text to print for an empty list.
         """
         if self.is_json:
             self.document(list(models))
@@ -116,11 +116,11 @@ class Output:
         self._out.print(table)
 
     def line(self, *words: object) -> None:
-        """Print one line for people; each word is styled by what it says."""
+        """Print one line of text; known words, such as statuses, are coloured."""
         self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Tell something beside what was asked for, on standard error."""
+        """Print a note on standard error."""
         if self.is_json:
             self.document({"note": text}, is_error=True)
         else:
@@ -128,7 +128,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show on a terminal that something is under way; what the block is given says what is now."""
+        """Show progress on a terminal; the block can update the text."""
         if not self._err.is_terminal:
             yield lambda _: None
             return
@@ -137,30 +137,30 @@ class Output:
 
 
 def takes_json(command: _Command) -> _Command:
-    """Give a command the option `--json`; it is called with `is_json`."""
+    """Add the option `--json` to a command; it is called with `is_json`."""
     return click.option("--json", "is_json", is_flag=True, help="Print JSON.")(command)
 
 
 def up_to(items: Iterable[_Item], limit: int, output: Output) -> list[_Item]:
-    """Return the first items of a list, and say so if there are more."""
+    """Return the first items of a list, and print a note if there are more."""
     found: list[_Item] = []
     for item in items:
         if len(found) == limit:
-            output.note(f"There are more than {limit}: give a larger --limit to see them.")
+            output.note(f"There are more than {limit}. Pass a larger --limit to see them.")
             break
         found.append(item)
     return found
 
 
 def takes_limit(command: _Command) -> _Command:
-    """Give a command the option `--limit`."""
+    """Add the option `--limit` to a command."""
     return click.option(
-        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Largest number of items."
     )(command)
 
 
 def styled(value: object) -> Text:
-    """Return a value as the text that people see."""
+    """Return a value as text for the terminal."""
     if isinstance(value, Text):
         return value
     if value is None:
@@ -173,10 +173,10 @@ def styled(value: object) -> Text:
 
 def _console(stream: TextIO | None) -> Console:
     if stream is None:
-        # A process may be started without one.
+        # The process was started without this stream.
         stream = StringIO()
     if isinstance(stream, TextIOWrapper):
-        # A name or a memo may hold what the terminal has no character for.
+        # A name or a memo may contain characters that the terminal's encoding lacks.
         stream.reconfigure(errors="backslashreplace")
     width = None if stream.isatty() else _WIDE
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

@@ -1,7 +1,6 @@
-"""The server as a process of its own: how it starts, says where it is, and stops in good order.
+"""The server as a process: starting, announcing its URL, and stopping gracefully.
 
-What it is told, and how it is told to people, is the business of the command `serve`; what it serves, that of
-the application.
+The command `serve` has the options and prints the errors.
 """
 
 import asyncio
@@ -36,15 +35,15 @@ from agentpay_server.storage import open_storage
 logger: logging.Logger = logging.getLogger("agentpay_server")
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_CUT_OFF_SECONDS: Final = 0.5
-"""How long an answer may take to leave once nobody is let wait any more."""
+_RESPONSE_SECONDS: Final = 0.5
+"""How long responses may take to be sent after waiting callers were released."""
 
 
 _START_PAUSE_SECONDS: Final = 1.0
 
 
 class OptionError(Exception):
-    """The value of an option is none that it can have.
+    """The value of an option is invalid.
 
     Attributes:
         option: its name.
@@ -56,18 +55,18 @@ class OptionError(Exception):
 
 
 class CannotServeError(Exception):
-    """The server cannot start, or cannot go on; the message says why, and what to do."""
+    """The server cannot start or continue; the message says why, and what to do."""
 
 
 @frozen(kw_only=True)
 class Announcement:
-    """What a server says of itself once it accepts requests.
+    """The line that a server prints once it accepts requests.
 
     Attributes:
-        base_url: its address.
-        operator_key: the first operator's key, if it was made now.
-        is_key_given: whether the caller gave the key, which then is not repeated.
-        rpc_url: address of the JSON-RPC of its chain; None where that is not served.
+        base_url: URL of the server.
+        operator_key: key of the first operator, if it was created now.
+        is_key_given: whether the user passed the key, which is then not printed.
+        rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
     """
 
     base_url: str
@@ -76,19 +75,19 @@ class Announcement:
     rpc_url: str | None = None
 
     def line(self) -> str:
-        """Return the line of JSON; without `operator_key` where an earlier start made the key."""
-        told: dict[str, str | None] = {"base_url": self.base_url}
+        """Return the line of JSON; without `operator_key` if an earlier start created the key."""
+        fields: dict[str, str | None] = {"base_url": self.base_url}
         if self.operator_key is not None or self.is_key_given:
-            told["operator_key"] = self.operator_key
+            fields["operator_key"] = self.operator_key
         if self.rpc_url is not None:
-            told["rpc_url"] = self.rpc_url
-        return json.dumps(told)
+            fields["rpc_url"] = self.rpc_url
+        return json.dumps(fields)
 
     def to_paste(self) -> str:
-        """Return the lines that let the SDK and the commands in a shell reach this server."""
+        """Return shell lines that connect the SDK and the commands to this server."""
         lines = export_lines(self.base_url, self.operator_key)
         if self.operator_key is None:
-            known = "that you gave" if self.is_key_given else "that the first start on this data printed"
+            known = "that you passed" if self.is_key_given else "that the first start on this data printed"
             lines.append(f"Set {KEY_VARIABLE} to the operator key {known}.")
         return "\n".join(lines)
 
@@ -103,16 +102,16 @@ def run(
     log_format: LogFormat,
     start_wait_seconds: float,
 ) -> None:
-    """Serve until a signal says otherwise.
+    """Serve until a signal arrives.
 
-    Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, which is
-    the key if it was made now, null if it was given, and left out if it was made at an earlier start; and
-    `rpc_url` where the chain is served. Events are logged to standard error.
+    Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
+    key, null if it was passed, omitted if an earlier start created it; and `rpc_url` if the chain is served.
+    Events are logged to standard error.
 
     Raises:
-        OptionError: `database_url` is no address of a database; or `operator_key` is not an operator key, is
-            revoked, or is another operator's.
-        CannotServeError: the port, the data or the cluster is not to be had, or was lost.
+        OptionError: `database_url` is not the URL of a database; or `operator_key` is not an operator key, is
+            revoked, or belongs to another operator.
+        CannotServeError: the port, the data or the cluster is unavailable, or was lost.
     """
     try:
         sock = bound_socket(host, port)
@@ -129,9 +128,9 @@ def run(
 
 
 def why_not_bound(host: str, port: int, error: OSError) -> str:
-    """Return what to say when a port is not to be had, and what to do."""
+    """Return the message for a port that cannot be opened."""
     is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-    advice = "give another --port, or 0 for any that is free" if is_port else "give another --host"
+    advice = "pass another --port, or 0 for any free port" if is_port else "pass another --host"
     return f"cannot listen on {host} port {port}: {error.strerror or error}; {advice}"
 
 
@@ -164,7 +163,7 @@ async def _serve(
 
 
 async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) -> Server:
-    """Start, and again for as long as database or cluster do not answer and there is time left."""
+    """Start; while the database or the cluster does not respond, retry for up to `wait_seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:
@@ -198,16 +197,16 @@ async def _serve_until_told(
         await server.stop(within_seconds=port.remaining_seconds())
     if lost.is_set():
         raise CannotServeError(
-            "the connection that kept other servers away from the database was lost; start again, and what "
-            "is under way is taken up"
+            "the connection that reserves the database for this server was lost; start the server again to "
+            "resume its work"
         )
 
 
 class _Server(PortServer):
-    """Says where it is reached as soon as it accepts requests, and stops in good order when it is told to.
+    """Announces its URL once it accepts requests, and stops gracefully on a signal.
 
-    From the signal on nothing new is accepted. Requests under way have the time that the settings give; then
-    those that wait for a transfer are told how it stands, and whatever is left is cut off.
+    After the signal no request is accepted. Requests in progress may continue for `shutdown_seconds`. Then
+    requests that wait for a transfer get its current state, and all others are aborted.
     """
 
     def __init__(
@@ -226,37 +225,37 @@ class _Server(PortServer):
         self._loop = asyncio.get_running_loop()
         self._wait_seconds = server.context.settings.shutdown_seconds
         self._ends_at: float | None = None
-        cut_off_seconds = math.ceil(self._wait_seconds + _CUT_OFF_SECONDS) + 1
+        abort_seconds = math.ceil(self._wait_seconds + _RESPONSE_SECONDS) + 1
         super().__init__(
             application,
             hosts=hosts,
-            shutdown_seconds=cut_off_seconds,
+            shutdown_seconds=abort_seconds,
             app=self._answer,
             with_websockets=with_websockets,
         )
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Start to accept requests, and print the line that says so."""
+        """Start to accept requests, and print the announcement."""
         await super().startup(sockets=sockets)
         click.echo(self._announcement.line())
         if sys.stderr.isatty():
-            # For people alone: elsewhere standard error is a log, which holds no key.
+            # Only on a terminal: elsewhere standard error is a log, which must not contain a key.
             click.echo(self._announcement.to_paste(), err=True)
         log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Let the first signal stop the server; a second one has its usual effect, at once."""
-        told = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in told.items():
-                # What stops after this must not be stopped over again; a second signal still ends it.
+            for number, handler in before.items():
+                # Once stopping, the previous handler must not run; a second signal ends the process.
                 signal.signal(number, handler if self._ends_at is None else signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
-        """Begin to stop."""
+        """Start to stop."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         self._ends_at = self._loop.time() + self._wait_seconds
@@ -264,7 +263,7 @@ class _Server(PortServer):
         self._loop.call_soon_threadsafe(self._begin_to_stop, signal.Signals(sig).name)
 
     async def stop_when(self, lost: asyncio.Event) -> None:
-        """Stop once the database is lost; there is nothing left to wait for."""
+        """Stop at once when the database is lost."""
         await lost.wait()
         log(logger, logging.ERROR, "database.lost")
         self._wait_seconds = 0.0
@@ -273,7 +272,7 @@ class _Server(PortServer):
         self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
-        """Return how long work under way may still go on."""
+        """Return how long work in progress may still continue, in seconds."""
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:
@@ -282,10 +281,10 @@ class _Server(PortServer):
 
     def _hurry(self) -> None:
         self._owner.context.tasks.close()
-        # From here on: however late this is, those who wait have the time to be told.
-        self._loop.call_later(_CUT_OFF_SECONDS, self._cut_off)
+        # Scheduled only now, so that waiting callers always have time to receive their response.
+        self._loop.call_later(_RESPONSE_SECONDS, self._abort)
 
-    def _cut_off(self) -> None:
+    def _abort(self) -> None:
         for connection in list(self.server_state.connections):
             transport: Any = getattr(connection, "transport", None)
             if transport is not None:
@@ -297,6 +296,6 @@ class _Server(PortServer):
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # Cut off at the end of a stop: there is nobody left to answer.
+            # Aborted at the end of a stop: the connection is closed, so no response is possible.
             if self._ends_at is None:
                 raise

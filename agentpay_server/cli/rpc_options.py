@@ -1,4 +1,4 @@
-"""The options of `agentpay-server serve` that say on which Solana cluster it works, and how it pays there."""
+"""The options of `agentpay-server serve` for a Solana cluster and its fees."""
 
 import functools
 import os
@@ -23,14 +23,14 @@ _OPTIONS: Final = (
         envvar="AGENTPAY_SERVER_RPC_URL",
         show_envvar=True,
         metavar="URL",
-        help="JSON-RPC endpoint of a Solana cluster to work on, in the place of the chain within the server.",
+        help="JSON-RPC endpoint of a Solana cluster to use instead of the embedded chain.",
     ),
     click.option(
         "--rpc-websocket-url",
         envvar="AGENTPAY_SERVER_RPC_WEBSOCKET_URL",
         show_envvar=True,
         metavar="URL",
-        help="Its websocket, which saves waiting.",
+        help="WebSocket endpoint of the same node; reduces latency.",
     ),
     click.option(
         "--rpc-timeout",
@@ -38,7 +38,7 @@ _OPTIONS: Final = (
         default=10.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long any call of the endpoint may take.",
+        help="Longest duration of one call to the endpoint.",
     ),
     click.option(
         "--finality",
@@ -47,23 +47,23 @@ _OPTIONS: Final = (
         show_default=True,
         help="When a transfer counts as settled on a cluster.",
     ),
-    click.option("--allow-mainnet", is_flag=True, help="Allow a cluster where money is real."),
+    click.option("--allow-mainnet", is_flag=True, help="Allow mainnet, where money is real."),
     click.option(
         "--usdc-mint",
         metavar="ADDRESS",
-        help="The mint to use on a cluster without Circle's; as a rule it has the address of mainnet's.",
+        help="Mint to use on a cluster without Circle's USDC.  [default: the address of mainnet's USDC]",
     ),
     click.option(
         "--fee-payer-key-file",
         type=_KEY_FILE,
-        help="Key that pays fees and rents, as solana-keygen writes it; its text may be in "
-        f"{FEE_PAYER_VARIABLE} instead. Without it the server has one of its own.",
+        help="solana-keygen file of the key that pays fees and rent; or put its content into "
+        f"{FEE_PAYER_VARIABLE}. Default: a key that the server creates.",
     ),
     click.option(
         "--mint-authority-key-file",
         type=_KEY_FILE,
-        help="Key that mints on a cluster of your own, for the sandbox; its text may be in "
-        f"{MINT_AUTHORITY_VARIABLE} instead.",
+        help="solana-keygen file of the key that mints for the sandbox, on your own cluster; or put its "
+        f"content into {MINT_AUTHORITY_VARIABLE}.",
     ),
     click.option(
         "--priority-fee",
@@ -71,28 +71,28 @@ _OPTIONS: Final = (
         default=0,
         show_default=True,
         metavar="MICRO_LAMPORTS",
-        help="Offered for each compute unit of the limit.",
+        help="Priority fee per compute unit.",
     ),
     click.option(
         "--priority-fee-cap",
         type=click.IntRange(min=0),
         default=0,
         metavar="MICRO_LAMPORTS",
-        help="Offer what others paid of late, at least --priority-fee and at most this.",
+        help="Follow recent fees of others, from --priority-fee up to this.  [default: off]",
     ),
     click.option(
         "--compute-unit-limit",
         type=click.IntRange(min=1, max=MOST_COMPUTE_UNITS),
         default=60_000,
         show_default=True,
-        help="Compute units that a transaction may use at most, where a priority fee is offered; less "
-        "where a simulation has told what it needs.",
+        help="Largest number of compute units of a transaction. Applies with a priority fee; a simulation "
+        "may lower it.",
     ),
 )
 
 
 def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a cluster; it is called with `rpc`, None where there is none."""
+    """Add the cluster options to a command; it is called with `rpc`, None for the embedded chain."""
 
     @functools.wraps(command)
     def with_cluster(
@@ -149,15 +149,15 @@ def _require_cluster(**given: object) -> None:
     for name, value in given.items():
         if value:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} is for a Solana cluster: give --rpc-url as well.")
+            raise click.UsageError(f"{option} requires --rpc-url.")
 
 
 def _key(path: Path | None, variable: str) -> bytes | None:
-    """Return the key in a file, or in an environment variable; None where neither is given."""
+    """Return the key from a file or an environment variable; None if neither is set."""
     try:
         text = os.environ.get(variable) if path is None else path.read_text("utf-8")
     except (OSError, UnicodeError):
-        raise click.UsageError(f"{path} cannot be read.") from None
+        raise click.UsageError(f"cannot read {path}.") from None
     if not text:
         return None
     try:

@@ -1,7 +1,7 @@
 """`agentpay-server serve`: the server as a process.
 
-The options and what is refused of them; `process.py` does the serving. One JSON line on standard output says
-where it is reached and with which key; everything else is logged to standard error.
+This module has the options and their validation; `process.py` runs the server. One JSON line on standard
+output has the URL and the operator key; logs go to standard error.
 """
 
 import ipaddress
@@ -26,20 +26,20 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     type=click.IntRange(0, 65535),
     default=8402,
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 chooses a free one.",
 )
-@click.option("--in-memory", is_flag=True, help="Keep everything in memory. The default.")
+@click.option("--in-memory", is_flag=True, help="Keep all data in memory. This is the default.")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to keep everything in; made if it is not there.",
+    help="Directory for all data; created if missing.",
 )
 @click.option(
     "--database-url",
     envvar="AGENTPAY_SERVER_DATABASE_URL",
     show_envvar=True,
     metavar="URL",
-    help=f"PostgreSQL database to keep everything in, postgresql://…; {KEY_VARIABLE} must be set.",
+    help=f"PostgreSQL database for all data, postgresql://…; requires {KEY_VARIABLE}.",
 )
 @click.option(
     "--database-schema",
@@ -47,36 +47,35 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
     show_envvar=True,
     metavar="NAME",
-    help="Schema of that database that holds all tables; made if it does not exist.  "
-    f"[default: {DATABASE_SCHEMA}]",
+    help=f"Schema for all tables; created if missing.  [default: {DATABASE_SCHEMA}]",
 )
 @click.option(
     "--operator-key",
     envvar="AGENTPAY_SERVER_OPERATOR_KEY",
     show_envvar=True,
-    help="Operator key to use instead of a new one; it is never printed. At a later start on the same data "
-    "it is added to the existing ones. agentpay-server keys generate makes one.",
+    help="Operator key to use instead of a new one; it is never printed. On existing data it is added to "
+    "the existing keys. Generate one with agentpay-server keys generate.",
 )
 @click.option(
     "--clock",
     type=click.Choice(["system", "manual"]),
     default="system",
     show_default=True,
-    help="manual stands still until it is advanced over /sandbox/clock/advance.",
+    help="manual: the clock advances only by POST /sandbox/clock/advance.",
 )
 @click.option(
     "--policy-update",
     type=click.Choice([choice.value for choice in PolicyUpdate]),
     default=PolicyUpdate.MERGE.value,
     show_default=True,
-    help="What becomes of the fields that a policy update leaves out.",
+    help="Fields that a policy update omits: merge keeps them, replace resets them.",
 )
 @click.option(
     "--onchain-memo",
     type=click.Choice([choice.value for choice in OnchainMemo]),
     default=OnchainMemo.ID.value,
     show_default=True,
-    help="What a transaction publishes of a transfer's memo.",
+    help="On-chain memo of a transfer: its id only, or full, with the caller's memo.",
 )
 @click.option(
     "--settlement-wait",
@@ -84,7 +83,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=20.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long transfers, approvals and sessions wait for finality.",
+    help="How long transfers, approvals and sessions wait for finality before they respond 503.",
 )
 @click.option(
     "--approval-ttl",
@@ -92,20 +91,20 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=24 * 3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a transfer that needs approval waits for an operator.",
+    help="How long a transfer waits for approval before it is rejected.",
 )
 @click.option(
     "--session-idle",
     type=Seconds(0.000001),
     metavar="SECONDS",
-    help="How long a session may go without a charge before it closes by itself.  [default: 24 hours on "
-    "mainnet, devnet and testnet; unlimited elsewhere]",
+    help="How long a session may go without a charge before it is closed.  [default: 24 hours on mainnet, "
+    "devnet and testnet; unlimited elsewhere]",
 )
 @click.option(
     "--session-lifetime",
     type=Seconds(0.000001),
     metavar="SECONDS",
-    help="How long a session may last before it closes by itself; without it there is no end.",
+    help="How long a session may last before it is closed.  [default: unlimited]",
 )
 @click.option(
     "--max-open-sessions",
@@ -113,7 +112,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=100,
     show_default=True,
     metavar="COUNT",
-    help="How many sessions of one account may be unsettled at once.",
+    help="Largest number of unsettled sessions per account.",
 )
 @click.option(
     "--min-session-cap",
@@ -121,7 +120,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default="0.01",
     show_default=True,
     metavar="USDC",
-    help="The smallest cap of a session.",
+    help="Smallest cap of a session.",
 )
 @click.option(
     "--treasury-low",
@@ -129,13 +128,13 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default="0.1",
     show_default=True,
     metavar="SOL",
-    help="Log a warning when the treasury, which pays fees and rents, holds less.",
+    help="Log a warning when the treasury, which pays fees and rent, holds less than this.",
 )
 @click.option(
     "--rate-limit",
     type=click.IntRange(min=1),
     metavar="PER_MINUTE",
-    help="Requests that one key may make in a minute; without it there is no limit.",
+    help="Requests per minute and key.  [default: unlimited]",
 )
 @click.option(
     "--shutdown-wait",
@@ -143,7 +142,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long requests and transfers under way may go on after SIGTERM or SIGINT.",
+    help="How long requests and transfers in progress may continue after SIGTERM or SIGINT.",
 )
 @click.option(
     "--start-wait",
@@ -151,20 +150,20 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a start waits for a database or an RPC endpoint that does not answer; 0 fails at once.",
+    help="How long to wait at start for a database or RPC endpoint that does not respond; 0 fails at once.",
 )
 @click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
     show_default=True,
-    help="How events are printed on standard error.",
+    help="Format of the log on standard error.",
 )
 @click.option(
     "--chain-rpc",
     is_flag=True,
-    help="Serve JSON-RPC and WebSocket of the chain within the server at /sandbox/rpc, without a key. "
-    "Needs a loopback --host.",
+    help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, without a key. Requires a "
+    "loopback --host.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
@@ -193,7 +192,9 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     metavar="SECONDS",
     help="How long a connection may stay open between two requests.",
 )
-@click.option("--json", "_", is_flag=True, expose_value=False, help="The line is JSON, with and without it.")
+@click.option(
+    "--json", "_", is_flag=True, expose_value=False, help="Accepted for consistency; output is always JSON."
+)
 @takes_cluster
 def serve(
     *,
@@ -226,30 +227,30 @@ def serve(
     idle_timeout: float,
     rpc: RpcSettings | None,
 ) -> None:
-    """Serve until it is stopped.
+    """Run a server.
 
-    Prints one JSON line on standard output once it accepts requests, with base_url; with operator_key, the
-    key if it was made now, null if it was given; and with rpc_url where --chain-rpc is given. On a terminal,
-    lines to paste follow on standard error. SIGTERM and SIGINT stop it in good order; a second one ends it at
-    once.
+    Once it accepts requests, it prints one JSON line on standard output: base_url; operator_key, the new key,
+    or null if you passed one; and with --chain-rpc, rpc_url. On a terminal, export lines to paste follow on
+    standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
-            f"{host} can be reached by other machines: give --allow-remote, and an --operator-key from "
-            "agentpay-server keys generate; or keep the default --host."
+            f"{host} can be reached from other machines: pass --allow-remote and an --operator-key from "
+            "agentpay-server keys generate, or keep the default --host."
         )
     if chain_rpc and not _is_loopback(host):
         raise click.UsageError(
-            f"--chain-rpc needs no key, and {host} can be reached by other machines: keep the default --host."
+            f"--chain-rpc serves without a key, and {host} can be reached from other machines: keep the "
+            "default --host."
         )
     if chain_rpc and rpc is not None:
         raise click.UsageError(
-            "--chain-rpc serves the chain within the server: leave it out where --rpc-url names a cluster."
+            "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
     if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
-        raise click.UsageError("give one of --in-memory, --data-dir and --database-url.")
+        raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     if database_schema is not None and database_url is None:
-        raise click.UsageError("--database-schema is for PostgreSQL: give --database-url as well.")
+        raise click.UsageError("--database-schema requires --database-url.")
     settings = Settings(
         policy_update=policy_update,
         onchain_memo=onchain_memo,
@@ -266,7 +267,7 @@ def serve(
         idle_timeout_seconds=idle_timeout,
         serves_dashboard=not no_dashboard,
     )
-    # All of the server takes longer to load than it takes to say what is wrong with the options.
+    # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
     from agentpay_server.config import ServerConfig  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`agentpay-server simulate`: whole servers under faults, on virtual time, from one seed."""
+"""`agentpay-server simulate`: running servers under faults on virtual time, from a seed."""
 
 import secrets
 import sys
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 _SEEDS: Final = 10**9
 _SHOWN_LINES: Final = 400
-_TOLD_EVERY_SECONDS: Final = 0.5
+_REDRAW_SECONDS: Final = 0.5
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(min=0), help="First seed; random by default, and printed.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="First seed. Default: a random one, which is printed."
+)
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
@@ -27,20 +29,20 @@ _TOLD_EVERY_SECONDS: Final = 0.5
     show_default=True,
     help="Simulated minutes of work and faults in each run.",
 )
-@click.option("--runs", type=click.IntRange(min=1), help="How many seeds to run, one after the other.")
+@click.option("--runs", type=click.IntRange(min=1), help="Number of seeds to run, one after the other.")
 @click.option(
     "--for",
     "seconds",
     type=Seconds(),
     metavar="SECONDS",
-    help="Run seeds until so much real time has passed.",
+    help="Start new seeds for this much real time.",
 )
 @click.option(
-    "--servers", type=click.IntRange(1, 9), help="Servers on one database; drawn by the seed by default."
+    "--servers",
+    type=click.IntRange(1, 9),
+    help="Servers on one database. Default: 1 to 5, drawn by the seed.",
 )
-@click.option(
-    "--agents", type=click.IntRange(1, 100), default=8, show_default=True, help="Agents that spend."
-)
+@click.option("--agents", type=click.IntRange(1, 100), default=8, show_default=True, help="Number of agents.")
 @click.option("--lies/--no-lies", default=False, help="Whether RPC nodes return wrong heights and slots.")
 @click.option(
     "--strength",
@@ -55,7 +57,7 @@ _TOLD_EVERY_SECONDS: Final = 0.5
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to look for a smaller run that fails in the same way.",
+    help="How long to search for a smaller run that breaks the same rule.",
 )
 @takes_json
 def simulate(
@@ -71,11 +73,11 @@ def simulate(
     shrink_for: float,
     is_json: bool,
 ) -> None:
-    """Run servers under faults on virtual time, from one seed.
+    """Simulate servers under faults on virtual time, from a seed.
 
-    Servers and SDK are the real ones; database, cluster and network are simulated. Nothing leaves the
-    process. A seed always gives the same run. The first run that breaks a rule is made smaller and its
-    timeline printed, with exit code 1.
+    Servers, SDK and SQLite are real; cluster, network and time are simulated. The command uses no network. A
+    seed always gives the same run. If a run breaks a rule, the command reduces it, prints its timeline and
+    exits with code 1.
     """
     from agentpay_server._simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
     from agentpay_server._simulation.world import simulate as run  # noqa: PLC0415
@@ -119,20 +121,20 @@ def simulate(
 
 
 class _Progress:
-    """Counts over all runs, and a line on standard error that tells them."""
+    """Counts over all runs, shown as a line on standard error."""
 
     def __init__(self) -> None:
         self.seconds, self.calls, self.faults, self.crashes = 0.0, 0, 0, 0
         self._ended = (0.0, 0, 0, 0)
-        self._told_at = 0.0
+        self._drawn_at = 0.0
         self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, world: "World") -> None:
-        """Show how far a world has come."""
+        """Show the progress of a world."""
         seconds, calls, faults, crashes = self._ended
         self.seconds, self.calls = seconds + world.loop.time(), calls + len(world.calls)
         self.faults, self.crashes = faults + len(world.faults.struck), crashes + world.crashes
-        self._tell()
+        self._draw()
 
     def ended(self, outcome: "Outcome") -> None:
         """Count a run that has ended."""
@@ -153,23 +155,23 @@ class _Progress:
         )
 
     def close(self) -> None:
-        """Leave the line."""
+        """Clear the line."""
         if self._is_terminal:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
-    def _tell(self) -> None:
+    def _draw(self) -> None:
         now = time.monotonic()
-        if self._is_terminal and now - self._told_at >= _TOLD_EVERY_SECONDS:
-            self._told_at = now
+        if self._is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
+            self._drawn_at = now
             click.echo(f"\r\x1b[2K{self.line()}", nl=False, err=True)
 
 
 def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -> None:
-    """Print what went wrong, and the timeline of the smallest run in which it does."""
+    """Print the violation, and the timeline of the smallest run in which it occurs."""
     from agentpay_server._simulation.shrinking import Shrinker  # noqa: PLC0415
 
     click.echo(f"VIOLATION {outcome.violations[0]}", err=True)
-    click.echo(f"again: agentpay-server simulate {again}", err=True)
+    click.echo(f"to repeat: agentpay-server simulate {again}", err=True)
     shrinker = Shrinker(outcome, seconds=shrink_for)
     small = shrinker.shrink()
     click.echo(

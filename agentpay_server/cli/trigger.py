@@ -1,4 +1,4 @@
-"""`agentpay-server trigger`: makes an event happen for real, and prints it."""
+"""`agentpay-server trigger`: causing an event by real operations, and printing it."""
 
 import time
 from decimal import Decimal
@@ -27,31 +27,31 @@ _LOOK_EVERY_SECONDS: Final = 0.05
     "account_id",
     type=Identifier(ACCOUNT),
     metavar="ACCOUNT_ID",
-    help="Whom it happens to; a new account by default.",
+    help="Account that the event is about. Default: a new account.",
 )
 @click.option(
     "--amount",
     type=Usdc(),
     metavar="USDC",
-    help="How much is paid, or is the cap of the session; 1 by default, or what the policy allows.",
+    help="Amount to pay, or cap of the session. Default: 1, or less if the policy allows less.",
 )
 @takes_server
 def trigger(
     *, server: AgentPay, output: Output, event: str, account_id: str | None, amount: Decimal | None
 ) -> None:
-    """Make an event happen for real, on a test chain.
+    """Cause an event by real operations, on a test chain.
 
     EVENT is one of transfer.initiated, transfer.settled, transfer.rejected, session.opened,
     session.cap_warning, session.cap_reached, session.settled, balance.low_threshold, escalation.required.
 
-    Test USDC, a recipient and a webhook are made where they are missing; the policy of the account is obeyed
-    and not changed. Events that lead to it happen too, and a session is closed in the end.
+    Creates test USDC, a recipient and a webhook where needed. Never changes the account's policy, and fails
+    if the policy forbids the payment. Preceding events occur too, and a session is closed at the end.
     """
     event_type = EventType(event)
-    # Refused where money is real, before anything is done.
+    # Fails on a public cluster, before anything is done.
     Sandbox(server).clock.now()
     try:
-        with output.progress(f"Making {event} happen") as say:
+        with output.progress(f"Causing {event}") as say:
             stage = Stage(server, account_id or new_account(server, event_type, amount), amount, say)
             known = {each.id for each in _newest(server, event_type, stage.account_id)}
             with happening(event_type, stage) as trace:
@@ -61,18 +61,18 @@ def trigger(
         raise RefusedError(f"{error}.", output, error="cannot_happen") from None
     if happened is None:
         raise RefusedError(
-            f"{event} has not happened within {_PATIENCE_SECONDS:g} s, and may yet: agentpay-server listen "
-            "shows it when it does.",
+            f"{event} did not occur within {_PATIENCE_SECONDS:g} s, but still may: watch for it with "
+            "agentpay-server listen.",
             output,
             error="not_seen",
         )
-    output.record(happened, "Happened")
+    output.record(happened, "Event")
 
 
 def _awaited(
     server: AgentPay, event_type: EventType, account_id: str, trace: Trace, known: set[str]
 ) -> RecordedEvent | None:
-    """Return the event that was made to happen; some stores write it a moment after the answer."""
+    """Return the event; some stores write it a moment after the response."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         for event in _newest(server, event_type, account_id):

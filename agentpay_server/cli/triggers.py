@@ -1,8 +1,7 @@
-"""How each type of event is made to happen on a test chain: by the operations that it tells of.
+"""Causing each type of event on a test chain, by the operations that it reports.
 
-Money, payees and a webhook are made where one is missing. The policy of an account is never changed: what it
-refuses, is refused. What a happening takes beside its event is cleaned up where it can be: a session is
-closed, so that what was not charged comes back, and a webhook is deleted.
+Money, payees and a webhook are created where needed. The account's policy is never changed and may refuse.
+Afterwards a session is closed, which returns the rest of its cap, and a webhook is deleted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,26 +22,26 @@ from agentpay.errors import TransferRejectedError
 from agentpay_server.clients import Sandbox
 
 USUAL_USDC: Final = Decimal(1)
-"""What is moved where nobody says how much, and the policy allows it."""
+"""Default amount, if the policy allows it."""
 
 LEAST_USDC: Final = from_micro(1)
-"""The smallest amount that there is."""
+"""Smallest possible amount."""
 
 _NOWHERE: Final = "http://127.0.0.1:9/"
-"""Where nobody listens: the address of a webhook that is there for its threshold alone."""
+"""Discard port: the URL of a webhook that is created only for its threshold."""
 
 
 class CannotHappenError(Exception):
-    """The event cannot happen to this account as it is; the message says what to do."""
+    """The event cannot occur for this account now; the message says what to do."""
 
 
 @frozen(kw_only=True)
 class Trace:
-    """How the event that happened is known: by a field of its data.
+    """Identifies the event that was caused, by a field of its data.
 
     Attributes:
         field: name of the field.
-        value: what it holds.
+        value: value of the field.
     """
 
     field: str
@@ -50,18 +49,18 @@ class Trace:
 
 
 class Stage:
-    """A server, and the account that events are to be about.
+    """A server, and the account to cause events for.
 
     Args:
         server: the server.
         account_id: the account.
-        amount_usdc: how much is to be moved or asked for; None is what the policy allows, 1 USDC as a rule.
-        say: is told what is done.
+        amount_usdc: amount to move or request; None for 1 USDC, or less if the policy allows less.
+        say: called with a description of each action.
 
     Attributes:
         account_id: the account.
-        account: the account as it stands at the beginning.
-        amount_usdc: how much, if it was said.
+        account: state of the account at the start.
+        amount_usdc: the given amount, or None.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Stage:
         self.account: AccountDetail = server.console.accounts.get(account_id)
 
     def pay(self, amount_usdc: Decimal) -> Transfer:
-        """Transfer an amount to somebody, whatever the account holds."""
+        """Transfer an amount to a permitted payee, regardless of the balance."""
         to = self._payee()
         self._say(f"Paying {amount_usdc} USDC")
         return self._server.transfers.create(
@@ -90,13 +89,13 @@ class Stage:
         )
 
     def open_session(self, cap_usdc: Decimal, cleaning: ExitStack) -> Session:
-        """Open a session, which is closed in the end."""
+        """Open a session, and close it when `cleaning` ends."""
         to = self._payee()
         self._say(f"Opening a session with a cap of {cap_usdc} USDC")
         session = self._server.sessions.open(
             account_id=self.account_id, to=to, cap_usdc=cap_usdc, category=self._category()
         )
-        # Closing what is closed returns the same.
+        # Closing a closed session has no effect.
         cleaning.callback(self.close, session)
         return session
 
@@ -111,7 +110,7 @@ class Stage:
         self._server.sessions.close(session.session_id)
 
     def hold(self, amount_usdc: Decimal) -> Decimal:
-        """See that the account holds so much, and return what it holds."""
+        """Fund the account up to `amount_usdc` if needed, and return its balance."""
         held = self._server.accounts.balance(self.account_id).balance_usdc
         if held >= amount_usdc:
             return held
@@ -119,18 +118,18 @@ class Stage:
         return Sandbox(self._server).fund(self.account_id, amount_usdc - held).balance_usdc
 
     def allowed_usdc(self) -> Decimal:
-        """Return how much is to be moved: what was said, or what the policy lets through at once."""
+        """Return the amount to move: the given one, or what the policy allows without approval."""
         if self.amount_usdc is not None:
             return self.amount_usdc
         policy = self.account.policy
         limits = [USUAL_USDC, policy.max_single_transfer, self.account.remaining_usdc]
         if policy.escalation_threshold is not None:
             limits.append(policy.escalation_threshold - LEAST_USDC)
-        # What is not allowed at all is asked for all the same: the server says best why it refuses.
+        # If the policy allows nothing, request the smallest amount: the server explains the refusal best.
         return max(min(limit for limit in limits if limit is not None), LEAST_USDC)
 
     def thresholds(self) -> list[Decimal]:
-        """Return the thresholds of the webhooks that hear when the account's balance is low, in order."""
+        """Return the thresholds of the webhooks that subscribe to the account's low balance, ascending."""
         return sorted(
             webhook.low_balance_threshold_usdc
             for webhook in self._server.console.webhooks.list(limit=100)
@@ -140,7 +139,7 @@ class Stage:
         )
 
     def add_threshold(self, threshold_usdc: Decimal, cleaning: ExitStack) -> None:
-        """Register a webhook that is there for its threshold, and is deleted in the end."""
+        """Register a webhook with a threshold, and delete it when `cleaning` ends."""
         self._say(f"Registering a webhook with a threshold of {threshold_usdc} USDC")
         webhook = self._server.webhooks.create(
             url=_NOWHERE,
@@ -151,19 +150,19 @@ class Stage:
         cleaning.callback(self._server.console.webhooks.delete, webhook.webhook_id or "")
 
     def _payee(self) -> str:
-        """Return whom the account may pay: an outside recipient, made now, unless the policy names others."""
+        """Return a permitted payee: one from the policy, or a new outside token account."""
         allowed = self.account.policy.allowed_counterparties
         if allowed is None:
-            self._say("Making a recipient")
+            self._say("Creating a recipient")
             return Sandbox(self._server).create_token_account().usdc_token_account
         own = (self.account_id, self.account.chain_address, self.account.usdc_token_account)
-        # Of addresses some are those of wallets, which cannot be paid.
+        # Prefer accounts: an address may be a wallet, which cannot be paid.
         others = sorted(
             (payee for payee in allowed if payee not in own),
             key=lambda payee: not payee.startswith(identifiers.ACCOUNT),
         )
         if not others:
-            raise CannotHappenError(f"allowed_counterparties of {self.account_id} names nobody to pay")
+            raise CannotHappenError(f"allowed_counterparties of {self.account_id} names no payee; add one")
         return others[0]
 
     def _category(self) -> str | None:
@@ -172,7 +171,7 @@ class Stage:
 
 
 def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | None) -> str:
-    """Make an account with a policy under which an event of a type can happen, and return its id."""
+    """Create an account whose policy allows an event of a type, and return its id."""
     account_id = server.accounts.create(name="Trigger").account_id
     if event_type is EventType.ESCALATION_REQUIRED:
         server.policies.update(account_id, escalation_threshold=amount_usdc or USUAL_USDC)
@@ -181,10 +180,10 @@ def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | 
 
 @contextmanager
 def happening(event_type: EventType, stage: Stage) -> Iterator[Trace]:
-    """Make an event of a type happen; what is to be cleaned up is so when the block ends.
+    """Cause an event of a type; cleans up when the block ends.
 
     Raises:
-        CannotHappenError: it cannot happen to this account.
+        CannotHappenError: the event cannot occur for this account.
         AgentPayError: the server refuses, or fails.
     """
     with ExitStack() as cleaning:
@@ -197,34 +196,34 @@ def _settled_transfer(stage: Stage, _: ExitStack) -> Trace:
     transfer = stage.pay(amount_usdc)
     if transfer.status != TransferStatus.SETTLED:
         raise CannotHappenError(
-            f"transfer {transfer.transfer_id} is {transfer.status}: the policy of {stage.account_id} asks "
-            "for approval; give a smaller --amount, or leave it out"
+            f"transfer {transfer.transfer_id} is {transfer.status}: the policy of {stage.account_id} "
+            "requires approval; pass a smaller --amount, or omit it"
         )
     return Trace(field="transfer_id", value=transfer.transfer_id)
 
 
 def _rejected_transfer(stage: Stage, _: ExitStack) -> Trace:
-    # More than it holds: refused by the balance, if not by the policy before.
+    # More than the balance, so that the transfer is rejected even if the policy allows it.
     amount_usdc = stage.account.balance_usdc + (stage.amount_usdc or USUAL_USDC)
     try:
         transfer = stage.pay(amount_usdc)
     except TransferRejectedError as refusal:
         return Trace(field="transfer_id", value=refusal.transfer_id or "")
-    raise CannotHappenError(f"transfer {transfer.transfer_id} is not refused, but {transfer.status}")
+    raise CannotHappenError(f"transfer {transfer.transfer_id} was not rejected; it is {transfer.status}")
 
 
 def _escalation(stage: Stage, _: ExitStack) -> Trace:
     threshold = stage.account.policy.escalation_threshold
     if threshold is None:
         raise CannotHappenError(
-            f"the policy of {stage.account_id} has no escalation_threshold: set one, or leave --account out "
-            "to have an account made for it"
+            f"the policy of {stage.account_id} has no escalation_threshold; set one, or omit --account to "
+            "use a new account"
         )
     amount_usdc = stage.amount_usdc or max(threshold, LEAST_USDC)
     if amount_usdc < threshold:
         raise CannotHappenError(
-            f"escalation_threshold of {stage.account_id} is {threshold} USDC: give --amount as much, or "
-            "leave it out"
+            f"escalation_threshold of {stage.account_id} is {threshold} USDC; pass at least that as "
+            "--amount, or omit it"
         )
     stage.hold(amount_usdc)
     return Trace(field="transfer_id", value=stage.pay(amount_usdc).transfer_id)
@@ -233,7 +232,7 @@ def _escalation(stage: Stage, _: ExitStack) -> Trace:
 def _low_balance(stage: Stage, cleaning: ExitStack) -> Trace:
     thresholds = stage.thresholds()
     if thresholds:
-        # The nearest that the balance can fall below; where it is below all, it is brought back first.
+        # The highest threshold at or below the balance. If the balance is below all, fund it first.
         reached = [threshold for threshold in thresholds if threshold <= stage.account.balance_usdc]
         threshold = reached[-1] if reached else thresholds[0]
         amount_usdc = stage.hold(threshold) - threshold + LEAST_USDC
@@ -257,7 +256,7 @@ def _exhausted_session(stage: Stage, cleaning: ExitStack) -> Trace:
 
 
 def _settled_session(stage: Stage, _: ExitStack) -> Trace:
-    # Closed before the event is waited for, not after.
+    # Close the session before waiting for the event, since closing causes it.
     with ExitStack() as at_once:
         return _charged_session(stage, at_once, lambda cap_micro: cap_micro // 2)
 

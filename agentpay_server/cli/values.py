@@ -1,4 +1,4 @@
-"""What options and arguments take: seconds, amounts, identifiers. What can be none is refused before use."""
+"""Types of options and arguments: seconds, amounts, hosts, identifiers. They refuse invalid values."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
 
 class Seconds(click.FloatRange):
-    """How long something may take or last: at most a year, and a number in every sense."""
+    """A duration in seconds, at most a year; NaN is refused."""
 
     def __init__(self, minimum: float = 0, maximum: float = _YEAR_SECONDS, *, min_open: bool = False) -> None:
         super().__init__(min=minimum, max=maximum, min_open=min_open)
@@ -32,7 +32,7 @@ class Seconds(click.FloatRange):
         """Return the number of seconds."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail(f"{value} is no number of seconds.", param, ctx)
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
         return seconds
 
 
@@ -53,7 +53,7 @@ class Sol(click.ParamType[Decimal]):
         except InvalidOperation:
             amount = Decimal("NaN")
         if not (amount.is_finite() and amount >= 0):
-            self.fail(f"{value} is no amount of SOL, such as 0.1.", param, ctx)
+            self.fail(f"{value} is not an amount of SOL, such as 0.1.", param, ctx)
         return amount
 
 
@@ -115,7 +115,7 @@ class SchemaName(click.ParamType[str]):
 
 
 class Label(click.ParamType[str]):
-    """A name for people, as the service takes it: 1 to 100 characters, no control characters."""
+    """A display name: 1 to 100 characters, no control characters."""
 
     name = "label"
 
@@ -133,10 +133,10 @@ class Label(click.ParamType[str]):
 
 
 class Identifier(click.ParamType[str]):
-    """An identifier as the service returned it, of one of some kinds.
+    """An identifier of one of the given kinds.
 
     Args:
-        prefixes: what it begins with, such as `acct_`.
+        prefixes: accepted prefixes, such as `acct_`.
     """
 
     name = "identifier"
@@ -154,5 +154,5 @@ class Identifier(click.ParamType[str]):
         text = str(value)
         if not any(text.startswith(p) and _OPAQUE.fullmatch(text, len(p)) for p in self._prefixes):
             forms = " or ".join(f"{prefix}…" for prefix in self._prefixes)
-            self.fail(f"{text!r} is no identifier such as {forms}.", param, ctx)
+            self.fail(f"{text!r} is not an identifier such as {forms}.", param, ctx)
         return text

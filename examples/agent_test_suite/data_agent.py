@@ -1,4 +1,4 @@
-"""A fictional agent that buys datasets: what the tests beside it are about."""
+"""A fictional agent that buys datasets; `test_data_agent.py` tests it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from agentpay import AccountPausedError, AgentPay, InsufficientBalanceError, Pol
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an order: `bought`, `waiting`, `over the limit`, `out of money` or `stopped`."""
+    """The outcome of an order: `bought`, `waiting`, `over the limit`, `out of money` or `stopped`."""
 
     what: str
     transfer_id: str | None = None
@@ -17,14 +17,14 @@ class Outcome:
 
 @dataclass
 class DataAgent:
-    """Buys datasets from one account, each order once, and tells its owner when it cannot."""
+    """Buys datasets from one account, each order once, and notifies its owner when it cannot."""
 
     client: AgentPay
     account_id: str
-    tell_owner: Callable[[str], None] = print
+    notify_owner: Callable[[str], None] = print
 
     def buy(self, order: str, shop: str, price: Decimal | int | str) -> Outcome:
-        """Pay for an order; asked again about the same order, it pays no second time."""
+        """Pay for an order. Calling it again for the same order does not pay twice."""
         try:
             transfer = self.client.transfers.create(
                 from_=self.account_id,
@@ -37,9 +37,9 @@ class DataAgent:
         except AccountPausedError:
             return Outcome("stopped")
         except InsufficientBalanceError:
-            self.tell_owner(f"no money left for order {order}")
+            self.notify_owner(f"no money left for order {order}")
             return Outcome("out of money")
         except PolicyViolationError as refusal:
-            self.tell_owner(refusal.message)
+            self.notify_owner(refusal.message)
             return Outcome("over the limit")
         return Outcome("bought" if transfer.status == "settled" else "waiting", transfer.transfer_id)

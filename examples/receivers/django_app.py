@@ -25,7 +25,7 @@ def settled(event: TransferSettled) -> None:
 
 urlpatterns = [path("webhooks", receiver(webhooks))]
 
-# A project has these in its settings module, with the middleware that it has anyway.
+# A project has these in its settings module, with its other middleware.
 if not settings.configured:
     settings.configure(
         ALLOWED_HOSTS=["*"],

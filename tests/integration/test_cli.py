@@ -115,7 +115,7 @@ def test_lines_to_paste_show_no_key_that_was_given() -> None:
     key = generated_key()
     with serving_on_a_terminal("--operator-key", key) as (announcement, shown):
         assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown
-        assert "Set AGENTPAY_API_KEY to the operator key that you gave." in shown
+        assert "Set AGENTPAY_API_KEY to the operator key that you passed." in shown
         assert key not in "\n".join(shown)
 
 
@@ -177,7 +177,7 @@ def test_an_address_that_is_none_is_named(host: str) -> None:
     result = CliRunner().invoke(main, ["serve", "--host", host, "--allow-remote", "--operator-key", "k"])
     assert result.exit_code == 1
     assert f"cannot listen on {host} port 8402" in result.output
-    assert "give another --host" in result.output
+    assert "pass another --host" in result.output
     assert "Traceback" not in result.output
 
 

@@ -51,7 +51,7 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
     assert result.exit_code == 0
     for name in _COMMANDS:
         assert f"\n  {name} " in result.output
-    assert "Exit codes: 0 done" in result.output
+    assert "Exit codes: 0 success" in result.output
     assert CliRunner().invoke(main, ["nonsense"]).exit_code == 2
 
 
@@ -88,7 +88,7 @@ def test_people_are_told_that_a_key_is_shown_once(commands: CommandLine, funded:
     result = commands.run("keys", "create", "--account", funded().account_id)
     assert result.exit_code == 0
     assert "ap_agent_" in result.stdout
-    assert "shown now and never again" in result.stderr
+    assert "it is shown only once" in result.stderr
     shown = commands.shown("keys", "list")
     assert "key_" in shown
     assert "ap_agent_" not in shown
@@ -131,7 +131,7 @@ def test_people_see_operator_keys_and_are_told_that_one_is_shown_once(commands: 
     result = commands.run("operator-keys", "create", "deploy")
     assert result.exit_code == 0
     assert "ap_operator_" in result.stdout
-    assert "shown now and never again" in result.stderr
+    assert "it is shown only once" in result.stderr
     shown = commands.shown("operator-keys", "list")
     assert "deploy" in shown
     assert "ap_operator_" not in shown
@@ -190,7 +190,7 @@ def test_what_cannot_be_paid_yet_says_what_to_do(
     client.transfers.create(from_=account_id, to=outside, amount=4)
     said = commands.refused("approvals", "approve", transfer_id)
     assert said.startswith("Error: insufficient_balance: ")
-    assert "fund the account, and do it again" in said
+    assert "Fund the account and try again" in said
     failure = json.loads(commands.run("approvals", "approve", transfer_id, "--json").stderr)
     assert (failure["error"], failure["transfer_id"]) == ("insufficient_balance", transfer_id)
 
@@ -253,7 +253,7 @@ def test_what_was_given_up_is_sent_again_once(
     # On its way, and then received: neither is sent a second time.
     assert commands.json("deliveries", "replay", "--undelivered") == []
     server.sandbox.clock.advance(0)
-    assert commands.shown("deliveries", "replay", "--undelivered") == "There was nothing to send.\n"
+    assert commands.shown("deliveries", "replay", "--undelivered") == "Nothing to send.\n"
 
 
 def test_what_was_given_up_to_a_webhook_that_is_gone_is_left(
@@ -294,7 +294,7 @@ def test_what_was_sent_before_the_server_failed_is_told(
 def test_a_delivery_that_there_is_not_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:
     unknown = given_up[1][:-4] + "0000"
     said = commands.refused("deliveries", "replay", given_up[1], unknown)
-    assert f"no delivery {unknown}; agentpay-server deliveries list" in said
+    assert f"no delivery {unknown}. List deliveries with agentpay-server deliveries list" in said
     webhook_id = UNKNOWN["webhook_id"]
     assert f"to {webhook_id}" in commands.refused("deliveries", "replay", unknown, "--webhook", webhook_id)
 

@@ -26,7 +26,7 @@ def story(*arguments: str) -> list[dict[str, Any]]:
     """Return what is printed as JSON, line by line."""
     result = demo("--json", *arguments)
     assert result.exit_code == 0
-    assert ("This server is seeded" in result.stderr) == ("--seed" in arguments)
+    assert ("anyone who knows --seed" in result.stderr) == ("--seed" in arguments)
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -46,7 +46,7 @@ def test_people_are_told_where_it_is_and_what_happens() -> None:
     assert result.exit_code == 0
     assert "export AGENTPAY_BASE_URL=http://127.0.0.1:" in result.stdout
     assert "export AGENTPAY_API_KEY=ap_operator_" in result.stdout
-    assert "--seed 5 tells the same story again" in result.stdout
+    assert "--seed 5 runs the same story again" in result.stdout
     assert "Travel desk" in result.stdout
     assert "max_single_transfer is 5.000000" in result.stdout
 
@@ -74,7 +74,7 @@ def test_no_key_follows_from_a_seed_that_was_only_made_up() -> None:
 def test_a_seed_that_was_given_makes_the_key_and_is_told_of() -> None:
     keys = {story("--seed", "7", "--steps", "0")[0]["demo"]["operator_key"] for _ in range(2)}
     assert len(keys) == 1
-    assert "can compute all of its keys" in demo("--seed", "7", "--steps", "0").stderr
+    assert "can compute all keys of this server" in demo("--seed", "7", "--steps", "0").stderr
 
 
 @pytest.mark.parametrize("seed", [(), ("--seed", "7")])
@@ -90,7 +90,7 @@ def test_a_key_that_was_given_is_taken_and_not_printed(seed: tuple[str, ...]) ->
         assert key not in out + err
     told = demo("--operator-key", key, "--steps", "0", *seed).output
     assert key not in told
-    assert "set AGENTPAY_API_KEY to the operator key that you gave" in told
+    assert "set AGENTPAY_API_KEY to the operator key that you passed" in told
 
 
 def test_a_key_that_is_none_is_refused_without_being_repeated() -> None:
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         result = CliRunner().invoke(main, ["demo", "--port", port])
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
-    assert "give another --port" in result.stderr
+    assert "pass another --port" in result.stderr
 
 
 # --- The world
@@ -174,7 +174,7 @@ def test_it_lives_on_and_on(world: World) -> None:
         "Operator funds",
         "closes it",
         "opens a session",
-        "Webhook receiver answers the next delivery with 503",
+        "Webhook receiver responds 503 to the next delivery",
     ):
         assert words in told, words
     # There is always something for whoever looks on to decide.

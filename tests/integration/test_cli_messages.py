@@ -116,7 +116,7 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        f"Error: no server answers at {url}: start one with agentpay-server serve, or give --url or "
+        f"Error: no server responds at {url}. Start one with agentpay-server serve, or set --url or "
         "AGENTPAY_BASE_URL.\n"
     )
     failure = CliRunner().invoke(main, [*arguments, "--json"])
@@ -133,7 +133,7 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
         (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
         (["keys", "create", "--key", "k"], "--account"),
         (["keys", "create", "--key", "k", "--account", "bot"], "acct_…"),
-        (["keys", "revoke", "--key", "k", "key_../x"], "no identifier such as key_…"),
+        (["keys", "revoke", "--key", "k", "key_../x"], "not an identifier such as key_…"),
         (["approvals", "approve", "--key", "k", ""], "txn_…"),
         (["approvals", "reject", "--key", "k", "txn_\udc80"], "txn_…"),
         (["deliveries", "list", "--key", "k", "--event", "evt_\x00"], "evt_…"),
@@ -173,7 +173,7 @@ def test_an_answer_that_is_lost_is_not_taken_for_none(
     server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
     said = commands.refused("keys", "create", "--account", funded().account_id)
     assert "may have been processed" in said
-    assert "Look at what became of it" in said
+    assert "Check whether it was done" in said
     assert len(commands.json("keys", "list")) == 1
 
 
@@ -192,7 +192,7 @@ def test_money_that_may_be_under_way_is_looked_at_first(funded: Funded) -> None:
         transfer_id = pending(client, account_id)
         server.sandbox.set_fault("chain_never_lands")
         said = commands.refused("approvals", "approve", transfer_id)
-        assert f"look at transfer {transfer_id} before you do it again" in said
+        assert f"check transfer {transfer_id} before you try again" in said
         server.sandbox.clear_faults()
 
 

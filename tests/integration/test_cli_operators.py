@@ -112,7 +112,7 @@ def test_people_are_told_that_the_key_is_shown_once(place: Place) -> None:
     assert result.exit_code == 0
     assert "op_" in result.stdout
     assert "ap_operator_" in result.stdout
-    assert "shown now and never again" in result.stderr
+    assert "it is shown only once" in result.stderr
 
 
 def test_an_operator_is_made_while_a_server_runs_on_postgresql() -> None:
@@ -145,8 +145,11 @@ def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["Second"], "give one of --data-dir and --database-url"),
-        (["Second", "--data-dir", "x", "--database-url", "postgresql://x/y"], "give one of"),
+        (["Second"], "pass either --data-dir or --database-url"),
+        (
+            ["Second", "--data-dir", "x", "--database-url", "postgresql://x/y"],
+            "pass either --data-dir or --database-url",
+        ),
         (["", "--data-dir", "x"], "must not be empty"),
         (["a\nb", "--data-dir", "x"], "must not contain control characters"),
         (["x" * 101, "--data-dir", "x"], "at most 100 characters"),

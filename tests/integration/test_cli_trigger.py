@@ -92,7 +92,7 @@ def test_an_escalation_takes_a_policy_with_a_threshold(
 ) -> None:
     account_id = funded().account_id
     arguments = ("trigger", "escalation.required", "--account", account_id)
-    assert "has no escalation_threshold: set one, or leave --account out" in commands.refused(*arguments)
+    assert "has no escalation_threshold; set one, or omit --account" in commands.refused(*arguments)
     client.policies.update(account_id, escalation_threshold=2)
     assert "escalation_threshold" in commands.refused(*arguments, "--amount", "1.5")
     assert commands.json(*arguments, "--amount", "2.5")["data"]["amount_usdc"] == "2.500000"
@@ -113,7 +113,7 @@ def test_what_would_wait_for_approval_is_not_taken_for_settled(
     account_id = funded().account_id
     client.policies.update(account_id, escalation_threshold=5)
     said = commands.refused("trigger", "transfer.settled", "--account", account_id, "--amount", "6")
-    assert "give a smaller --amount" in said
+    assert "pass a smaller --amount" in said
 
 
 def test_what_the_policy_refuses_is_refused_and_a_session_does_not_stay_open(
@@ -156,5 +156,5 @@ def test_an_event_that_does_not_come_is_waited_for_and_then_said_to_be_missing(
     monkeypatch.setattr("agentpay_server.cli.trigger._PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("agentpay_server.cli.trigger._newest", lambda *_: ())
     said = commands.refused("trigger", "transfer.settled")
-    assert "has not happened within" in said
+    assert "did not occur within" in said
     assert "agentpay-server listen" in said

@@ -128,10 +128,10 @@ def test_a_marker_that_says_something_else_is_told_so(pytester: pytest.Pytester)
     result.assert_outcomes(errors=4)
     result.stdout.fnmatch_lines(
         [
-            "*agentpay does not take 'polcy'; it takes policy=, fund=, clock=, seed=",
-            "*agentpay does not take the positional '100'; it takes *",
-            "*it has no UTC offset; write clock='2026-01-01T00:00:00Z'",
-            "*it is not ISO 8601 text; write *",
+            "*agentpay: unknown argument 'polcy'; available: policy=, fund=, clock=, seed=",
+            "*agentpay: unknown argument positional '100'; available: *",
+            "*no UTC offset; write clock='2026-01-01T00:00:00Z'",
+            "*not an ISO 8601 time; write *",
         ]
     )
 
@@ -160,7 +160,7 @@ def test_an_argument_for_a_fixture_that_a_test_does_not_use_is_refused(pytester:
     result.assert_outcomes(errors=4)
     result.stdout.fnmatch_lines(
         [
-            f"*agentpay({name}=…) is for the fixture {fixture}, which this test does not use*"
+            f"*agentpay({name}=…) configures the fixture {fixture}, which this test does not use*"
             for name, fixture in (
                 ("fund", "agentpay_account"),
                 ("policy", "agentpay_account"),
@@ -483,7 +483,7 @@ def test_a_report_never_fails_for_its_timeline(pytester: pytest.Pytester) -> Non
         """,
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["the timeline cannot be read: ZeroDivisionError*"])
+    result.stdout.fnmatch_lines(["cannot read the timeline: ZeroDivisionError*"])
 
 
 def test_a_suite_that_does_not_use_it_has_nothing_of_it(pytester: pytest.Pytester) -> None:
