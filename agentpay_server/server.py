@@ -104,6 +104,7 @@ class Services:
     def __init__(self, server: "Server") -> None:
         context, config = server.context, server.config
         clock, rpc = context.clock, config.rpc
+        self._clock = clock
         self.tasks: Tasks = context.tasks
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
@@ -172,11 +173,12 @@ class Services:
         if is_alone:
             await self.sender.free_all()
             await self.settlement.free_all()
+        if is_alone or self._clock.is_manual:
+            await self._session_worker.resume()
         await self._settlement_worker.resume()
 
-    async def catch_up(self) -> None:
-        """Book what came, and settle the sessions that fell due, while no server ran."""
-        await self._session_worker.resume()
+    async def book_arrivals(self) -> None:
+        """Book what came while no server ran."""
         await self._deposit_worker.run_due()
 
 
@@ -243,8 +245,8 @@ class Server:
         services, config = self.services, self.config
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
-            # Nothing else does before the clock is moved.
-            await services.catch_up()
+            # Nothing else looks for what came while no server ran, before the clock is moved.
+            await services.book_arrivals()
         # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
         self.operator = await services.keys.first_operator(
             key=config.operator_key, lend_key=config.lend_key, is_alone=self.storage.is_alone

@@ -140,6 +140,11 @@ _DUE: Final = (
     .order_by(sessions.c.closes_us)
     .limit(bindparam("count"))
 )
+_CLAIMED: Final = (
+    select(sessions.c.session_id)
+    .where(IS_CLOSING, sessions.c.closes_us.is_not(None), sessions.c.error.is_(None))
+    .order_by(sessions.c.closes_us)
+)
 KEYS: Final = HeldKeys(_HELD_BY, SessionRecord, "session_id")
 """The idempotency keys that sessions hold."""
 
@@ -265,3 +270,8 @@ def unsettled(connection: Connection, account_id: str) -> int:
 def due(connection: Connection, count: int) -> list[tuple[str, int]]:
     """Return up to `count` sessions that close or are settled by themselves, and when: the next one first."""
     return [(row[0], int(row[1])) for row in connection.execute(_DUE, {"count": count})]
+
+
+def claimed(connection: Connection) -> list[str]:
+    """Return the sessions that were claimed to be closed, and whose settlement is to be signed."""
+    return list(connection.execute(_CLAIMED).scalars())

@@ -27,9 +27,9 @@ class SessionWorker:
         self._closes: dict[str, asyncio.Task[Any]] = {}
 
     async def resume(self) -> None:
-        """Go on with what an earlier process has left, without waiting for its end."""
-        while await self._started():
-            pass
+        """Settle at once what an earlier process has claimed and not signed, without waiting for its end."""
+        for session_id in await self._context.database.read(store.claimed):
+            self._close(session_id)
 
     async def next_due_us(self) -> int | None:
         """Return when the next session is due that is not being closed here; None when none is."""

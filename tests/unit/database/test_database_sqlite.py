@@ -193,6 +193,7 @@ MAY_SCAN = {
     "operations._ANYTHING": "reads no table",
     "operations._SUBMITTED": "counts what is under way, along an index that has nothing else",
     "chain_transactions._FREE_ALL": "goes along an index of what is under way, once, at the start",
+    "sessions._CLAIMED": "goes along the index of what closes by itself, once, at the start",
     "webhooks._SEALED": "reads every webhook, once, when a database is sealed anew",
     "deliveries._TO_SEND": "is a part of two others, and never run by itself",
 }
