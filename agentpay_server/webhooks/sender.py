@@ -13,6 +13,7 @@ import logging
 import time
 from typing import Final
 
+from agentpay._deliveries import signed_headers
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import real_now_us
 from agentpay_server.context import Context
@@ -22,7 +23,7 @@ from agentpay_server.vault import VaultError
 from agentpay_server.webhooks import delivery_store as store
 from agentpay_server.webhooks.attempts import LEASE_US, after_attempt
 from agentpay_server.webhooks.delivery_store import AttemptRecord, DueDelivery
-from agentpay_server.webhooks.http import Answer, HttpPoster, no_answer, signed_headers
+from agentpay_server.webhooks.http import Answer, HttpPoster, no_answer
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256
