@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract.transfers import Transfer
-from agentpay_server.http.exchange import Call, Reply
+from agentpay_server.http.requests import Call, Reply
 from agentpay_server.server import Services
 from agentpay_server.services.policies import VersionedPolicy
 
