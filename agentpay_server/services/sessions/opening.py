@@ -49,13 +49,12 @@ from agentpay_server.store.sessions import SessionRecord
 
 _SHORT: Final = Refusal(
     code=ErrorCode.INSUFFICIENT_BALANCE,
-    message="The balance had fallen below the cap when the transaction reached the chain; nothing was moved. "
-    "Fund the account, then send the same key again.",
+    message="The balance was below the cap when the transaction reached the chain, so nothing moved. Fund "
+    "the account, then retry with the same key.",
 )
 _FAILED: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
-    message="The chain refused to fund the session's escrow; nothing was moved. Send the same key again to "
-    "retry.",
+    message="The chain refused to fund the session's escrow, so nothing moved. Retry with the same key.",
 )
 
 
@@ -128,7 +127,9 @@ class Opening:
         policy = stored_policy(source.policy)
         # The window ends where that of the next spend does: its time is never before the last one's.
         window_us = max(now_us, source.last_spend_us)
-        counted = spends.against_daily_limit(connection, source, window_us)
+        counted = 0
+        if policy.max_daily_spend is not None:
+            counted = spends.against_daily_limit(connection, source, window_us)
         refusal = opening_refusal(
             policy,
             self._terms,
