@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from attrs import field, frozen
 
-from agentpay_server.chain.deposits import WatchedChain
+from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.chain.rpc.client import RpcCaller
 from agentpay_server.chain.rpc.connecting import http_client
 from agentpay_server.chain.rpc.settings import RpcSettings

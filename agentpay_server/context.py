@@ -3,7 +3,7 @@
 from attrs import field, frozen
 
 from agentpay_server.chain.custody import Signer
-from agentpay_server.chain.deposits import WatchedChain
+from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.clock import Clock
 from agentpay_server.database.runner import Database
 from agentpay_server.metrics import Metrics

@@ -8,11 +8,10 @@ from agentpay_server import identity
 from agentpay_server.audit import AuditTrail
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import EndpointRefusesError
 from agentpay_server.chain.rpc.connecting import connect
@@ -56,7 +55,6 @@ from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
-from agentpay_server.workers.approvals import ApprovalWorker
 from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandingWorker
 from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.sessions import SessionWorker
@@ -135,7 +133,7 @@ class Services:
             self._deposit_worker,
             self._session_worker,
             records,
-            ApprovalWorker(self.approvals),
+            self.approvals,
             self.sender,
             self.treasury,
         ]

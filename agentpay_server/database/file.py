@@ -3,7 +3,7 @@
 How it is used:
 
     database = FileDatabase(directory / "store.sqlite3")  # opened and locked; DatabaseInUseError if taken
-    await database.create_missing(metadata)  # or `await migrations.upgrade_file(database)`
+    await database.create_missing(metadata)  # or `await migrations.upgrade(database)`
     await database.run(unit, ...)  # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
     await database.read(unit, ...)  # one state of the database; nothing stays changed
     await database.close()  # after everything that waits in line

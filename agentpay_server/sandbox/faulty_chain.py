@@ -14,8 +14,16 @@ from typing import Final
 from attrs import define, evolve
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.deposits import Booked, DepositBatch, WatchedChain, nothing_booked
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
+from agentpay_server.chain.protocol import (
+    Blockhash,
+    Booked,
+    ChainUnavailableError,
+    DepositBatch,
+    SignatureStatus,
+    TokenAccount,
+    WatchedChain,
+    nothing_booked,
+)
 
 LOOKS_UNTIL_KNOWN: Final = 5
 """How often a slow chain is asked for a transaction before it knows of it: 0.6 s of a driver's pauses."""

@@ -134,8 +134,7 @@ class Sandbox:
 
         def booked(connection: Connection) -> None:
             # What a cluster lists as irreversible comes later than what has landed.
-            locked = account_store.account(connection, account.account_id, lock=True)
-            assert locked is not None  # noqa: S101 - accounts are never deleted
+            locked = account_store.existing_account(connection, account.account_id, lock=True)
             book_deposit(
                 connection,
                 context,

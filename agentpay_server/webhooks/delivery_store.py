@@ -11,7 +11,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
 from agentpay_server.store.tables import deliveries, delivery_attempts, events, webhooks
-from agentpay_server.webhooks.attempts import DeliveryStatus, NextStep
+from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 
 @frozen

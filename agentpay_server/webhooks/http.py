@@ -20,8 +20,8 @@ import httpx
 from attrs import frozen
 
 from agentpay_server.webhooks.addresses import is_public
-from agentpay_server.webhooks.attempts import TIMEOUT_SECONDS
 from agentpay_server.webhooks.look_ups import LookUps
+from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
 _ANSWER_MAX_BYTES: Final = 64 * 1024
 _DRAIN_SECONDS: Final = 1.0

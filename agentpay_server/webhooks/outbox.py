@@ -18,8 +18,7 @@ from agentpay_server.store import accounts
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks
-from agentpay_server.webhooks.attempts import DeliveryStatus
-from agentpay_server.webhooks.rules import Subscription
+from agentpay_server.webhooks.rules import DeliveryStatus, Subscription
 
 
 @frozen(kw_only=True)

@@ -21,9 +21,9 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
 from agentpay_server.vault import VaultError
 from agentpay_server.webhooks import delivery_store as store
-from agentpay_server.webhooks.attempts import LEASE_US, after_attempt
 from agentpay_server.webhooks.delivery_store import AttemptRecord, DueDelivery
 from agentpay_server.webhooks.http import Answer, HttpPoster, no_answer
+from agentpay_server.webhooks.rules import LEASE_US, after_attempt
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256

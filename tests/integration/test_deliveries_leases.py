@@ -31,8 +31,8 @@ from agentpay_server.tasks import Tasks
 from agentpay_server.vault import Vault
 from agentpay_server.webhooks import delivery_store as store
 from agentpay_server.webhooks import sender as service
-from agentpay_server.webhooks.attempts import LEASE_US
 from agentpay_server.webhooks.http import HttpPoster
+from agentpay_server.webhooks.rules import LEASE_US
 from agentpay_server.webhooks.sender import WebhookSender
 
 pytestmark = pytest.mark.anyio

@@ -53,7 +53,6 @@ LAYERS: list[list[str]] = [
         "agentpay_server.settings",
         "agentpay_server.randomness",
         "agentpay_server.webhooks.rules",
-        "agentpay_server.webhooks.attempts",
     ],
     ["agentpay_server.contract"],
     ["agentpay"],

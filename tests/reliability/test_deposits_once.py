@@ -19,8 +19,7 @@ from worlds import Party, World
 
 from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
-from agentpay_server.chain.deposits import Deposit, DepositBatch
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.services import deposits as deposits_module

@@ -35,7 +35,7 @@ from agentpay_server.store.tables import sessions, transfers
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import outbox as outbox_service
 from agentpay_server.webhooks import sender
-from agentpay_server.webhooks.attempts import DeliveryStatus, NextStep
+from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 from agentpay_server.workers.settlement import SettlementWorker
 
 Patch = Callable[[Any, str, Any], None]

@@ -26,7 +26,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
 from solders.transaction_status import TransactionErrorFieldless
 
-from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.clusters import explorer_url
 from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, Blocks, Standing, slot_at
 from agentpay_server.chain.embedded.deposits import DepositListener, RecentCredits, deposits_of
@@ -50,12 +50,13 @@ from agentpay_server.chain.embedded.virtual_machine import (
     token_account_at,
     usdc_held,
 )
-from agentpay_server.chain.explorer import explorer_url
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
+    Deposit,
+    DepositBatch,
     SignatureStatus,
     TokenAccount,
 )

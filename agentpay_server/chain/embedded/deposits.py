@@ -7,8 +7,8 @@ what they held before. Whose accounts they are is not known here, nor what becom
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.embedded.persistence import Credit
+from agentpay_server.chain.protocol import Deposit
 
 _REMEMBERED_CREDITS: Final = 16_384
 

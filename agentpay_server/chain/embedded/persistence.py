@@ -10,9 +10,8 @@ from typing import Protocol
 
 from attrs import define, field, frozen
 
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
-from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.chain.protocol import Deposit, SignatureStatus
 
 
 class LedgerMovedError(Exception):

@@ -6,10 +6,9 @@ from typing import Final
 from solders.hash import Hash
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.embedded.persistence import ChainState, Credit, LedgerMovedError, Page
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
-from agentpay_server.chain.protocol import Failure, FailureReason, SignatureStatus
+from agentpay_server.chain.protocol import Deposit, Failure, FailureReason, SignatureStatus
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state

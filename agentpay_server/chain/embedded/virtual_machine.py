@@ -16,15 +16,14 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from agentpay_server.chain.failures import failure_reason
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
     TOKEN_2022_PROGRAM,
     TOKEN_PROGRAM,
     USDC_DECIMALS,
 )
+from agentpay_server.chain.parsing import failure_reason, read_token_account
 from agentpay_server.chain.protocol import Failure, FailureReason, TokenAccount
-from agentpay_server.chain.token_accounts import read_token_account
 
 HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)

@@ -6,9 +6,8 @@ instructions did it: transfers, mintings and programs that nobody here has heard
 
 from typing import Final
 
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
 from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction
 
 _MAX_U64_DIGITS: Final = 20

@@ -21,7 +21,7 @@ from agentpay_server.chain.rpc.heights import (
     has_plausible_life,
     life_seconds,
 )
-from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import Epoch
 
 _TRIES: Final = 3

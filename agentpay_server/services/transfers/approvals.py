@@ -155,7 +155,7 @@ class Approvals:
         """Return when the next transfer has waited too long; None while none waits."""
         return await self._database.read(store.next_expiry_us)
 
-    async def expire_due(self) -> bool:
+    async def run_due(self) -> bool:
         """Reject what has waited too long, one batch of it, and return whether there was anything."""
         expired = await self._database.run(self._expire_due)
         self._tell(*expired)

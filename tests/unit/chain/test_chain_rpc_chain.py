@@ -23,11 +23,11 @@ from rpc_node import (
 from solders.keypair import Keypair
 
 from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.deposits import Deposit
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM
 from agentpay_server.chain.protocol import (
     ChainUnavailableError,
     ComputeBudget,
+    Deposit,
     Failure,
     FailureReason,
     SignatureStatus,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
-from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ from agentpay_server.store.tables import counters
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks
-from agentpay_server.webhooks.attempts import LEASE_US
+from agentpay_server.webhooks.rules import LEASE_US
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server.clock import SECOND_US
-from agentpay_server.webhooks.attempts import (
+from agentpay_server.webhooks.rules import (
     LEASE_US,
     RETRY_DELAYS_US,
     TIMEOUT_SECONDS,
