@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
     from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 """The newest step."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
