@@ -44,11 +44,12 @@ from agentpay_server.services.deposits import Deposits, book_deposit
 from agentpay_server.services.faults import ArmedFault, Faults
 from agentpay_server.services.keys import Keys
 from agentpay_server.services.policies import own_account
-from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.settlement import Landed, Settlement, watched_transaction
 from agentpay_server.services.snapshots import Snapshots
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import confirmed
+from agentpay_server.store import chain_transactions
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import Kind
 from agentpay_server.store.connection import Connection
 from agentpay_server.workers.schedule import Schedule
 
@@ -132,7 +133,13 @@ class Sandbox:
                 after={"amount_usdc": audit.usdc(amount_micro), "tx_signature": signed.signature},
             )
             if not outcome.is_irreversible:
-                confirmed.watch(connection, signed, account.account_id)
+                minted = watched_transaction(
+                    signed,
+                    kind=Kind.FUND,
+                    account_id=account.account_id,
+                    now_us=context.clock.now_us(),
+                )
+                chain_transactions.insert_transaction(connection, minted)
 
         with deposits.expecting(signed.signature):
             end = await self._settlement.outcome(signed, operation=Operation.FUND, is_new=True)

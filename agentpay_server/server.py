@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Final
 
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.clusters import ClusterRefusedError
@@ -34,11 +35,11 @@ from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.late_landings import LateLandings
 from agentpay_server.services.overview import Overview, RequestLog
 from agentpay_server.services.policies import Policies
-from agentpay_server.services.policy_records import PolicyRecords
+from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
 from agentpay_server.services.posting import HttpPoster
 from agentpay_server.services.sender import WebhookSender
-from agentpay_server.services.sessions.closing import Closing
-from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.services.sessions.opening import SessionOpenHandler
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.snapshots import Part, Snapshots
@@ -46,8 +47,8 @@ from agentpay_server.services.tasks import Tasks, Wakeup
 from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.checking import Checks
 from agentpay_server.services.transfers.execution import Execution
-from agentpay_server.services.transfers.resumption import Resumption
 from agentpay_server.services.transfers.service import Transfers
+from agentpay_server.services.transfers.settling import TransferHandler
 from agentpay_server.services.treasury import Treasury
 from agentpay_server.services.vault import KEY_BYTES, Vault
 from agentpay_server.services.webhooks import Webhooks
@@ -61,6 +62,9 @@ from agentpay_server.workers.deposits import DepositWorker
 from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
+
+HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
+"""What becomes of every kind of transaction that moves money or writes a policy's record."""
 
 
 class ClusterError(StartRefusedError):
@@ -103,8 +107,9 @@ class Services:
     def __init__(self, server: "Server") -> None:
         context, config = server.context, server.config
         clock, rpc = context.clock, config.rpc
+        self._clock = clock
         self.tasks: Tasks = context.tasks
-        self.settlement: Settlement = Settlement(context)
+        self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         decisions = Decisions(context, self.settlement, self.deposits)
@@ -126,15 +131,14 @@ class Services:
         self.treasury: Treasury = Treasury(context, server.chain)
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
-        self._resumption = Resumption(context, self.settlement)
-        self._session_resumption = SessionResumption(context, self.settlement, closing)
-        self._settlement_worker = SettlementWorker([self._resumption, self._session_resumption], clock=clock)
+        self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
+        self._session_worker = SessionWorker(context, closing)
         look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
         self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
         workers: list[Worker] = [
             self._settlement_worker,
             self._deposit_worker,
-            SessionWorker(self._session_resumption, clock=clock),
+            self._session_worker,
             records,
             ApprovalWorker(self.approvals),
             self.sender,
@@ -172,8 +176,10 @@ class Services:
                 Beside others it may be alive, and what it holds is left to run out.
         """
         if is_alone:
-            for holder in (self.sender, self._resumption, self._session_resumption):
-                await holder.free_all()
+            await self.sender.free_all()
+            await self.settlement.free_all()
+        if is_alone or self._clock.is_manual:
+            await self._session_worker.resume()
         await self._settlement_worker.resume()
 
     async def book_arrivals(self) -> None:
@@ -232,10 +238,6 @@ class Server:
     def principal(self) -> Principal:
         """The first operator, for operations that are called in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
-
-    def is_own(self, signature: str) -> bool:
-        """Return whether a transaction is one of the service's, which is booked when it settles."""
-        return self.services.deposits.is_own(signature)
 
     def arrived(self, deposit: Deposit | None) -> None:
         """Hear from the chain of something that came; None: there may be more than it has told."""

@@ -48,8 +48,10 @@ _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT i 
 # The newest lie at the end of the window, so that the check has to find where it begins among all of them.
 _FILL = (
     f"""
-    INSERT INTO spends (account_id, spent_us, running_total)
-    SELECT '{ACCOUNT}', {NOW_US} - ({{count}} - i) * 50000, i FROM n
+    INSERT INTO chain_transactions (signature, kind, subject_id, account_id, held, spent_us, spent_total,
+        state, last_valid_block_height, reserved, created_us, ended_us, leased_until_us)
+    SELECT 'sig_' || i, 'transfer', 'txn_' || i, '{ACCOUNT}', 1, {NOW_US} - ({{count}} - i) * 50000, i,
+        'finalized', 0, 0, 0, 1, 0 FROM n
     """,
     f"""
     INSERT INTO entries (transaction_id, account_id, type, status, direction, amount, created_us)
@@ -287,8 +289,6 @@ async def _bare(url: str, recorded: list[Transaction], pairs: list[Pair], caller
                     await connection.execute(transaction.begin)
                 for statement, sets in transaction.statements:
                     mine = [[_own(value, number, pairs[0], pair) for value in values] for values in sets]
-                    if statement.startswith("INSERT INTO spends"):
-                        mine[0][-1] = number
                     if len(mine) > 1:
                         await connection.executemany(statement, mine)
                     else:

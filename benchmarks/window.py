@@ -9,7 +9,7 @@ from agentpay_server.clock import SECOND_US
 from agentpay_server.store import accounts, spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.memory import MemoryDatabase
-from agentpay_server.store.tables import spends as spends_table
+from agentpay_server.store.tables import chain_transactions
 
 NOW_US = 1_767_225_600 * SECOND_US
 INTERVAL_US = 500_000  # 100,000 of them take less than 14 hours
@@ -43,10 +43,24 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
             created_us=0,
         )
         rows = [
-            {"account_id": account_id, "spent_us": NOW_US - (count - n) * INTERVAL_US, "running_total": n + 1}
+            {
+                "signature": f"{n}",
+                "kind": "transfer",
+                "subject_id": f"txn_{n}",
+                "account_id": account_id,
+                "held": 1,
+                "spent_us": NOW_US - (count - n) * INTERVAL_US,
+                "spent_total": n + 1,
+                "state": "finalized",
+                "last_valid_block_height": 0,
+                "reserved": 0,
+                "created_us": 0,
+                "ended_us": 1,
+                "leased_until_us": 0,
+            }
             for n in range(count)
         ]
-        connection.execute(insert(spends_table), rows)
+        connection.execute(insert(chain_transactions), rows)
         account = accounts.account(connection, account_id)
         assert account is not None
         return account

@@ -3,7 +3,7 @@
     python scripts/migration.py "Sessions and their escrows"
 
 The result is a draft: review it before you commit it, and set `HEAD` in
-`agentpay_server/store/migrations/__init__.py`. If no version exists yet, it writes the first one.
+`agentpay_server/store/migrations/__init__.py`.
 """
 
 import sys
@@ -22,12 +22,11 @@ def main(message: str) -> None:
     """Write the migration."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    steps = len(list((MIGRATIONS / "versions").glob("*.py")))
     with create_engine("sqlite://").connect() as connection:
-        config.attributes["connection"] = connection
-        if steps:
+        config.attributes.update(connection=connection, version_table="alembic_version")
+        if any((MIGRATIONS / "versions").glob("[0-9]*.py")):
             command.upgrade(config, "head")
-        command.revision(config, message, autogenerate=True, rev_id=f"{steps + 1:04}")
+        command.revision(config, message, autogenerate=True, rev_id=f"{int(migrations.HEAD) + 1:04}")
 
 
 if __name__ == "__main__":

@@ -377,8 +377,7 @@ class EmbeddedChain:
 
     def _record(self, executed: Executed, message_hash: Hash) -> None:
         self._slot += 1
-        if self._listener is None or not self._listener.is_own(executed.signature):
-            self._journal(executed)
+        self._journal(executed)
         self._seen.landed(message_hash, executed.height)
         self._note(executed.signature, self._seen.get(message_hash), executed.status)
         if self._observer is not None:

@@ -16,10 +16,6 @@ _REMEMBERED_CREDITS: Final = 16_384
 class DepositListener(Protocol):
     """Who is told of money that comes in, at once and without waiting."""
 
-    def is_own(self, signature: str) -> bool:
-        """Return whether whoever sent a transaction books all of it, so that it is not to be journalled."""
-        ...
-
     def arrived(self, deposit: Deposit | None) -> None:
         """Hear of a deposit that is in the journal; None: there may be some that were not told."""
         ...

@@ -21,11 +21,9 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.clock import DAY_US, SECOND_US
+from agentpay_server.clock import DAY_US
 
 KEY_LIFETIME_US: Final = DAY_US
-LEASE_US: Final = 30 * SECOND_US
-"""How long, in real time, the process that drives a transfer keeps it without renewing its claim."""
 
 TRANSITIONS: Final = frozenset(
     {

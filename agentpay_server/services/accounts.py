@@ -32,11 +32,12 @@ from agentpay_server.services import audit
 from agentpay_server.services.context import Context
 from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
 from agentpay_server.services.provisioning import Provisioning
-from agentpay_server.services.settlement import Settlement
+from agentpay_server.services.settlement import Settlement, watched_transaction
 from agentpay_server.services.sight import spendable_micro, unsure_micro
 from agentpay_server.store import accounts as store
-from agentpay_server.store import confirmed, policy_records, sessions, spends
+from agentpay_server.store import chain_transactions, policy_records, sessions, spends
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import Kind
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.database import run_again_if_late
 
@@ -190,7 +191,10 @@ class Accounts:
             created_us=now_us,
         )
         if watched is not None:
-            confirmed.watch(connection, watched, account_id)
+            provisioned = watched_transaction(
+                watched, kind=Kind.PROVISION, account_id=account_id, now_us=now_us
+            )
+            chain_transactions.insert_transaction(connection, provisioned)
         record = own_account(connection, principal, account_id)
         audit.record(
             connection,

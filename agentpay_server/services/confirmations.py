@@ -16,13 +16,15 @@ import asyncio
 import logging
 from typing import Final
 
+from attrs import evolve
+
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.logs import log
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
-from agentpay_server.store import accounts, sessions, transfers
-from agentpay_server.store import confirmed as store
-from agentpay_server.store.confirmed import Watched
+from agentpay_server.store import accounts
+from agentpay_server.store import chain_transactions as store
+from agentpay_server.store.chain_transactions import ChainTransaction, State
 from agentpay_server.store.connection import Connection
 
 _AT_ONCE: Final = 256
@@ -39,63 +41,47 @@ class Confirmations:
         self._settlement = settlement
 
     async def look(self) -> None:
-        """Look at every one of them once: forget what is irreversible, send again what has vanished."""
+        """Look at every one of them once: leave what is irreversible, send again what has vanished."""
         after = ""
-        while page := await self._database.read(store.watched_after, after, _AT_ONCE):
-            is_over = await asyncio.gather(*(self._is_over(watched) for watched in page))
-            over = [watched.signed.signature for watched, ended in zip(page, is_over, strict=True) if ended]
-            if over:
-                await self._database.run(store.forget, over)
-            after = page[-1].signed.signature
+        while page := await self._database.read(store.confirmed_after, after, _AT_ONCE):
+            looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
+            ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
+            if ended:
+                await self._database.run(store.end_confirmed, ended)
+            after = page[-1].signature
 
-    async def _is_over(self, watched: Watched) -> bool:
-        """Return whether nothing can become of a transaction any more; see to it that it lands if it can."""
+    async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
+        """Return a transaction with what has become of it; see to it that it lands if it can."""
         try:
-            end, must_send = await self._settlement.look(watched.signed)
+            end, must_send = await self._settlement.look(tx.signed)
             if must_send:
-                self._report(logging.WARNING, "transaction.vanished", watched)
-                if not watched.reserved:
-                    await self._database.run(_reserve, watched)
-                await self._chain.send(watched.signed.raw, even_if_failing=False)
+                self._report(logging.WARNING, "transaction.vanished", tx)
+                if not tx.reserved:
+                    await self._database.run(_reserve, tx)
+                await self._chain.send(tx.signed.raw, even_if_failing=False)
         except ChainUnavailableError:
-            return False
+            return tx
         if end is None:
-            return False
-        if watched.reserved:
-            await self._database.run(_release, watched)
-        if isinstance(end, Landed):
-            return end.is_irreversible
-        self._report(logging.ERROR, "transaction.undone", watched)
-        return True
+            return tx
+        if tx.reserved:
+            await self._database.run(_release, tx)
+        if not isinstance(end, Landed):
+            self._report(logging.ERROR, "transaction.undone", tx)
+            return evolve(tx, state=State.UNDONE)
+        return evolve(tx, state=State.FINALIZED) if end.is_irreversible else tx
 
     @staticmethod
-    def _report(level: int, event: str, watched: Watched) -> None:
-        log(logger, level, event, tx_signature=watched.signed.signature, subject=watched.subject)
+    def _report(level: int, event: str, tx: ChainTransaction) -> None:
+        log(logger, level, event, tx_signature=tx.signature, subject=tx.subject_id)
 
 
-def _reserve(connection: Connection, watched: Watched) -> None:
+def _reserve(connection: Connection, tx: ChainTransaction) -> None:
     """Count what a transaction takes from its account as in flight, until it has landed again."""
-    found = _taken(connection, watched)
-    if found is not None:
-        account_id, amount = found
-        if store.set_reserved(connection, watched, amount):
-            accounts.reserve_again(connection, account_id, amount)
+    if tx.held and store.set_reserved(connection, tx, tx.held):
+        accounts.reserve_again(connection, tx.account_id, tx.held)
 
 
-def _release(connection: Connection, watched: Watched) -> None:
+def _release(connection: Connection, tx: ChainTransaction) -> None:
     """Count it as in flight no longer: it has landed again, or provably never will."""
-    found = _taken(connection, watched)
-    if found is not None and store.clear_reserved(connection, watched):
-        accounts.release(connection, found[0], watched.reserved)
-
-
-def _taken(connection: Connection, watched: Watched) -> tuple[str, int] | None:
-    """Return from whose balance a transaction takes how much; None where it takes nothing."""
-    transfer = transfers.transfer(connection, watched.subject)
-    if transfer is not None:
-        return transfer.account_id, transfer.amount
-    session = sessions.session(connection, watched.subject)
-    # A settlement takes it from the escrow.
-    if session is not None and session.tx_signature == watched.signed.signature:
-        return session.account_id, session.cap
-    return None
+    if store.set_reserved(connection, tx, 0):
+        accounts.release(connection, tx.account_id, tx.reserved)

@@ -6,7 +6,7 @@ business of `settlement.py`.
 """
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -15,10 +15,10 @@ from agentpay_server.domain.problems import chain_unavailable, signing_stopped
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
 from agentpay_server.services.deposits import Deposits
-from agentpay_server.services.in_flight import finish_in_flight
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import Contended, Sight, look
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import ChainTransaction
 from agentpay_server.store.connection import Connection
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,10 +33,25 @@ class Parties:
     recipient: AccountRecord | None
 
 
+@frozen(kw_only=True)
+class Decided(Generic[T_co]):
+    """What was decided about a spend.
+
+    Attributes:
+        record: what was stored.
+        tx: the transaction that was signed for it; None when no money may leave.
+    """
+
+    record: T_co
+    tx: ChainTransaction | None = None
+
+
 class SpendUnit(Protocol[T_co]):
     """The unit of work that decides about one spend, and reserves and signs, or refuses, in one commit."""
 
-    def __call__(self, connection: Connection, sight: Sight | None, *, is_last_look: bool) -> T_co | None:
+    def __call__(
+        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
+    ) -> "Decided[T_co] | None":
         """Decide.
 
         Args:
@@ -89,7 +104,7 @@ class Decisions:
 
     async def decided(
         self, unit: SpendUnit[T], operation: Operation, *, to: str, parties: Parties, deadline: float
-    ) -> T | None:
+    ) -> Decided[T] | None:
         """Have it decided about a spend, in one unit of work.
 
         Args:
@@ -114,5 +129,5 @@ class Decisions:
         except Contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
-            await finish_in_flight(self._context, self._settlement, source.account_id, deadline)
+            await self._settlement.finish_in_flight(source.account_id, deadline)
             return None

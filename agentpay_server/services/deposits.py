@@ -28,7 +28,7 @@ from agentpay_server.services import low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import entries, session_settlements, transfers
+from agentpay_server.store import chain_transactions, entries
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
 
@@ -104,15 +104,12 @@ class Deposits:
         """Whether something may have come in that nobody has looked at."""
         return self._arrivals.is_anywhere or bool(self._arrivals.token_accounts)
 
-    def is_own(self, signature: str) -> bool:
-        """Return whether a transaction is one of the service's, which is booked when it settles."""
-        return self._settlement.is_under_way(signature)
-
     def arrived(self, deposit: Deposit | None) -> None:
         """Hear from the chain of something that came; None: there may be more than it has told."""
         if deposit is None:
             self._arrivals.is_anywhere = True
-        elif deposit.signature in self._expected:
+        elif deposit.signature in self._expected or self._settlement.is_under_way(deposit.signature):
+            # Whoever sent it books it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -351,9 +348,4 @@ def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) 
     transfer that has settled is in the history. A settlement is known by its signature alone: of an account
     that it closes, such as the escrow, not every node tells what it held.
     """
-    if session_settlements.is_settlement(connection, deposit.signature):
-        return True
-    sender = deposit.sender
-    return sender is not None and transfers.is_under_way(
-        connection, deposit.signature, source=sender, recipient=account_id
-    )
+    return chain_transactions.credits_account(connection, deposit.signature, account_id)

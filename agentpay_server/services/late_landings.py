@@ -12,20 +12,17 @@ import asyncio
 import logging
 from typing import Final
 
-from attrs import define, frozen
+from attrs import define
 
 from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
 from agentpay_server.logs import log
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
-from agentpay_server.services.sessions import late as late_sessions
 from agentpay_server.services.settlement import Ages, Settlement
-from agentpay_server.services.transfers import late as late_transfers
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import expired as store
-from agentpay_server.store import policy_records
+from agentpay_server.store import chain_transactions as store
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.expired import Expired, Kind, State
 
 _AT_ONCE: Final = 256
 _LIVES: Final = 2
@@ -35,13 +32,6 @@ _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-@frozen
-class _Booked:
-    """What was booked, and the transaction that had been signed in its place, if one had."""
-
-    replacement: str | None
 
 
 @define
@@ -66,7 +56,7 @@ class LateLandings:
     async def look(self) -> None:
         """Look at every one of them once."""
         after = ""
-        while page := await self._database.read(store.watched_after, after, _AT_ONCE):
+        while page := await self._database.read(store.expired_after, after, _AT_ONCE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
@@ -76,7 +66,7 @@ class LateLandings:
         Raises:
             ChainUnavailableError: what became of one of them is not known now.
         """
-        watched = await self._database.read(store.watched_of, subject_id)
+        watched = await self._database.read(store.expired_of, subject_id)
         if watched:
             # A node that has not seen as much as is finalized now does not count: what failed, failed before.
             await self._chain.block_height()
@@ -85,24 +75,24 @@ class LateLandings:
             if status is not None and status.is_final and status.failure is None:
                 await self._book(expired)
 
-    async def _look_at(self, expired: Expired) -> None:
+    async def _look_at(self, expired: ChainTransaction) -> None:
         try:
             status = await self._chain.signature_status(expired.signature)
             if status is None:
                 if await self._is_ruled_out(expired):
-                    await self._end(expired, State.RULED_OUT)
+                    await self._rule_out(expired)
                 return
         except ChainUnavailableError:
             return
         if status.failure is not None:
             # It has moved nothing, and never will.
-            await self._end(expired, State.RULED_OUT)
+            await self._rule_out(expired)
         elif status.is_final:
             await self._book(expired)
             # What took its place must not be sent again.
-            self._settlement.stop_driving(expired.subject_id)
+            self._settlement.stop_driving(expired.kind, expired.subject_id)
 
-    async def _is_ruled_out(self, expired: Expired) -> bool:
+    async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
         """Return whether history says that a transaction never landed, long after it could."""
         life_seconds = self._chain.blockhash_life_seconds
         if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
@@ -118,11 +108,11 @@ class LateLandings:
         self._put_off(expired)
         return False
 
-    def _is_time(self, expired: Expired) -> bool:
+    def _is_time(self, expired: ChainTransaction) -> bool:
         search = self._searches.get(expired.signature)
         return search is None or asyncio.get_running_loop().time() >= search.at
 
-    def _put_off(self, expired: Expired) -> None:
+    def _put_off(self, expired: ChainTransaction) -> None:
         """Leave a history alone for a while that this node does not have: to ask for it takes many calls."""
         before = self._searches.get(expired.signature)
         pause_seconds = _FIRST_PAUSE_SECONDS
@@ -131,11 +121,12 @@ class LateLandings:
         at = asyncio.get_running_loop().time() + pause_seconds
         self._searches[expired.signature] = _Search(at, pause_seconds)
 
-    async def _end(self, expired: Expired, state: State) -> None:
-        await self._database.run(store.end, expired.signature, state, self._context.clock.now_us())
+    async def _rule_out(self, expired: ChainTransaction) -> None:
+        now_us = self._context.clock.now_us()
+        await self._database.run(store.end_expired, expired, State.RULED_OUT, now_us)
         self._forget(expired)
 
-    async def _book(self, expired: Expired) -> None:
+    async def _book(self, expired: ChainTransaction) -> None:
         booked = await self._database.run(self._booked, expired)
         self._forget(expired)
         if booked is None:
@@ -149,17 +140,16 @@ class LateLandings:
             subject=expired.subject_id,
             kind=expired.kind.value,
             tx_signature=expired.signature,
-            replacement_tx_signature=booked.replacement,
+            replacement_tx_signature=booked[0],
         )
 
-    def _booked(self, connection: Connection, expired: Expired) -> _Booked | None:
+    def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
         """Book a transaction that has landed; None when another server was faster."""
-        now_us = self._context.clock.now_us()
-        if not store.end(connection, expired.signature, State.LANDED, now_us):
+        booked = self._settlement.book_late(connection, expired)
+        if booked is None:
             return None
-        replacement = self._moved(connection, expired, now_us)
-        account = account_store.account(connection, expired.account_id, lock=True)
-        assert account is not None  # noqa: S101 - accounts are never deleted
+        now_us = self._context.clock.now_us()
+        account = account_store.existing_account(connection, expired.account_id, lock=True)
         if expired.kind is not Kind.POLICY_RECORD:
             account_store.stop(connection, expired.account_id, now_us)
         audit.record(
@@ -174,31 +164,11 @@ class LateLandings:
                 "state": "landed",
                 "kind": expired.kind.value,
                 "account_id": expired.account_id,
-                "replacement_tx_signature": replacement,
+                "replacement_tx_signature": booked[0],
             },
         )
-        return _Booked(replacement)
+        return booked
 
-    def _moved(self, connection: Connection, expired: Expired, now_us: int) -> str | None:
-        """Book what it has moved, and return the signature of the one that took its place, if one did."""
-        if expired.kind is Kind.TRANSFER:
-            return late_transfers.book(connection, self._context, expired, now_us)
-        if expired.kind is Kind.SESSION_OPEN:
-            return late_sessions.book_opening(connection, self._context, expired, now_us)
-        if expired.kind is Kind.SESSION_SETTLE:
-            return late_sessions.book_settlement(connection, self._context, expired, now_us)
-        record = policy_records.record(connection, expired.account_id)
-        assert record is not None and expired.detail is not None  # noqa: S101, PT018 - it was signed from it
-        # It has written an older policy over a newer one, which is written again.
-        policy_records.set_written(
-            connection,
-            expired.account_id,
-            version=expired.detail,
-            tx_signature=expired.signature,
-            due_us=now_us,
-        )
-        return record.signed_signature or record.tx_signature
-
-    def _forget(self, expired: Expired) -> None:
+    def _forget(self, expired: ChainTransaction) -> None:
         self._ages.forget(expired.signature)
         self._searches.pop(expired.signature, None)

@@ -4,35 +4,37 @@ On a cluster the books learn of money from outside some time after it came. A ba
 may not be: then it is judged once they are no longer behind, by whoever next compares them with the chain.
 """
 
+from functools import partial
+
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Outbox
+from agentpay_server.services.settlement import Unit
 from agentpay_server.store import accounts
 from agentpay_server.store.connection import Connection
 
 
-def spent(outbox: Outbox, context: Context, account_id: str, amount_micro: int) -> bool:
-    """Count an amount that was in flight as gone from the books, and judge what is left if that can be done.
+def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
+    """Count an amount that was in flight as gone from the books, and judge what is left.
+
+    Where that cannot be done without a look at the chain, it is done after the commit.
 
     Args:
         outbox: of the account, in the unit that books.
-        context: the parts of the server.
+        unit: that unit.
         account_id: whose balance it was.
         amount_micro: what is gone.
-
-    Returns:
-        Whether what is left looks low, and has to be judged with a look at the chain.
     """
-    connection = outbox.connection
+    connection, context = unit.connection, unit.context
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
     before_micro = balance_micro + amount_micro + unjudged_micro
     if context.is_cluster and outbox.hears_of_drop(before_micro=before_micro, after_micro=balance_micro):
         accounts.set_unjudged(connection, account_id, unjudged_micro + amount_micro)
-        return True
+        unit.afterwards.append(partial(judge, context, account_id))
+        return
     outbox.add_drop_of_balance(before_micro=before_micro, after_micro=balance_micro)
     if unjudged_micro:
         accounts.set_unjudged(connection, account_id, 0)
-    return False
 
 
 async def judge(context: Context, account_id: str) -> None:
@@ -40,8 +42,7 @@ async def judge(context: Context, account_id: str) -> None:
 
     What cannot be judged now is judged when the books are next compared with the chain.
     """
-    account = await context.database.read(accounts.account, account_id)
-    assert account is not None  # noqa: S101 - accounts are never deleted
+    account = await context.database.read(accounts.existing_account, account_id)
     try:
         (held,) = await context.chain.token_accounts([account.usdc_token_account])
     except ChainUnavailableError:
@@ -56,8 +57,7 @@ async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
 
 
 def _judge(connection: Connection, context: Context, account_id: str, held_micro: int) -> bool:
-    account = accounts.account(connection, account_id, lock=True)
-    assert account is not None  # noqa: S101 - accounts are never deleted
+    account = accounts.existing_account(connection, account_id, lock=True)
     if not account.unjudged_spend or held_micro > account.balance:
         return False
     outbox = Outbox(

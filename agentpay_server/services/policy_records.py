@@ -10,6 +10,9 @@ for all servers that share it.
 
 import asyncio
 import hashlib
+import json
+import logging
+import math
 from typing import Final
 
 from agentpay_server.chain import transactions
@@ -17,26 +20,30 @@ from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTra
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.clock import SECOND_US
 from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.logs import log
 from agentpay_server.services.context import Context
-from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.settlement import Handler, Means, Settlement, Unit, pending_transaction
 from agentpay_server.services.tasks import all_ended
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import expired as expired_store
+from agentpay_server.store import chain_transactions
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.expired import Kind
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
-_RETRY_PATIENCE_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 1.0
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class PolicyRecords:
-    """Keeps the on-chain records of policies up to date."""
+    """Signs the newest policy wherever a record is due, and has it driven."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
+        self._database = context.database
         self._settlement = settlement
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._wanted: set[str] = set()
@@ -53,15 +60,15 @@ class PolicyRecords:
         return writer
 
     async def next_due_us(self) -> int | None:
-        """Return when the next record is due to be written; None when all are."""
-        return await self._context.database.read(store.next_due_us)
+        """Return when the next record is due to be written; None when all are, or are being written."""
+        return await self._database.read(store.next_due_us)
 
     async def run_due(self) -> bool:
         """Write every record that is due now, and tell whether there were any."""
-        now_us = self._context.clock.now_us()
-        due = await self._context.database.read(store.due, now_us, _BATCH)
+        due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
         for account_id in due:
-            await all_ended({self.write_soon(account_id)})
+            # Those whose end the chain does not tell go on.
+            await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
         return bool(due)
 
     async def _write(self, account_id: str) -> None:
@@ -72,7 +79,7 @@ class PolicyRecords:
                 while await self._write_once(account_id):
                     pass
         except ChainUnavailableError:
-            await self._context.database.run(self._postpone, account_id)
+            await self._database.run(_postpone, account_id, self._context.clock.now_us())
             self._context.wakeup.set()
         finally:
             del self._writers[account_id]
@@ -81,42 +88,25 @@ class PolicyRecords:
         """Take one step towards the newest record, and tell whether there is another to take now.
 
         Raises:
-            ChainUnavailableError: it is to be tried again later.
+            ChainUnavailableError: nothing could be signed.
         """
-        database = self._context.database
-        state = await database.read(_state, account_id)
+        state = await self._database.read(_state, account_id)
         if state is None:
             return False
-        account, record = state
-        signed, version, is_new = record.signed, record.signed_version, False
-        if signed is None or version is None:
-            if record.due_us is None or record.due_us > self._context.clock.now_us():
-                return False
-            fault_point(Operation.POLICY_RECORD, Step.BEGUN)
-            signed, version, is_new = await self._sign(account, record), account.policy_version, True
-            if not await database.run(store.set_signed, account_id, version, signed):
-                # Another server was first: what it has stored is followed to its end.
-                return True
-        # One that was under way before is asked about again soon, by the clock: long enough to send it again.
-        wait_seconds = self._context.settings.settlement_wait_seconds
-        patience_seconds = wait_seconds if is_new else min(wait_seconds, _RETRY_PATIENCE_SECONDS)
-        # Irreversibly: were it undone and sent again, it might land after a newer one.
-        outcome = await self._settlement.outcome(
-            signed,
-            operation=Operation.POLICY_RECORD,
-            is_new=is_new,
-            patience_seconds=patience_seconds,
-            irreversibly=True,
-        )
-        if isinstance(outcome, Landed):
-            is_more = await database.run(self._book, account_id, signed, version)
-            fault_point(Operation.POLICY_RECORD, Step.BOOKED)
-            return is_more
-        if isinstance(outcome, Failure):
-            await database.run(store.clear_signed, account_id, signed.signature)
-            raise ChainUnavailableError(f"the chain refused a policy record: {outcome.detail}")
-        await database.run(self._expire, account_id, signed, version)
-        return True
+        account, record, under_way = state
+        if under_way is not None:
+            return await self._ended(under_way, record, is_new=False)
+        if record.due_us is None or record.due_us > self._context.clock.now_us():
+            return False
+        fault_point(Operation.POLICY_RECORD, Step.BEGUN)
+        signed = await self._sign(account, record)
+        tx = await self._database.run(self._store, account, signed)
+        # Without one, another server was first: what it has stored is followed to its end.
+        return tx is None or await self._ended(tx, record, is_new=True)
+
+    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
+        """Have a write brought to its end, and return whether it came to that before the server stops."""
+        return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
     async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
         """Return the write of the newest policy; it may be sent once it is stored."""
@@ -137,51 +127,139 @@ class PolicyRecords:
             rent_exempt_lamports=await chain.rent_exemption(wanted.size),
         )
 
-    def _book(self, connection: Connection, account_id: str, signed: SignedTransaction, version: int) -> bool:
-        """Store which version the chain holds now, and return whether a newer one waits."""
-        account = account_store.account(connection, account_id, lock=True)
-        assert account is not None  # noqa: S101 - accounts are never deleted
-        if not store.clear_signed(connection, account_id, signed.signature):
-            # Another server has booked it, and may have written a newer one since.
-            return True
-        is_newest = account.policy_version == version
-        store.set_written(
-            connection,
-            account_id,
-            version=version,
-            tx_signature=signed.signature,
-            due_us=None if is_newest else self._context.clock.now_us(),
+    def _store(
+        self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
+    ) -> ChainTransaction | None:
+        """Store a signed write; None where another one is under way, or one as new has landed."""
+        account_id = signed_for.account_id
+        account_store.existing_account(connection, account_id, lock=True)
+        record = store.existing_record(connection, account_id)
+        under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if under_way is not None or record.written_version >= signed_for.policy_version:
+            return None
+        tx = pending_transaction(
+            signed,
+            kind=Kind.POLICY_RECORD,
+            subject_id=account_id,
+            account_id=account_id,
+            detail=json.dumps({"version": signed_for.policy_version}),
+            now_us=self._context.clock.now_us(),
         )
-        return not is_newest
+        chain_transactions.insert_transaction(connection, tx)
+        return tx
 
-    def _expire(
-        self, connection: Connection, account_id: str, signed: SignedTransaction, version: int
+
+class PolicyRecordHandler(Handler[store.PolicyRecord]):
+    """What is stored of a policy's record at each end of the transaction that writes it."""
+
+    kind = Kind.POLICY_RECORD
+    # Were it undone and sent again, it might land after a newer one.
+    must_be_irreversible = True
+    # A newer write goes on, whatever an older one has done.
+    supersedes = False
+
+    def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
+        return Operation.POLICY_RECORD
+
+    def load(self, connection: Connection, subject_id: str) -> store.PolicyRecord:
+        """Return the record."""
+        return store.existing_record(connection, subject_id)
+
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
+        """Store which version the chain holds now; a newer one is due at once."""
+        account = account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        version = _version(tx)
+        store.set_written(
+            unit.connection,
+            subject.account_id,
+            version=version,
+            tx_signature=tx.signature,
+            due_us=None if account.policy_version == version else unit.now_us,
+        )
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def failed(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: store.PolicyRecord,
+        failure: Failure,  # noqa: ARG002
+    ) -> store.PolicyRecord:
+        """Have it written again later."""
+        _postpone(unit.connection, subject.account_id, unit.now_us)
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def signed_again(
+        self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: Means
     ) -> None:
-        """Store that a write never lands, so that another may be signed; it is watched all the same."""
-        if store.clear_signed(connection, account_id, signed.signature):
-            expired_store.watch(
-                connection,
-                signed,
-                kind=Kind.POLICY_RECORD,
-                subject_id=account_id,
-                account_id=account_id,
-                now_us=self._context.clock.now_us(),
-                detail=version,
+        """Sign nothing: the newest policy is, which may be another by now."""
+
+    def dropped(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: store.PolicyRecord,
+        reason: object,  # noqa: ARG002
+    ) -> store.PolicyRecord:
+        """Have the newest policy written at once."""
+        account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Have the newest policy written again: an older one was written over it."""
+        record = store.existing_record(unit.connection, tx.subject_id)
+        under_way = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
+        store.set_written(
+            unit.connection,
+            tx.subject_id,
+            version=_version(tx),
+            tx_signature=tx.signature,
+            due_us=unit.now_us,
+        )
+        return record.tx_signature if under_way is None else under_way.signature
+
+    def report(
+        self,
+        context: Context,  # noqa: ARG002
+        tx: ChainTransaction,
+        subject: store.PolicyRecord,
+        detail: str | None,
+    ) -> None:
+        """Log a write that the chain has refused."""
+        if detail is not None:
+            log(
+                logger,
+                logging.WARNING,
+                "policy_record.refused",
+                account_id=subject.account_id,
+                tx_signature=tx.signature,
+                detail=detail,
             )
 
-    def _postpone(self, connection: Connection, account_id: str) -> None:
-        account_store.account(connection, account_id, lock=True)
-        record = store.record(connection, account_id)
-        if record is None or record.due_us is None:
-            # Another server has written it meanwhile.
-            return
-        failures = record.failures + 1
-        pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
-        due_us = self._context.clock.now_us() + pause_us
-        store.set_due(connection, account_id, due_us=due_us, failures=failures)
+
+def _version(tx: ChainTransaction) -> int:
+    return int(json.loads(tx.detail or "{}")["version"])
 
 
-def _state(connection: Connection, account_id: str) -> tuple[AccountRecord, store.PolicyRecord] | None:
+def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
+    account_store.existing_account(connection, account_id, lock=True)
+    record = store.existing_record(connection, account_id)
+    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
+        # Another server has signed it meanwhile: its end tells what comes next.
+        return
+    failures = record.failures + 1
+    pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
+    store.set_due(connection, account_id, due_us=now_us + pause_us, failures=failures)
+
+
+def _state(
+    connection: Connection, account_id: str
+) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
+    """Return an account, its record, and the write under way; None before its policy first changed."""
     record = store.record(connection, account_id)
-    account = account_store.account(connection, account_id)
-    return None if record is None or account is None else (account, record)
+    if record is None:
+        return None
+    under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.existing_account(connection, account_id), record, under_way

@@ -194,6 +194,14 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
     return None if row is None else AccountRecord(*row)
 
 
+def existing_account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord:
+    """Return an account that is certainly there: accounts are never deleted."""
+    found = account(connection, account_id, lock=lock)
+    if found is None:
+        raise LookupError(f"{account_id} is gone")
+    return found
+
+
 def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
     """Return the account whose USDC token account is at an address."""
     row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()

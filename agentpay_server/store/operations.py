@@ -5,9 +5,9 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
-from agentpay.contract.transfers import TransferStatus
+from agentpay_server.store.chain_transactions import Kind, State
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import accounts, deliveries, transfers
+from agentpay_server.store.tables import accounts, chain_transactions, deliveries
 
 _STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))
 _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
@@ -15,7 +15,8 @@ _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
 )
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
 _SUBMITTED: Final = select(func.count()).where(
-    transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
+    chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+    chain_transactions.c.kind == literal_column(f"'{Kind.TRANSFER}'"),
 )
 
 

@@ -5,20 +5,14 @@ from typing import Final
 from sqlalchemy import bindparam, func, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION, transaction_of
+from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION
 from agentpay_server.store.tables import sessions
 
-_BY_SETTLEMENT: Final = select(sessions.c.seq).where(
-    sessions.c.settlement_tx_signature == bindparam("tx_signature")
-)
 _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
-    .values(
-        status=SessionStatus.CLOSING.value, closes_us=null(), leased_until_us=bindparam("leased_until_us")
-    )
+    .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
 )
 # A charge may have come since it was found due, and have moved the limit on.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
@@ -27,7 +21,7 @@ _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_
 _CLAIM_PUT_OFF: Final = (
     update(sessions)
     .where(OF_SESSION, IS_CLOSING, sessions.c.closes_us.is_not(None))
-    .values(error=null(), message=null(), closes_us=null(), leased_until_us=bindparam("leased_until_us"))
+    .values(error=null(), message=null(), closes_us=bindparam("sign_us"))
 )
 _SIGN_SETTLEMENT: Final = (
     update(sessions)
@@ -37,14 +31,10 @@ _SIGN_SETTLEMENT: Final = (
         message=null(),
         stuck_reason=null(),
         settlement_tx_signature=bindparam("settlement_tx_signature"),
-        tx_raw=bindparam("tx_raw"),
-        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
         settlements=sessions.c.settlements + 1,
-        deposited=bindparam("deposited"),
         payee_created_us=bindparam("payee_created_us"),
         # It may have been put off meanwhile.
         closes_us=null(),
-        leased_until_us=bindparam("leased_until_us"),
     )
 )
 _DROP_SETTLEMENT: Final = (
@@ -52,20 +42,15 @@ _DROP_SETTLEMENT: Final = (
     .where(OF_SESSION, IS_CLOSING)
     .values(
         settlement_tx_signature=null(),
-        tx_raw=null(),
-        tx_last_valid_block_height=null(),
-        deposited=0,
         payee_created_us=null(),
-        leased_until_us=bindparam("leased_until_us"),
+        closes_us=bindparam("sign_us"),
     )
 )
 _PUT_OFF: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
     message=bindparam("message"),
     stuck_reason=bindparam("stuck_reason"),
-    closes_us=bindparam("closes_us"),
     put_offs=sessions.c.put_offs + 1,
-    leased_until_us=null(),
 )
 _SET_SETTLED: Final = (
     update(sessions)
@@ -73,12 +58,9 @@ _SET_SETTLED: Final = (
     .values(
         status=SessionStatus.SETTLED.value,
         settlement_tx_signature=bindparam("settlement_tx_signature"),
-        tx_raw=null(),
-        tx_last_valid_block_height=null(),
         settled_us=bindparam("settled_us"),
         closes_us=null(),
         key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=null(),
     )
 )
 
@@ -94,18 +76,13 @@ def payees_created(connection: Connection, account_id: str, *, after_us: int) ->
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
-def is_settlement(connection: Connection, tx_signature: str) -> bool:
-    """Return whether a transaction settles a session: what it pays, to either side, is booked with that."""
-    return connection.execute(_BY_SETTLEMENT, {"tx_signature": tx_signature}).scalar_one_or_none() is not None
-
-
-def claim_closing(connection: Connection, session_id: str, *, until_us: int) -> bool:
-    """Make an open session a closing one, leased until `until_us` of real time: no charge is accepted now."""
-    values = {"of_session": session_id, "leased_until_us": until_us}
+def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> bool:
+    """Make an open session a closing one, to be settled from `sign_us` on: no charge is accepted now."""
+    values = {"of_session": session_id, "sign_us": sign_us}
     return connection.execute(_CLAIM_CLOSING, values).rowcount == 1
 
 
-def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by: str, until_us: int) -> bool:
+def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int) -> bool:
     """Make an open session that is due to close by itself a closing one, as `claim_closing` does.
 
     Args:
@@ -113,15 +90,15 @@ def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by
         session_id: the session.
         now_us: the time by which it must be due.
         closed_by: which limit of time closes it.
-        until_us: the end of the lease, in real time.
+        sign_us: when its settlement is signed by whoever finds it due.
     """
-    values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "leased_until_us": until_us}
+    values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
     return connection.execute(_CLAIM_DUE, values).rowcount == 1
 
 
-def claim_put_off(connection: Connection, session_id: str, *, until_us: int) -> bool:
-    """Lease a closing session that was put off until `until_us` of real time: it is tried anew."""
-    values = {"of_session": session_id, "leased_until_us": until_us}
+def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> bool:
+    """Have a closing session that was put off tried anew, from `sign_us` on."""
+    values = {"of_session": session_id, "sign_us": sign_us}
     return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
 
 
@@ -139,37 +116,27 @@ def set_settled(
 
 
 def sign_settlement(
-    connection: Connection,
-    session_id: str,
-    signed: SignedTransaction,
-    *,
-    deposited: int,
-    payee_created_us: int | None,
-    until_us: int,
+    connection: Connection, session_id: str, tx_signature: str, *, payee_created_us: int | None
 ) -> None:
-    """Store the settling transaction of a closing session.
+    """Store which transaction settles a closing session.
 
     Args:
         connection: the connection.
         session_id: the session.
-        signed: the transaction.
-        deposited: micro-USDC that it returns beyond the cap.
+        tx_signature: of the transaction.
         payee_created_us: the time, if it creates a token account for the payee.
-        until_us: the end of its lease, in real time.
     """
     values = {
-        **transaction_of(session_id, signed),
-        "settlement_tx_signature": signed.signature,
-        "deposited": deposited,
+        "of_session": session_id,
+        "settlement_tx_signature": tx_signature,
         "payee_created_us": payee_created_us,
-        "leased_until_us": until_us,
     }
     connection.execute(_SIGN_SETTLEMENT, values)
 
 
-def drop_settlement(connection: Connection, session_id: str, *, until_us: int) -> None:
-    """Store that another settlement is to be signed, by who leases it until `until_us` of real time."""
-    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "leased_until_us": until_us})
+def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> None:
+    """Store that another settlement is to be signed, from `sign_us` on."""
+    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
 
 
 def put_off(
@@ -196,6 +163,6 @@ def put_off(
         "error": error,
         "message": message,
         "stuck_reason": stuck_reason,
-        "closes_us": closes_us,
+        "sign_us": closes_us,
     }
     connection.execute(_PUT_OFF, values)

@@ -1,61 +1,47 @@
-"""Statements about the rolling window of spends; the arithmetic is in `domain/spending.py`."""
+"""Statements about the rolling window of spends; the arithmetic is in `domain/spending.py`.
+
+Which transaction counts as a spend, and whose spend never happened, is stored with the transaction
+(`store/chain_transactions.py`).
+"""
 
 from typing import Final
 
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import bindparam, func, select
 
 from agentpay_server.domain.spending import WINDOW_US, Release, spent_in_window, window_start_us
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import releases, spends
+from agentpay_server.store.tables import chain_transactions as table
 
 _MOMENTS_AT_ONCE: Final = 50
 
-_INSERT: Final = insert(spends)
-_INSERT_RELEASE: Final = insert(releases)
+# Each is answered by an index alone.
 _TOTAL_BEFORE: Final = (
-    select(spends.c.running_total)
-    .where(spends.c.account_id == bindparam("account_id"), spends.c.spent_us <= bindparam("start_us"))
-    .order_by(spends.c.spent_us.desc(), spends.c.running_total.desc())
+    select(table.c.spent_total)
+    .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
+    .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
     .limit(1)
 )
 # What was spent at one moment falls out of the window at one moment.
 _MOMENTS: Final = (
-    select(spends.c.spent_us, func.max(spends.c.running_total))
-    .where(spends.c.account_id == bindparam("account_id"), spends.c.spent_us > bindparam("start_us"))
-    .group_by(spends.c.spent_us)
-    .order_by(spends.c.spent_us)
+    select(table.c.spent_us, func.max(table.c.spent_total))
+    .where(table.c.account_id == bindparam("account_id"), table.c.spent_us > bindparam("start_us"))
+    .group_by(table.c.spent_us)
+    .order_by(table.c.spent_us)
     .limit(bindparam("count"))
 )
 _RELEASED_BY_MOMENT: Final = (
-    select(releases.c.spent_us, func.sum(releases.c.amount))
+    select(table.c.released_us, func.sum(table.c.held))
     .where(
-        releases.c.account_id == bindparam("account_id"),
-        releases.c.spent_us > bindparam("start_us"),
-        releases.c.spent_us <= bindparam("end_us"),
+        table.c.account_id == bindparam("account_id"),
+        table.c.released_us > bindparam("start_us"),
+        table.c.released_us <= bindparam("end_us"),
     )
-    .group_by(releases.c.spent_us)
+    .group_by(table.c.released_us)
 )
-_RELEASED: Final = select(func.coalesce(func.sum(releases.c.amount), 0)).where(
-    releases.c.account_id == bindparam("account_id"), releases.c.spent_us > bindparam("start_us")
+_RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+    table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
-
-
-def insert_spend(connection: Connection, account_id: str, *, spent_us: int, running_total: int) -> None:
-    """Store a spend with the account's running total, itself included."""
-    connection.execute(
-        _INSERT, {"account_id": account_id, "spent_us": spent_us, "running_total": running_total}
-    )
-
-
-def insert_release(
-    connection: Connection, account_id: str, *, spent_us: int, source_id: str, amount: int
-) -> None:
-    """Store that the spend of `source_id`, made at `spent_us`, provably never happened."""
-    connection.execute(
-        _INSERT_RELEASE,
-        {"account_id": account_id, "spent_us": spent_us, "source_id": source_id, "amount": amount},
-    )
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:

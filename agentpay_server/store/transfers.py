@@ -1,18 +1,17 @@
 """Statements about transfers and the idempotency keys that they hold."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, Final
 
-from attrs import field, frozen
-from sqlalchemy import Select, and_, bindparam, func, insert, literal_column, null, select, true, update
+from attrs import frozen
+from sqlalchemy import Select, and_, bindparam, func, insert, literal_column, select, update
 
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain.base import SignedTransaction
 from agentpay_server.store import held_keys
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
-from agentpay_server.store.tables import accounts, transfers
+from agentpay_server.store.tables import transfers
 
 
 @frozen
@@ -37,85 +36,31 @@ class TransferRecord:
     error: str | None
     message: str | None
     tx_signature: str | None
-    tx_raw: bytes | None = field(repr=False)
-    tx_last_valid_block_height: int | None
-    initiated: bool
-    spent_us: int | None
     settled_us: int | None
     created_us: int
     approval_expires_us: int | None
-    leased_until_us: int
     claimed_by_operator: bool
-
-    @property
-    def signed(self) -> SignedTransaction:
-        """The signed transaction of a submitted transfer: it may land, may have landed, may be sent again.
-
-        Raises:
-            ValueError: the transfer is not submitted.
-        """
-        if self.tx_signature is None or self.tx_raw is None or self.tx_last_valid_block_height is None:
-            raise ValueError(f"{self.transfer_id} is {self.status} and has no transaction under way")
-        return SignedTransaction(
-            signature=self.tx_signature,
-            raw=self.tx_raw,
-            last_valid_block_height=self.tx_last_valid_block_height,
-        )
 
 
 _INSERT: Final = insert(transfers)
 # A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
-_IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
 _WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
 _HELD_BY: Final = held_keys.statements(transfers, transfers.c.transfer_id)
-_SIGN_AGAIN: Final = (
+_SET_SIGNATURE: Final = (
     update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
-    .values(
-        tx_signature=bindparam("tx_signature"),
-        tx_raw=bindparam("tx_raw"),
-        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
-    )
-)
-_SET_INITIATED: Final = (
-    update(transfers)
-    .where(
-        transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.initiated.is_(False), _IS_SUBMITTED
-    )
-    .values(initiated=true())
+    .where(transfers.c.transfer_id == bindparam("of_transfer"))
+    .values(tx_signature=bindparam("tx_signature"))
 )
 _FINISH: Final = (
     update(transfers)
-    .where(
-        transfers.c.transfer_id == bindparam("of_transfer"),
-        transfers.c.initiated == bindparam("was_initiated"),
-        _IS_SUBMITTED,
-    )
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.status == bindparam("old_status"))
     .values(
         status=bindparam("new_status"),
         error=bindparam("error"),
         message=bindparam("message"),
-        tx_signature=bindparam("tx_signature"),
-        tx_raw=null(),
-        tx_last_valid_block_height=null(),
-        settled_us=bindparam("settled_us"),
-        key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=0,
-    )
-)
-_SETTLE_FAILED: Final = (
-    update(transfers)
-    .where(
-        transfers.c.transfer_id == bindparam("of_transfer"),
-        transfers.c.status == TransferStatus.FAILED.value,
-    )
-    .values(
-        status=TransferStatus.SETTLED.value,
-        error=null(),
-        message=null(),
         tx_signature=bindparam("tx_signature"),
         settled_us=bindparam("settled_us"),
         key_expires_us=bindparam("key_expires_us"),
@@ -131,11 +76,7 @@ _DECIDE: Final = (
         error=bindparam("error"),
         message=bindparam("message"),
         tx_signature=bindparam("tx_signature"),
-        tx_raw=bindparam("tx_raw"),
-        tx_last_valid_block_height=bindparam("tx_last_valid_block_height"),
-        spent_us=bindparam("spent_us"),
         key_expires_us=bindparam("key_expires_us"),
-        leased_until_us=bindparam("leased_until_us"),
     )
 )
 _PENDING_PAGE: Final = (
@@ -185,35 +126,6 @@ _EXPIRED: Final = (
     .limit(bindparam("count"))
     .with_for_update(skip_locked=True)
 )
-_SUBMITTED: Final = (
-    select(transfers)
-    .where(transfers.c.account_id == bindparam("account_id"), _IS_SUBMITTED)
-    .order_by(transfers.c.seq)
-)
-_OWN: Final = (
-    select(transfers.c.seq)
-    .join(accounts, accounts.c.account_id == transfers.c.account_id)
-    .where(
-        accounts.c.usdc_token_account == bindparam("source"),
-        transfers.c.recipient_account_id == bindparam("recipient"),
-        transfers.c.tx_signature == bindparam("tx_signature"),
-        _IS_SUBMITTED,
-    )
-)
-# In the order of the index, so that it is read and not all transfers.
-_ABANDONED: Final = (
-    select(transfers)
-    .where(_IS_SUBMITTED, transfers.c.leased_until_us <= bindparam("now_us"))
-    .order_by(transfers.c.account_id, transfers.c.seq)
-    .limit(bindparam("count"))
-)
-_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
-_LEASE: Final = (
-    update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_SUBMITTED)
-    .values(leased_until_us=bindparam("until_us"))
-)
-_FREE_ALL: Final = update(transfers).where(_IS_SUBMITTED).values(leased_until_us=0)
 KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
 """The idempotency keys that transfers hold."""
 
@@ -231,17 +143,12 @@ def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) ->
     return None if row is None else TransferRecord(*row)
 
 
-def is_under_way(connection: Connection, tx_signature: str, *, source: str, recipient: str) -> bool:
-    """Return whether a transaction is that of a submitted transfer that will be booked at both ends.
-
-    Args:
-        connection: the connection.
-        tx_signature: of the transaction.
-        source: the token account that pays.
-        recipient: the account that is paid; one that the transfer does not know of is not credited by it.
-    """
-    values = {"tx_signature": tx_signature, "source": source, "recipient": recipient}
-    return connection.execute(_OWN, values).scalar_one_or_none() is not None
+def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord:
+    """Return a transfer that is certainly there: transfers are never deleted."""
+    found = transfer(connection, transfer_id, lock=lock)
+    if found is None:
+        raise LookupError(f"{transfer_id} is gone")
+    return found
 
 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
@@ -254,34 +161,27 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     return None if row is None else TransferRecord(*row)
 
 
-def sign_again(connection: Connection, transfer_id: str, signed: SignedTransaction) -> None:
-    """Put a new transaction in the place of one that is believed never to land."""
-    connection.execute(
-        _SIGN_AGAIN,
-        {
-            "of_transfer": transfer_id,
-            "tx_signature": signed.signature,
-            "tx_raw": signed.raw,
-            "tx_last_valid_block_height": signed.last_valid_block_height,
-        },
-    )
+def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
+    """Store which transaction is the newest of a submitted transfer."""
+    connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
 
 
-def set_initiated(connection: Connection, transfer_id: str) -> bool:
-    """Store that `transfer.initiated` is written; False when it was before, or the transfer has ended."""
-    return connection.execute(_SET_INITIATED, {"of_transfer": transfer_id}).rowcount == 1
+def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
+    """Bring a transfer to the end that `end` describes.
 
+    Its transaction has left `pending` in the same commit, so that nobody else does.
 
-def finish(connection: Connection, end: TransferRecord) -> bool:
-    """Bring a submitted transfer to the end that `end` describes.
+    Args:
+        connection: the connection.
+        end: the transfer as it has ended.
+        before: its status until now.
 
-    Returns:
-        Whether it did: False when the transfer has ended, or `transfer.initiated` was written, in the
-        meantime, and nothing was changed.
+    Raises:
+        ValueError: that is not its status.
     """
     values = {
         "of_transfer": end.transfer_id,
-        "was_initiated": end.initiated,
+        "old_status": before,
         "new_status": end.status,
         "error": end.error,
         "message": end.message,
@@ -289,18 +189,8 @@ def finish(connection: Connection, end: TransferRecord) -> bool:
         "settled_us": end.settled_us,
         "key_expires_us": end.key_expires_us,
     }
-    return connection.execute(_FINISH, values).rowcount == 1
-
-
-def settle_failed(connection: Connection, end: TransferRecord) -> bool:
-    """Make a failed transfer the settled one that `end` describes; False if it is not failed."""
-    values = {
-        "of_transfer": end.transfer_id,
-        "tx_signature": end.tx_signature,
-        "settled_us": end.settled_us,
-        "key_expires_us": end.key_expires_us,
-    }
-    return connection.execute(_SETTLE_FAILED, values).rowcount == 1
+    if connection.execute(_FINISH, values).rowcount != 1:
+        raise ValueError(f"{end.transfer_id} is not {before}")
 
 
 def decide(connection: Connection, decided: TransferRecord) -> bool:
@@ -317,11 +207,7 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
         "error": decided.error,
         "message": decided.message,
         "tx_signature": decided.tx_signature,
-        "tx_raw": decided.tx_raw,
-        "tx_last_valid_block_height": decided.tx_last_valid_block_height,
-        "spent_us": decided.spent_us,
         "key_expires_us": decided.key_expires_us,
-        "leased_until_us": decided.leased_until_us,
     }
     return connection.execute(_DECIDE, values).rowcount == 1
 
@@ -363,34 +249,3 @@ def expired(connection: Connection, now_us: int, count: int) -> list[TransferRec
     """
     values = {"now_us": now_us, "count": count}
     return [TransferRecord(*row) for row in connection.execute(_EXPIRED, values)]
-
-
-def submitted(connection: Connection, account_id: str) -> list[TransferRecord]:
-    """Return the transfers out of an account that are under way, oldest first."""
-    return [TransferRecord(*row) for row in connection.execute(_SUBMITTED, {"account_id": account_id})]
-
-
-def abandoned(connection: Connection, now_us: int, count: int, *, lock: bool = False) -> list[TransferRecord]:
-    """Return up to `count` transfers of all accounts that are under way and leased by nobody.
-
-    Args:
-        connection: the connection.
-        now_us: the real time: leases that have run out by then are none.
-        count: the most to return.
-        lock: whether to leave out what another transaction has locked, and to lock what is returned.
-    """
-    values = {"now_us": now_us, "count": count}
-    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
-    return [TransferRecord(*row) for row in rows]
-
-
-def lease(connection: Connection, transfer_ids: Iterable[str], until_us: int) -> None:
-    """Lease transfers, those of them that are still under way, until `until_us` of real time."""
-    values = [{"of_transfer": transfer_id, "until_us": until_us} for transfer_id in transfer_ids]
-    if values:
-        connection.execute(_LEASE, values)
-
-
-def free_all(connection: Connection) -> None:
-    """Void all leases: whoever held them is gone."""
-    connection.execute(_FREE_ALL)

@@ -1,32 +1,57 @@
 """When sessions close by themselves: at the end of their idle limit or of their lifetime, on the clock.
 
-What is settled here or by a caller is the same; who brings on a settlement that has to wait is
-`workers/settlement.py`.
+What is settled here or by a caller is the same. What a process has claimed and not signed, because the chain
+was away or the process died, is due here as well.
 """
 
-from typing import Final
+import asyncio
+import math
+from typing import Any, Final
 
-from agentpay_server.clock import Clock
-from agentpay_server.services.sessions.resumption import SessionResumption
+from agentpay_server.services.context import Context
+from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.tasks import all_ended
+from agentpay_server.store import sessions as store
 
+_BATCH: Final = 100
 _WAIT_SECONDS: Final = 5.0
 """How long the next look waits for a chain that does not answer; the closings go on all the same."""
 
 
 class SessionWorker:
-    """Has sessions closed that have lasted as long as they may."""
+    """Has sessions closed that have lasted as long as they may, and settled that wait for it."""
 
-    def __init__(self, sessions: SessionResumption, *, clock: Clock) -> None:
-        self._sessions = sessions
-        self._clock = clock
+    def __init__(self, context: Context, closing: Closing) -> None:
+        self._context = context
+        self._closing = closing
+        self._closes: dict[str, asyncio.Task[Any]] = {}
+
+    async def resume(self) -> None:
+        """Settle at once what an earlier process has claimed and not signed, without waiting for its end."""
+        for session_id in await self._context.database.read(store.claimed):
+            self._close(session_id)
 
     async def next_due_us(self) -> int | None:
-        """Return when the next session closes by itself; None when none does."""
-        return await self._sessions.next_close_us()
+        """Return when the next session is due that is not being closed here; None when none is."""
+        due = await self._due(1)
+        return due[0][1] if due else None
 
     async def run_due(self) -> bool:
         """Close those that are due, one batch of them, and wait for their end; fail if one of them does."""
-        closes = await self._sessions.close_due()
+        closes = await self._started()
         await all_ended(closes, within_seconds=_WAIT_SECONDS)
         return bool(closes)
+
+    async def _started(self) -> "list[asyncio.Task[Any]]":
+        now_us = self._context.clock.now_us()
+        return [self._close(session_id) for session_id, due_us in await self._due(_BATCH) if due_us <= now_us]
+
+    async def _due(self, count: int) -> list[tuple[str, int]]:
+        found = await self._context.database.read(store.due, count + len(self._closes))
+        return [due for due in found if due[0] not in self._closes]
+
+    def _close(self, session_id: str) -> "asyncio.Task[Any]":
+        closing = self._context.tasks.start(self._closing.closed(session_id, math.inf))
+        self._closes[session_id] = closing
+        closing.add_done_callback(lambda _: self._closes.pop(session_id, None))
+        return closing

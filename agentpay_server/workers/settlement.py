@@ -1,14 +1,14 @@
-"""When transfers and sessions under way are looked for that nobody drives: at the start, then now and again.
+"""When transactions in flight are looked for that nobody drives: at the start, then now and again.
 
 What this process accepts it drives at once; the worker is for what a process that died, or a driver that
 failed, has left behind. A look is due in real time, as leases are.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.tasks import all_ended
 
 LOOK_EVERY_US: Final = 10 * SECOND_US
@@ -18,23 +18,11 @@ _MANUAL_WAIT_SECONDS: Final = 5.0
 """How long an advance of the clock waits for a chain that does not answer; the drivers go on all the same."""
 
 
-class Resumption(Protocol):
-    """Finds what nobody drives, and drives it."""
-
-    async def is_any_abandoned(self) -> bool:
-        """Return whether there is anything under way that nobody drives."""
-        ...
-
-    async def take_up(self) -> "Sequence[asyncio.Task[Any]]":
-        """Renew the leases of what is driven here, drive what nobody drives, and return the new drivers."""
-        ...
-
-
 class SettlementWorker:
-    """Has transfers and sessions taken up that nobody drives."""
+    """Has transactions taken up that nobody drives."""
 
-    def __init__(self, resumptions: Sequence[Resumption], *, clock: Clock) -> None:
-        self._resumptions = resumptions
+    def __init__(self, settlement: Settlement, *, clock: Clock) -> None:
+        self._settlement = settlement
         self._clock = clock
         self._next_look_us = 0
         # On a manual clock: drivers whose end an advance of the clock waits for.
@@ -49,7 +37,9 @@ class SettlementWorker:
     async def next_due_us(self) -> int | None:
         """Return when to look next; on a manual clock now, if there is anything to find, else never."""
         if self._clock.is_manual:
-            return self._clock.now_us() if self._awaited or await self._is_any_abandoned() else None
+            return (
+                self._clock.now_us() if self._awaited or await self._settlement.is_any_abandoned() else None
+            )
         return self._clock.now_us() + max(self._next_look_us - real_now_us(), 0)
 
     async def run_due(self) -> bool:
@@ -64,10 +54,4 @@ class SettlementWorker:
         return bool(drivers)
 
     async def _taken_up(self) -> "list[asyncio.Task[Any]]":
-        return [driver for resumption in self._resumptions for driver in await resumption.take_up()]
-
-    async def _is_any_abandoned(self) -> bool:
-        for resumption in self._resumptions:
-            if await resumption.is_any_abandoned():
-                return True
-        return False
+        return await self._settlement.recover()

@@ -110,7 +110,7 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     """
     context: Any = server._running.server.context
     # On a cluster these go on with its blocks, whoever asks for what.
-    going_on = ("confirmed_transactions", "accounts.deposit_cursor", "policy_records")
+    going_on = ("chain_transactions", "accounts.deposit_cursor", "policy_records")
     watched = () if validators.is_embedded() else going_on
 
     async def read() -> tuple[bytes, int]:

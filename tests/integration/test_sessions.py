@@ -8,6 +8,7 @@ from typing import Any
 
 import money
 import pytest
+import signed
 from server_world import UNKNOWN, Funded, raw_client
 from session_desk import Desk, refused
 
@@ -134,7 +135,7 @@ def test_a_session_that_nobody_charged_returns_everything(desk: Desk) -> None:
     session = desk.close(session_id).json()
     assert (session["settled_usdc"], session["returned_usdc"]) == ("0.000000", "10.000000")
     assert desk.held() == (100_000_000, 0)
-    assert money.rows(desk.server, tables.spends) == []
+    assert signed.spends(money.rows(desk.server, tables.chain_transactions)) == []
     assert money.entries(desk.server, desk.payee.account_id) == []
     assert [entry["type"] for entry in money.entries(desk.server, desk.payer.account_id)] == [
         "session_settlement",

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import httpx
 import rpc_world
+import signed
 import stores
 import validators
 from attrs import evolve, frozen
@@ -40,9 +41,12 @@ from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE
 from agentpay_server.store import tables
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.tables import chain_signatures
+from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 
 WAIT_SECONDS = 60
+
+# What the chain within the process keeps, in a database of its own.
+_LEDGER = (chain_accounts, chain_credits, chain_signatures, chain_state)
 
 
 @frozen
@@ -248,8 +252,8 @@ class Survey:
     def __init__(self, server: AgentPayServer) -> None:
         world: Any = server._running
         self._call = world._owner.call
-        self._context = world.runtime.context
-        self._ledger = world.runtime.storage.ledger
+        self._context = world.server.context
+        self._ledger = world.server.storage.ledger
 
     def _machine(self) -> LiteSVM:
         """Return the machine that executes, whatever the services see of it."""
@@ -265,7 +269,7 @@ class Survey:
             names = table.columns.keys()
             return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
 
-        database = self._ledger if table.name.startswith("chain_") else self._context.database
+        database = self._ledger if table in _LEDGER else self._context.database
         return [row for row in self._call(database.read(unit)) if where.items() <= row.items()]
 
     def landed(self) -> set[str]:
@@ -318,14 +322,16 @@ class Survey:
         (transfer,) = self.rows(tables.transfers)
         assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
         assert self.landed() - landed_before == {transfer["tx_signature"]} == {answer.tx_signature}
-        assert (transfer["held_key"], transfer["tx_raw"], transfer["leased_until_us"]) == ("key", None, 0)
+        assert transfer["held_key"] == "key"
+        (tx,) = signed.of_kind(self.rows(tables.chain_transactions), "transfer")[-1:]
+        assert (tx["state"], tx["raw"], tx["leased_until_us"]) == ("finalized", None, 0)
         accounts = {row["account_id"]: row for row in self.rows(tables.accounts)}
         payer, payee = accounts[it.payer], accounts[it.payee]
         assert (payer["in_flight"], payee["in_flight"]) == (0, 0)
         assert (payer["balance"], payee["balance"]) == (93_000_000, 7_000_000)
         assert payer["spent_total"] == 7_000_000
-        assert len(self.rows(tables.spends)) == 1
-        assert self.rows(tables.releases) == []
+        assert len(signed.spends(self.rows(tables.chain_transactions))) == 1
+        assert signed.releases(self.rows(tables.chain_transactions)) == []
         entries = Counter((row["account_id"], row["type"]) for row in self.rows(tables.entries))
         assert entries == {(it.payer, "deposit"): 1, (it.payer, "transfer"): 1, (it.payee, "deposit"): 1}
         types = [row["type"] for row in self.rows(tables.events)]

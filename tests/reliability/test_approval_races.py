@@ -12,6 +12,7 @@ from typing import Any
 
 import chains
 import pytest
+import signed
 import stores
 import worlds
 from worlds import START, Answer, InterruptedDatabase, Party, World
@@ -61,7 +62,7 @@ async def assert_one_end(world: World, source: Party, to: Party, transfer_id: st
     assert detail["reserved_usdc"] == "0.000000"
     assert detail["spent_usdc"] == ("7.000000" if is_settled else "0.000000")
     assert row["key_expires_us"] is not None
-    assert (row["tx_raw"], row["leased_until_us"]) == (None, 0)
+    assert signed.in_state(await world.rows(tables.chain_transactions), "pending") == []
     assert is_settled or row["tx_signature"] is None
     decisions = [row["action"] for row in await world.rows(tables.audit, subject=transfer_id)]
     assert len(decisions) <= 2
@@ -127,9 +128,9 @@ async def test_after_a_change_of_policy_is_answered_it_binds_every_approval(
         for _ in range(turns):
             await asyncio.sleep(0)
         await world.policy(source, **change)
-        was_spent = bool(await world.rows(tables.spends))
+        was_spent = bool(signed.spends(await world.rows(tables.chain_transactions)))
         answer = await approval
-        assert bool(await world.rows(tables.spends)) == was_spent
+        assert bool(signed.spends(await world.rows(tables.chain_transactions))) == was_spent
         end = await assert_one_end(world, source, to, transfer_id)
         assert end == ("settled" if was_spent else error)
         assert (answer.status, answer.error) == ((200, None) if was_spent else (402, error))
@@ -240,7 +241,7 @@ async def test_a_caller_who_hangs_up_on_an_approval_cancels_nothing(world: World
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.lagging)
     caller = asyncio.ensure_future(world.approve(transfer_id))
-    while not await world.rows(tables.spends):  # noqa: ASYNC110 - as soon as it is committed
+    while not signed.spends(await world.rows(tables.chain_transactions)):  # noqa: ASYNC110 - as soon as it is committed
         await asyncio.sleep(0)
     caller.cancel()
     assert await assert_one_end(world, source, to, transfer_id) == "settled"

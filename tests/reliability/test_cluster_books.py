@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import cluster_worlds
 import pytest
+import signed
 from cluster_worlds import ClusterWorld
 from clusters import shifted
 from worlds import Party
@@ -43,7 +44,7 @@ async def test_one_slot_that_is_too_high_holds_no_resend_up(
     world.cluster.drops = 2
     world.cluster.tell("getEpochInfo", shifted("absoluteSlot", by))
     assert await seconds_until_settled(world, source, to) < 10
-    assert len(await world.rows(tables.expired_transactions)) == 0
+    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 0
 
 
 @pytest.mark.parametrize("slot_seconds", [0.4, 0.25, 0.1])
@@ -94,7 +95,7 @@ async def test_what_has_vanished_is_reserved_until_it_is_final_again(world: Clus
     assert await reserved(world, source) == "0.000000"
     (account,) = await world.rows(tables.accounts, account_id=source.account_id)
     assert (account["balance"], account["in_flight"]) == (0, 0)
-    assert await world.rows(tables.confirmed_transactions) == []
+    assert signed.in_state(await world.rows(tables.chain_transactions), "confirmed") == []
 
 
 async def test_the_cap_of_a_session_whose_opening_has_vanished_is_reserved_once(world: ClusterWorld) -> None:

@@ -13,7 +13,7 @@ from worlds import Party, World
 
 from agentpay_server.chain.base import SignatureStatus
 from agentpay_server.services.confirmations import Confirmations
-from agentpay_server.store import confirmed, tables
+from agentpay_server.store import chain_transactions, tables
 
 pytestmark = pytest.mark.anyio
 
@@ -40,8 +40,8 @@ async def settled(world: World) -> tuple[Party, Party, str]:
 
 
 async def watched(world: World) -> list[str]:
-    found = await world.runtime.context.database.read(confirmed.watched_after, "", 100)
-    return [row.subject for row in found]
+    found = await world.runtime.context.database.read(chain_transactions.confirmed_after, "", 100)
+    return [row.subject_id for row in found]
 
 
 async def look(world: World) -> None:

@@ -23,8 +23,8 @@ from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.deposits import Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.services import deposits as deposits_module
-from agentpay_server.services.deposits import Deposits
-from agentpay_server.store import tables, transfers
+from agentpay_server.services.deposits import Arrivals, Deposits
+from agentpay_server.store import chain_transactions, tables
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.workers import deposits as worker_module
 from agentpay_server.workers.deposits import RETRY_US, DepositWorker
@@ -59,7 +59,7 @@ async def assert_booked(world: World, account: Party, *expected: int) -> None:
 
 def watcher(world: World) -> Deposits:
     """Another watcher over the same database and chain, as in another process."""
-    return Deposits(world.runtime.context, world.runtime.services.settlement)
+    return Deposits(world.runtime.context, world.runtime.services.settlement, Arrivals())
 
 
 # --- Who comes first
@@ -107,12 +107,8 @@ async def test_what_a_transfer_will_not_book_is_a_deposit_though_it_is_under_way
     ask = world.runtime.context.database.read
     signature = world.chain.sent[-1][0]
     for account, is_its_own in ((to, True), (source, False)):
-        assert is_its_own is await ask(
-            transfers.is_under_way,
-            signature,
-            source=source.token_account,
-            recipient=account.account_id,
-        )
+        found = await ask(chain_transactions.credits_account, signature, account.account_id)
+        assert is_its_own is found
     world.chain.black_holes.clear()
     assert (await answer).status == 200
 
@@ -158,7 +154,7 @@ async def test_a_flood_at_one_account_is_booked_a_stretch_at_a_time(
         (row,) = await world.rows(tables.accounts, account_id=account.account_id)
         return flood[int(row["deposit_cursor"] or 0) :]
 
-    looking._is_all_due = False
+    looking._arrivals.is_anywhere = False
     booked = []
     for _ in range(4):
         world.chain.next("deposits", tells)
@@ -194,7 +190,7 @@ async def test_watchers_of_two_servers_over_one_database_book_everything_once(
         context: Any = world.runtime.context
         database = PostgresDatabase(context.database._inner._url)
         beside = worlds.InterruptedDatabase(database, random.Random(2))
-        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement)
+        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement, Arrivals())
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
@@ -412,7 +408,9 @@ async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
     world.chain.inner._listener = None
     clock = SystemClock()
     monkeypatch.setattr(clock, "now_us", lambda: real_us)
-    deposits = Deposits(evolve(world.runtime.context, clock=clock), world.runtime.services.settlement)
+    deposits = Deposits(
+        evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
+    )
     worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()

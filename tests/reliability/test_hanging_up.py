@@ -168,7 +168,8 @@ async def test_while_its_outcome_is_unknown_a_transfer_has_its_bytes_stored() ->
         unknown = await world.transfer("key", source, to, "1")
         (row,) = await world.rows(tables.transfers)
         assert (row["status"], row["transfer_id"]) == ("submitted", unknown.transfer_id)
-        assert world.chain.sent[-1] == (row["tx_signature"], row["tx_raw"])
+        (tx,) = await world.rows(tables.chain_transactions, state="pending")
+        assert world.chain.sent[-1] == (row["tx_signature"], tx["raw"]) == (tx["signature"], tx["raw"])
 
 
 async def test_nothing_signed_is_sent_before_it_is_stored(world: World) -> None:
@@ -176,8 +177,8 @@ async def test_nothing_signed_is_sent_before_it_is_stored(world: World) -> None:
     stored: list[bool] = []
 
     async def looks(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
-        rows = await world.rows(tables.transfers, status="submitted")
-        stored.append(chain.sent[-1] in {(row["tx_signature"], row["tx_raw"]) for row in rows})
+        rows = await world.rows(tables.chain_transactions, state="pending")
+        stored.append(chain.sent[-1] in {(row["signature"], row["raw"]) for row in rows})
         (account,) = await world.rows(tables.accounts, account_id=source.account_id)
         stored.append(account["in_flight"] == 1_000_000)
         return await proceed()

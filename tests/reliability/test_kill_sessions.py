@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import signed
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay_server import AgentPayServer
@@ -69,13 +70,14 @@ def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
 
     (row,) = survey.rows(tables.sessions)
     assert survey.landed() - before == {closed.tx_signature, closed.settlement_tx_signature}
-    assert (row["tx_raw"], row["leased_until_us"], row["running_total"]) == (None, None, 4_000_000)
+    assert (row["closes_us"], row["running_total"]) == (None, 4_000_000)
+    assert signed.in_state(survey.rows(tables.chain_transactions), "pending") == []
     assert len(survey.rows(tables.session_charges)) == 1
     accounts = {account["account_id"]: account for account in survey.rows(tables.accounts)}
     payer, payee = accounts[it.payer], accounts[it.payee]
     assert (payer["balance"], payee["balance"]) == (96_000_000, 4_000_000)
     assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
-    assert len(survey.rows(tables.spends)) == 1
+    assert len(signed.spends(survey.rows(tables.chain_transactions))) == 1
     entries = Counter((entry["account_id"], entry["type"]) for entry in survey.rows(tables.entries))
     assert entries == {
         (it.payer, "deposit"): 1,

@@ -12,6 +12,7 @@ from typing import Any
 import cluster_worlds
 import clusters
 import pytest
+import signed
 from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
@@ -34,7 +35,9 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterWorld]:
 
 
 async def watched(world: ClusterWorld) -> list[tuple[str, str]]:
-    return [(row["kind"], row["state"]) for row in await world.rows(tables.expired_transactions)]
+    return [
+        (row["kind"], row["state"]) for row in signed.expired(await world.rows(tables.chain_transactions))
+    ]
 
 
 async def until_settled(world: ClusterWorld, key: str, source: Party, to: Party, amount: str = "1") -> str:
@@ -70,7 +73,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     await world.policy(source, max_daily_spend=4)
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
-    assert await watched(world) == [("transfer", "watched")]
+    assert await watched(world) == [("transfer", "expired")]
     assert await readiness(world) == (200, {"status": "ready"})
     await world.rest()
     first, second = world.cluster.payments(transfer_id)[::-1]
@@ -115,7 +118,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     assert await readiness(world) == (200, {"status": "ready"})
     assert (await world.transfer("another", source, to, "2")).status == 200
     assert (await world.transfer("over", source, to, "1")).error == "policy_violation"
-    assert await watched(world) == [("transfer", "landed")]
+    assert await watched(world) == [("transfer", "landed_late")]
 
 
 async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_the_way_settles_with_it(
@@ -133,7 +136,7 @@ async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_t
     assert world.cluster.sent == sends
     assert len(world.cluster.payments(transfer_id)) == 2
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
-    assert [state for _, state in await watched(world)] == ["landed", "landed"]
+    assert [state for _, state in await watched(world)] == ["landed_late", "landed_late"]
     assert await world.event_types(transfer_id) == ["transfer.initiated", "transfer.settled"]
 
 
@@ -184,7 +187,7 @@ async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_boo
     world.cluster.delays.extend([LATE, LATE - 70])
     asked = asyncio.ensure_future(until_settled(world, "key", source, to))
     await asyncio.sleep(LATE)
-    (expired,) = await world.rows(tables.expired_transactions)
+    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
     # Nodes lag behind for those that ask for it, while its successor fails for good.
     world.cluster.tell("getSignatureStatuses", hidden(expired["signature"]), seconds=30)
     await asyncio.sleep(28)
@@ -212,16 +215,16 @@ async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(wo
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
-    (expired,) = await world.rows(tables.expired_transactions)
+    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
     # For a while no node tells what became of it, and the history of the recipient is read meanwhile.
     await asyncio.sleep(LATE - 90)
     world.cluster.tell("getSignatureStatuses", unknown, seconds=50)
     await asyncio.sleep(45)
     first = expired["signature"]
     assert [row["tx_signature"] for row in await world.entries(to)][-1] == first
-    assert await watched(world) == [("transfer", "watched")]
+    assert await watched(world) == [("transfer", "expired")]
     await asyncio.sleep(20)
-    assert await watched(world) == [("transfer", "landed")]
+    assert await watched(world) == [("transfer", "landed_late")]
     assert len(world.cluster.payments(transfer_id)) == 2
     assert (await books(world, to))["balance"] == world.balance(to) == 2_000_000
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
@@ -241,7 +244,7 @@ async def test_of_several_servers_that_see_it_land_one_books_it(
     await until_settled(world, "key", source, to)
     runtime = world.runtime
     others = [LateLandings(runtime.context, runtime.services.settlement) for _ in range(3)]
-    while await watched(world) == [("transfer", "watched")]:
+    while await watched(world) == [("transfer", "expired")]:
         await asyncio.gather(*(other.look() for other in others))
         await asyncio.sleep(0.5)
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
@@ -356,7 +359,7 @@ async def test_an_older_record_that_is_written_over_a_newer_one_is_written_again
     # The first, the third, the second after it, and the third once more.
     assert len(writes) == 4
     assert record["tx_signature"] == writes[-1]
-    assert await watched(world) == [("policy_record", "landed")]
+    assert await watched(world) == [("policy_record", "landed_late")]
     # No money has moved.
     assert account["stopped_us"] is None
 
@@ -373,15 +376,15 @@ async def test_what_the_history_rules_out_is_watched_no_longer(
         source, to = await world.account("10"), await world.account()
         cluster.delays.append(NEVER)
         await until_settled(world, "key", source, to)
-        (row,) = await world.rows(tables.expired_transactions)
-        assert (row["state"], row["ended_us"]) == ("watched", None)
+        (row,) = signed.expired(await world.rows(tables.chain_transactions))
+        assert row["state"] == "expired"
         # Longer than twice as long as a blockhash lives.
         await world.rest()
-        assert await watched(world) == [("transfer", "watched")]
+        assert await watched(world) == [("transfer", "expired")]
         await world.rest()
-        (row,) = await world.rows(tables.expired_transactions)
+        (row,) = signed.expired(await world.rows(tables.chain_transactions))
         assert (row["state"], row["account_id"]) == ("ruled_out", source.account_id)
-        assert row["ended_us"] > row["expired_us"]
+        assert row["ended_us"] > row["created_us"]
         calls = cluster.calls["getSignatureStatuses"]
         await world.rest()
         assert cluster.calls["getSignatureStatuses"] == calls
@@ -400,10 +403,10 @@ async def test_what_no_history_rules_out_is_watched_on(monkeypatch: pytest.Monke
         before = cluster.calls["getBlocksWithLimit"]
         for _ in range(5):
             await world.rest()
-        assert await watched(world) == [("transfer", "watched")]
+        assert await watched(world) == [("transfer", "expired")]
         assert 0 < cluster.calls["getBlocksWithLimit"] - before < 60
         for _ in range(2):
             await world.rest()
-        assert await watched(world) == [("transfer", "landed")]
+        assert await watched(world) == [("transfer", "landed_late")]
         assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
         assert len(cluster.payments(transfer_id)) == 2

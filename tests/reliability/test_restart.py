@@ -20,16 +20,12 @@ from worlds import START, Party, World
 from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
 from agentpay_server.config import ServerConfig
-from agentpay_server.domain.transfers import LEASE_US
-from agentpay_server.server import start_server
-from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers import resumption
-from agentpay_server.services.transfers.resumption import Resumption
-from agentpay_server.services.transfers.settling import TransferSteps
+from agentpay_server.server import HANDLERS, start_server
+from agentpay_server.services import settlement as engine
+from agentpay_server.services.settlement import LEASE_US, Settlement
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
-from agentpay_server.store import transfers as transfer_store
+from agentpay_server.store import chain_transactions, tables
 from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers import settlement as worker_module
 from agentpay_server.workers.settlement import LOOK_EVERY_US, SettlementWorker
@@ -343,7 +339,7 @@ async def test_a_transfer_whose_driver_failed_is_driven_again(
         raise OSError("scripted: the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TransferSteps, "landed", broken)
+        patch.setattr(Settlement, "_booked", broken)
         answer = await world.transfer("key", source, to, "7")
     assert (answer.status, answer.body["status"]) == (503, "submitted")
     assert (await one_transfer(world))["transfer_id"] == answer.transfer_id
@@ -361,42 +357,40 @@ async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_
     assert (await world.transfer("key", source, to, "7")).status == 503
 
     context = evolve(world.runtime.context, clock=SystemClock())
-    first, second = (
-        Resumption(context, settlement)
-        for settlement in (world.runtime.services.settlement, Settlement(context))
-    )
-    start_us = (await one_transfer(world))["leased_until_us"] - LEASE_US
+    first, second = world.runtime.services.settlement, Settlement(context, HANDLERS)
+    (tx,) = await world.rows(tables.chain_transactions, state="pending")
+    start_us = tx["leased_until_us"] - LEASE_US
 
     def at(seconds: float) -> None:
-        monkeypatch.setattr(resumption, "real_now_us", lambda: start_us + int(seconds * SECOND_US))
+        monkeypatch.setattr(engine, "real_now_us", lambda: start_us + int(seconds * SECOND_US))
 
     at(10)
-    assert await second.take_up() == []
+    assert await second.recover() == []
     at(20)
-    assert await first.take_up() == []  # It is driven there; its lease is renewed.
+    assert await first.recover() == []  # It is driven there; its lease is renewed.
     at(49)
     assert not await second.is_any_abandoned()
-    assert await second.take_up() == []
+    assert await second.recover() == []
     at(50)
     assert await second.is_any_abandoned()
-    (driver,) = await second.take_up()
+    (driver,) = await second.recover()
     assert not await first.is_any_abandoned()
     # Both drive it now, and still it happens once.
     world.chain.clear()
-    assert (await driver).status == "settled"
+    assert (await driver).subject.status == "settled"
     await world.rest()
     await assert_settled_once(world, source, to, before)
 
 
 async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing:
-        async def take_up(self) -> list[object]:
+        async def recover(self) -> list[object]:
             return []
 
     clock = SystemClock()
     real = clock.now_us()
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
-    worker = SettlementWorker([Nothing()], clock=clock)  # type: ignore[list-item]
+    worker = SettlementWorker(Nothing(), clock=clock)  # type: ignore[arg-type]
     due = await worker.next_due_us()
     assert due is not None
     assert due <= clock.now_us()
@@ -406,12 +400,12 @@ async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pyte
     assert 0 < due - clock.now_us() <= LOOK_EVERY_US < LEASE_US / 2
 
 
-async def test_a_look_reads_the_transfers_under_way_and_no_others(lives: Lives) -> None:
+async def test_a_look_reads_what_is_in_flight_and_nothing_else(lives: Lives) -> None:
     await lives.start()
-    statement = transfer_store._ABANDONED.compile(dialect=sqlite.dialect())
+    statement = chain_transactions._ABANDONED.compile(dialect=sqlite.dialect())
     values = [0] * len(statement.positiontup or ())
     plan = lives.disk._driver.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
-    assert "ix_transfers_submitted" in str(plan), plan
+    assert "ix_chain_transactions_leased" in str(plan), plan
 
 
 # --- The chain's ledger under the service

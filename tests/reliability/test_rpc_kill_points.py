@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import rpc_world
+import signed
 from killing import Child, OnValidator, Prepared, Survey, child, expiring, prepared
 from surfpool import Surfpool
 
@@ -66,8 +67,8 @@ def assert_settled_once(node: Surfpool, it: Prepared, survey: Survey, answer: An
         assert row["in_flight"] == 0
     assert payee["balance"] == 7_000_000
     assert payer["spent_total"] == 7_000_000
-    assert len(survey.rows(tables.spends)) == 1
-    assert survey.rows(tables.releases) == []
+    assert len(signed.spends(survey.rows(tables.chain_transactions))) == 1
+    assert signed.releases(survey.rows(tables.chain_transactions)) == []
     assert len(survey.rows(tables.entries, account_id=it.payer, type="transfer")) == 1
     assert len(survey.rows(tables.entries, account_id=it.payee)) == 1
     types = [row["type"] for row in survey.rows(tables.events)]

@@ -6,15 +6,16 @@ from typing import Any
 
 import chains
 import pytest
+import signed
 import worlds
 from outsiders import Wallet
 from worlds import Answer, Party, World
 
-from agentpay_server.services.sessions.closing import Closing, ClosingSteps
-from agentpay_server.services.sessions.opening import OpeningSteps
+from agentpay_server.server import HANDLERS
+from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.store import sessions as store
-from agentpay_server.store import tables
+from agentpay_server.store import chain_transactions, tables
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -257,7 +258,7 @@ async def test_a_charge_that_comes_after_a_session_was_found_due_keeps_it_open()
         await world.charge("k", session_id, "4")
         context = world.runtime.context
         # As if another server had found it due just before the charge.
-        session = await Closing(context, Settlement(context)).closed(session_id, 0)
+        session = await Closing(context, Settlement(context, HANDLERS)).closed(session_id, 0)
         assert session.status == "open"
         assert (await world.charge("l", session_id, "1")).status == 200
         await world.advance(60)
@@ -276,7 +277,7 @@ async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world
     await world.rest()
     assert (await world.get_session(session_id))["status"] == "settled"
     assert world.balance(source) == 100_000_000
-    assert len(await world.rows(tables.expired_transactions)) == 1
+    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
 
 
 async def test_an_escrow_that_is_not_shown_is_not_settled_again(world: World) -> None:
@@ -307,33 +308,30 @@ async def test_what_was_claimed_while_the_chain_was_away_is_settled_though_nobod
 async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     source, to = await pair(world)
     context = world.runtime.context
-    second_process = Settlement(context)
+    second_process = Settlement(context, HANDLERS)
 
-    async def record(session_id: str) -> store.SessionRecord:
-        found = await context.database.read(store.session, session_id)
+    async def pending(kind: Kind, session_id: str) -> ChainTransaction:
+        found = await context.database.read(chain_transactions.pending, kind, session_id)
         assert found is not None
         return found
 
     world.chain.next("send", chains.goes_down)
     unknown = await world.open_session("s", source, to, "10")
-    opening = await record(unknown.body["session_id"])
-    assert opening.signed is not None
-    other = second_process.drive(opening.session_id, opening.signed, OpeningSteps(context, opening))
+    opening = await pending(Kind.SESSION_OPEN, unknown.body["session_id"])
+    other = second_process.drive(opening)
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     session_id = await world.opened_session("s", source, to, "10")
-    assert (await other).status == "open"
+    assert (await other).subject.status == "open"
     await world.charge("k", session_id, "4")
 
     world.chain.next("send", chains.goes_down)
     assert (await world.close_session(session_id)).status == 503
-    closing = await record(session_id)
-    assert closing.signed is not None
-    other = second_process.drive(session_id, closing.signed, ClosingSteps(context, closing))
+    other = second_process.drive(await pending(Kind.SESSION_SETTLE, session_id))
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     closed = await world.close_session(session_id)
-    assert (await other).status == "settled"
+    assert (await other).subject.status == "settled"
     await assert_settled(world, source, to, closed, 4_000_000)
     assert (await Closing(context, second_process).closed(session_id, 0)).status == "settled"
 
@@ -390,7 +388,7 @@ async def test_a_settlement_that_another_close_has_put_off_leaves_nothing_to_be_
     answering.set()
     await assert_settled(world, source, to, await closing, 4_000_000)
     (row,) = await world.rows(tables.sessions, session_id=session_id)
-    assert (row["closes_us"], row["leased_until_us"], row["error"]) == (None, None, None)
+    assert (row["closes_us"], row["error"]) == (None, None)
     # Nothing is due any more: an advance would never end otherwise.
     await asyncio.wait_for(world.advance(24 * 3600), 60)
 

@@ -1,20 +1,23 @@
 """Money moves exactly once, whatever the chain loses, repeats, delays or forgets on the way (P8)."""
 
+import asyncio
 from collections.abc import Callable
 
 import chains
 import pytest
+import signed
 import worlds
+from attrs import evolve
 from chains import Act
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.base import Blockhash
+from agentpay_server.server import HANDLERS
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers.settling import TransferSteps
-from agentpay_server.store import tables
-from agentpay_server.store import transfers as transfer_store
+from agentpay_server.store import chain_transactions, tables
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +48,13 @@ async def transferred_in_the_end(world: World, source: Party, to: Party, seen: l
             return answer
         await world.rest()
     raise AssertionError(f"no end in sight: {seen}")
+
+
+async def pending(world: World, transfer_id: str) -> ChainTransaction:
+    """Return the transaction of a transfer that is in flight."""
+    found = await world.runtime.context.database.read(chain_transactions.pending, Kind.TRANSFER, transfer_id)
+    assert found is not None
+    return evolve(found, leased_until_us=0)
 
 
 async def assert_moved_once(world: World, source: Party, to: Party, seen: list[Answer]) -> None:
@@ -112,7 +122,7 @@ async def test_a_chain_that_is_gone_before_the_decision_leaves_nothing_behind(wo
     assert answer.headers["retry-after"] == "1"
     assert set(answer.body) == {"error", "message", "request_id"}
     assert await world.rows(tables.transfers) == []
-    assert await world.rows(tables.spends) == []
+    assert signed.spends(await world.rows(tables.chain_transactions)) == []
     assert await world.rows(tables.events) == []
     world.chain.is_down = False
     await world.rest()
@@ -369,35 +379,25 @@ async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")
     context = world.runtime.context
-    record = await context.database.run(transfer_store.transfer, unknown.body["transfer_id"])
-    assert record is not None
-    second_process = Settlement(context)
-    steps = TransferSteps(context, record)
-    other = second_process.drive(record.transfer_id, record.signed, steps)
+    second_process = Settlement(context, HANDLERS)
+    other = second_process.drive(await pending(world, unknown.body["transfer_id"]))
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     again = await world.transfer("key", source, to, "7")
-    assert (await other).status == "settled"
+    assert (await other).subject.status == "settled"
     await assert_moved_once(world, source, to, [unknown, again])
 
 
 async def test_a_driver_that_comes_late_follows_the_attempt_that_another_has_signed(world: World) -> None:
     source, to = await world.account("100"), await world.account()
-    context = world.runtime.context
-
-    async def stored() -> transfer_store.TransferRecord:
-        record = await context.database.read(transfer_store.transfer, unknown.body["transfer_id"])
-        assert record is not None
-        return record
-
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")
-    first = await stored()
-    world.chain.black_holes.add(first.transfer_id)
+    first = await pending(world, unknown.body["transfer_id"])
+    world.chain.black_holes.add(first.subject_id)
     world.chain.is_down = False
     world.chain.inner.expire_blockhash()
     await world.rest()
-    second = await stored()
+    second = await pending(world, unknown.body["transfer_id"])
     assert second.signed != first.signed
 
     async def newer(chain: chains.FaultyChain, proceed: chains.Proceed) -> Blockhash:
@@ -407,7 +407,10 @@ async def test_a_driver_that_comes_late_follows_the_attempt_that_another_has_sig
 
     # Signing a third time while the second may land would pay twice.
     world.chain.next("latest_blockhash", newer)
-    assert await TransferSteps(context, first).expired(first.signed) == second.signed
+    late = Settlement(world.runtime.context, HANDLERS).drive(first)
+    await asyncio.sleep(10)
+    assert await pending(world, first.subject_id) == second
     world.chain.clear()
+    assert (await late).subject.status == "settled"
     again = await world.transfer("key", source, to, "7")
     await assert_moved_once(world, source, to, [unknown, again])

@@ -11,6 +11,7 @@ from typing import Any
 import cluster_worlds
 import clusters
 import pytest
+import signed
 from attrs import frozen
 from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
@@ -145,7 +146,7 @@ async def test_what_expires_is_signed_again_all_the_same(monkeypatch: pytest.Mon
             transfer_id = await pay(world, source, to)
             assert asyncio.get_running_loop().time() - before < within_seconds
             assert len(cluster.payments(transfer_id)) == 1
-            assert len(await world.rows(tables.expired_transactions)) == 1
+            assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
 
 
 # --- Every number of every reply

@@ -24,11 +24,20 @@ from agentpay_server.services import deposits as deposit_service
 from agentpay_server.services import outbox as outbox_service
 from agentpay_server.services import sender
 from agentpay_server.services import settlement as engine
+from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.sessions import charging, closing
 from agentpay_server.services.sessions import service as session_service
-from agentpay_server.services.transfers import acceptance, approvals, booking, creation, settling
+from agentpay_server.services.transfers import acceptance, approvals, booking, creation
 from agentpay_server.services.transfers import service as transfer_service
-from agentpay_server.store import accounts, deliveries, entries, migrations, session_charges, spends
+from agentpay_server.store import (
+    accounts,
+    chain_transactions,
+    deliveries,
+    entries,
+    migrations,
+    session_charges,
+    spends,
+)
 from agentpay_server.store import sessions as session_store
 from agentpay_server.store import transfers as transfer_store
 from agentpay_server.store.database import NewerSchemaError
@@ -139,15 +148,20 @@ def expiry_goes_by_time(patch: Patch) -> None:
 
 @planted
 def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None:
-    again = settling.TransferSteps._sign_again
+    again = engine.Settlement._replace
 
-    def careless(self, connection, expired, blockhash):
-        stored = self._current(connection)
-        if stored.status == "submitted":
-            expired = stored.signed
-        return again(self, connection, expired, blockhash)
+    def careless(self, connection, tx, subject, blockhash, prepared):
+        stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
+        return again(self, connection, stored or tx, subject, blockhash, prepared)
 
-    patch(settling.TransferSteps, "_sign_again", careless)
+    found = engine.Settlement._found
+
+    def unchanged(self, connection, tx):
+        current = found(self, connection, tx)
+        return current if isinstance(current, engine.Ended) else tx
+
+    patch(engine.Settlement, "_replace", careless)
+    patch(engine.Settlement, "_found", unchanged)
 
 
 @planted
@@ -155,16 +169,16 @@ def bytes_leave_before_their_commit(patch: Patch) -> None:
     submitted = acceptance.Acceptance._submitted
 
     def early(self, *args):
-        transfer = submitted(self, *args)
+        decided = submitted(self, *args)
 
         async def send():
             try:
-                await self._context.chain.send(transfer.signed.raw)
+                await self._context.chain.send(decided.tx.raw)
             except ChainUnavailableError:
                 return
 
         self._context.tasks.start(send())
-        return transfer
+        return decided
 
     patch(acceptance.Acceptance, "_submitted", early)
 
@@ -260,10 +274,6 @@ def _overwrite(connection, decided) -> None:
         for name in (
             "status",
             "tx_signature",
-            "tx_raw",
-            "tx_last_valid_block_height",
-            "leased_until_us",
-            "spent_us",
             "recipient_account_id",
             "recipient_token_account",
             "error",
@@ -308,14 +318,17 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real = acceptance.Acceptance._refusal
+    real = acceptance.refusal_of
 
-    def lenient(self, connection, source, policy, *args, **options):
-        if self.is_approved:
-            policy = attrs.evolve(policy, max_daily_spend=None, max_single_transfer=None)
-        return real(self, connection, source, policy, *args, **options)
+    def lenient(connection, source, *args, again, **options):
+        if again == approvals.Approval.again:
+            policy = attrs.evolve(
+                stored_policy(source.policy), max_daily_spend=None, max_single_transfer=None
+            )
+            source = attrs.evolve(source, policy=canonical_policy(policy))
+        return real(connection, source, *args, again=again, **options)
 
-    patch(acceptance.Acceptance, "_refusal", lenient)
+    patch(acceptance, "refusal_of", lenient)
 
 
 @planted
@@ -366,7 +379,13 @@ def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
 
 @planted
 def a_failed_spend_still_counts(patch: Patch) -> None:
-    patch(spends, "insert_release", lambda *_, **__: None)
+    end = chain_transactions._end
+
+    def kept(connection, ended):
+        return end(connection, attrs.evolve(ended, released_us=None))
+
+    patch(chain_transactions, "_end", kept)
+    patch(chain_transactions, "set_released", lambda *_: None)
 
 
 # --- Sessions and deposits

@@ -7,6 +7,8 @@ what was charged becomes a spend of that moment, and the rest comes back. The hi
 alone: until then the money is the account's own, in an escrow.
 """
 
+import json
+
 from agentpay.contract import events, identifiers
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -16,7 +18,9 @@ from agentpay_server.domain.sessions import cap_events
 from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
-from agentpay_server.store import accounts, entries, spends
+from agentpay_server.services.settlement import Unit
+from agentpay_server.store import accounts, chain_transactions, entries
+from agentpay_server.store.chain_transactions import ChainTransaction
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
@@ -36,12 +40,8 @@ def audited(session: SessionRecord) -> dict[str, object]:
     )
 
 
-def book_opened(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> bool:
-    """Write that a session's escrow is funded.
-
-    Returns:
-        Whether the account looks low, and has to be judged with a look at the chain.
-    """
+def book_opened(unit: Unit, session: SessionRecord) -> None:
+    """Write that a session's escrow is funded."""
     opened = Happening(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
@@ -53,11 +53,10 @@ def book_opened(connection: Connection, context: Context, session: SessionRecord
             tx_signature=session.tx_signature,
         ),
     )
-    outbox = _outbox(connection, context, session, now_us)
+    outbox = _outbox(unit.connection, unit.context, session, unit.now_us)
     outbox.add(opened)
-    is_low = low_balance.spent(outbox, context, session.account_id, session.cap)
+    low_balance.spent(outbox, unit, session.account_id, session.cap)
     outbox.write()
-    return is_low
 
 
 def book_charged(
@@ -82,17 +81,17 @@ def book_charged(
     return True
 
 
-def book_settled(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> None:
+def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
     """Write all that a settled session changes, on both sides.
 
     Args:
-        connection: the unit's.
-        context: the parts of the server.
+        unit: the unit of work.
+        tx: the transaction that has settled it.
         session: as it is settled.
-        now_us: when.
     """
-    payee_operator = _move(connection, session, now_us)
-    _enter(connection, context, session, payee_operator, now_us)
+    deposited = deposited_micro(tx)
+    payee_operator = _move(unit, tx, session, deposited)
+    _enter(unit, session, payee_operator, deposited)
     assert session.settlement_tx_signature is not None  # noqa: S101 - it landed under it
     settled = Happening(
         type=EventType.SESSION_SETTLED,
@@ -103,12 +102,46 @@ def book_settled(connection: Connection, context: Context, session: SessionRecor
             settled_usdc=from_micro(session.running_total),
             returned_usdc=from_micro(session.cap - session.running_total),
             tx_signature=session.settlement_tx_signature,
-            settled_at=from_us(now_us),
+            settled_at=from_us(unit.now_us),
         ),
     )
-    outbox = _outbox(connection, context, session, now_us)
+    outbox = _outbox(unit.connection, unit.context, session, unit.now_us)
     outbox.add(settled)
     outbox.write()
+
+
+def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
+    """Book a cap that has gone into an escrow whose session is over: it takes a person to bring it back."""
+    connection, now_us = unit.connection, unit.now_us
+    source = accounts.existing_account(connection, session.account_id, lock=True)
+    spent_us, total = max(now_us, source.last_spend_us), source.spent_total + session.cap
+    chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
+    accounts.reserve(connection, source.account_id, spent_total=total, spent_us=spent_us, amount=session.cap)
+    accounts.debit(connection, source.account_id, session.cap)
+    entry: dict[str, object] = {
+        "transaction_id": unit.context.identifiers.new(identifiers.ENTRY),
+        "account_id": session.account_id,
+        "type": TransactionType.TRANSFER.value,
+        "status": TransactionStatus.SETTLED.value,
+        "direction": Direction.OUT.value,
+        "amount": session.cap,
+        "counterparty": session.escrow_token_account,
+        "category": session.category,
+        "tx_signature": tx.signature,
+        "session_id": session.session_id,
+        "created_us": now_us,
+    }
+    entries.insert_entries(connection, entry)
+
+
+def detail_of(deposited: int) -> str:
+    """Return what is stored with a settlement: what it returns beyond the cap, in micro-USDC."""
+    return json.dumps({"deposited": deposited})
+
+
+def deposited_micro(tx: ChainTransaction) -> int:
+    """Return what a settlement returns beyond the cap: what strangers had sent to the escrow."""
+    return int(json.loads(tx.detail or "{}").get("deposited", 0))
 
 
 def _outbox(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> Outbox:
@@ -135,13 +168,13 @@ def _cap_data(event_type: EventType, session: SessionRecord) -> object:
     )
 
 
-def _move(connection: Connection, session: SessionRecord, now_us: int) -> str | None:
+def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
     """Change balances, reservation and spends by the books.
 
     Returns:
         The operator of a payee of this service that was paid.
     """
-    account_id, settled = session.account_id, session.running_total
+    connection, account_id, settled = unit.connection, session.account_id, session.running_total
     payee = session.recipient_account_id if settled else None
     payee_operator = None
     # Rows are locked in one order, so that two payments in opposite directions never wait for each other.
@@ -152,29 +185,24 @@ def _move(connection: Connection, session: SessionRecord, now_us: int) -> str | 
         account_id,
         cap=session.cap,
         settled=settled,
-        credited=session.cap - settled + session.deposited,
-        now_us=now_us,
+        credited=session.cap - settled + deposited,
+        now_us=unit.now_us,
     )
     if settled:
-        spends.insert_spend(connection, account_id, spent_us=spent_us, running_total=total)
+        chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
     if payee is not None and payee > account_id:
         payee_operator = accounts.credit(connection, payee, settled)
     return payee_operator
 
 
-def _enter(
-    connection: Connection,
-    context: Context,
-    session: SessionRecord,
-    payee_operator: str | None,
-    now_us: int,
-) -> None:
+def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
     """Write the history: the settlement, what strangers sent to the escrow, and what a payee received."""
+    context = unit.context
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "tx_signature": session.settlement_tx_signature,
         "session_id": session.session_id,
-        "created_us": now_us,
+        "created_us": unit.now_us,
     }
     rows: list[dict[str, object]] = [
         {
@@ -193,13 +221,13 @@ def _enter(
         "type": TransactionType.DEPOSIT.value,
         "direction": Direction.IN.value,
     }
-    if session.deposited:
+    if deposited:
         rows.append(
             {
                 **deposit,
                 "transaction_id": context.identifiers.new(identifiers.ENTRY),
                 "account_id": session.account_id,
-                "amount": session.deposited,
+                "amount": deposited,
                 "counterparty": session.escrow_token_account,
             }
         )
@@ -216,4 +244,4 @@ def _enter(
                 "category": category,
             }
         )
-    entries.insert_entries(connection, *rows)
+    entries.insert_entries(unit.connection, *rows)

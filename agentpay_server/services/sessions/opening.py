@@ -14,14 +14,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
-from agentpay_server.chain.base import (
-    Blockhash,
-    ChainUnavailableError,
-    Failure,
-    FailureReason,
-    SignedTransaction,
-)
-from agentpay_server.clock import real_now_us
+from agentpay_server.chain.base import Blockhash, Failure, FailureReason, SignedTransaction
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
 from agentpay_server.domain.principals import Principal
@@ -34,22 +27,22 @@ from agentpay_server.domain.sessions import (
     crowd_refusal,
     opening_refusal,
 )
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US
+from agentpay_server.domain.transfers import KEY_LIFETIME_US
 from agentpay_server.faults import Operation
-from agentpay_server.services import audit, low_balance
+from agentpay_server.services import audit, settlement
 from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Decided
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, refused, report
-from agentpay_server.services.settlement import Ended, Landed
+from agentpay_server.services.settlement import Again, Handler, Unit, pending_transaction
 from agentpay_server.services.sight import Sight
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import confirmed, spends
-from agentpay_server.store import expired as expired_store
+from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.expired import Kind
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.sessions import SessionRecord
 
@@ -95,7 +88,7 @@ class Opening:
 
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
-    ) -> SessionRecord | None:
+    ) -> Decided[SessionRecord] | None:
         """Decide, as any `SpendUnit`, and return the new session.
 
         Raises:
@@ -106,8 +99,7 @@ class Opening:
             ConflictError: another session has taken the idempotency key.
         """
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
-        source = account_store.account(connection, self._request.account_id, lock=True)
-        assert source is not None  # noqa: S101 - accounts are never deleted
+        source = account_store.existing_account(connection, self._request.account_id, lock=True)
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
             return None
@@ -152,7 +144,7 @@ class Opening:
 
     def _reserved(
         self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
-    ) -> SessionRecord:
+    ) -> Decided[SessionRecord]:
         context, request, terms = self._context, self._request, self._terms
         session_id = context.identifiers.new(identifiers.SESSION)
         signed = _signed(
@@ -187,16 +179,12 @@ class Opening:
             ),
             tx_signature=signed.signature,
             settlement_tx_signature=None,
-            tx_raw=signed.raw,
-            tx_last_valid_block_height=signed.last_valid_block_height,
             settlements=0,
             put_offs=0,
-            deposited=0,
             opened_us=None,
             settled_us=None,
             closes_us=None,
             created_us=now_us,
-            leased_until_us=real_now_us() + LEASE_US,
             claimed_by_operator=self._asked.by_operator,
             recipient_owner=sight.recipient.owner,
             closed_by=None,
@@ -204,6 +192,15 @@ class Opening:
             payee_created_us=None,
         )
         store.insert_session(connection, record)
+        tx = pending_transaction(
+            signed,
+            kind=Kind.SESSION_OPEN,
+            subject_id=session_id,
+            account_id=source.account_id,
+            held=terms.cap_micro,
+            now_us=now_us,
+        )
+        chain_transactions.insert_transaction(connection, tx)
         account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
         audit.record(
             connection,
@@ -213,156 +210,156 @@ class Opening:
             now_us=now_us,
             after=booking.audited(record),
         )
-        return record
+        return Decided(record=record, tx=tx)
 
 
-class OpeningSteps:
-    """What is booked for one session at each end of the transaction that funds its escrow."""
+class SessionOpenHandler(Handler[SessionRecord]):
+    """What is booked for a session at each end of the transaction that funds its escrow."""
 
-    def __init__(self, context: Context, session: SessionRecord) -> None:
-        self._context = context
-        self._database = context.database
-        self._session = session
+    kind = Kind.SESSION_OPEN
 
-    @property
-    def operation(self) -> Operation:
-        """What the transaction is for, for fault points."""
+    def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
         return Operation.SESSION_OPEN
 
-    async def sent(self) -> None:
-        """Nobody is told of an opening before it has landed."""
+    def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+        """Return the session."""
+        return store.existing_session(connection, subject_id)
 
-    async def landed(self, signed: SignedTransaction, end: Landed) -> SessionRecord:
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
         """Book a session whose escrow is funded."""
-        is_watched = not end.is_irreversible
-        opened, is_ours, is_low = await self._database.run(self._open, signed, is_watched=is_watched)
-        self._context.wakeup.set()
-        if is_ours:
-            report(opened)
-        if is_low:
-            await low_balance.judge(self._context, opened.account_id)
+        check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
+        closing_us = closes_us(limits_of(unit.context), opened_us=unit.now_us, charged_us=None)
+        opened = attrs.evolve(
+            subject,
+            status=SessionStatus.OPEN.value,
+            tx_signature=tx.signature,
+            opened_us=unit.now_us,
+            closes_us=closing_us,
+        )
+        booking.book_opened(unit, opened)
+        store.set_open(
+            unit.connection,
+            opened.session_id,
+            tx_signature=tx.signature,
+            opened_us=unit.now_us,
+            closes_us=closing_us,
+        )
         return opened
 
-    async def failed(self, signed: SignedTransaction, failure: Failure) -> SessionRecord:
+    def failed(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
+    ) -> SessionRecord:
         """Book a session whose funding the chain refused."""
-        refusal = _SHORT if failure.reason is FailureReason.INSUFFICIENT_FUNDS else _FAILED
-        failed, is_ours = await self._database.run(self._fail, signed, refusal)
-        if is_ours:
-            report(failed, detail=failure.detail)
-        return failed
+        is_short = failure.reason is FailureReason.INSUFFICIENT_FUNDS
+        return self._failed(unit, tx, subject, _SHORT if is_short else _FAILED)
 
-    async def expired(self, signed: SignedTransaction) -> SignedTransaction | Ended[SessionRecord]:
+    async def prepare(self, context: Context, subject: SessionRecord) -> int:  # noqa: ARG002
+        """Return the lamports that keep an escrow alive."""
+        return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
+
+    def signed_again(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        means: settlement.Means,
+    ) -> Again | Refusal:
         """Sign again, unless the account is paused by now.
 
         That the transaction before it never landed is proved by now, which an escrow relies on: one that was
         closed could be made again.
         """
-        chain = self._context.chain
-        blockhash = await chain.latest_blockhash()
-        if blockhash.last_valid_block_height <= signed.last_valid_block_height:
-            # Of a node that lags: the height that proved the expiry was already above it.
-            raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        rent = await chain.rent_exemption(escrow.ESCROW_BYTES)
-        following, is_ours = await self._database.run(self._sign_again, signed, blockhash, rent)
-        if is_ours and isinstance(following, Ended):
-            report(following.result)
-        return following
-
-    # What brings the opening to an end also returns whether it did, and not another driver before it.
-
-    def _open(
-        self, connection: Connection, signed: SignedTransaction, *, is_watched: bool
-    ) -> tuple[SessionRecord, bool, bool]:
-        """Return the session, whether it was opened here, and whether its account looks low."""
-        now_us = self._context.clock.now_us()
-        check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
-        is_ours = store.set_open(
-            connection,
-            self._session.session_id,
-            tx_signature=signed.signature,
-            opened_us=now_us,
-            closes_us=closes_us(limits_of(self._context), opened_us=now_us, charged_us=None),
+        refusal = rules.paused_refusal(stored_policy(means.source.policy))
+        if refusal is not None:
+            return refusal
+        signed = _signed(
+            unit.context,
+            means.source,
+            means.blockhash,
+            session_id=subject.session_id,
+            cap_micro=subject.cap,
+            rent_exempt_lamports=means.prepared,
         )
-        session = self._current(connection)
-        is_low = False
-        if is_ours:
-            is_low = booking.book_opened(connection, self._context, session, now_us)
-            if is_watched:
-                confirmed.watch(connection, signed, session.session_id)
-        return session, is_ours, is_low
+        store.set_signature(unit.connection, subject.session_id, signed.signature)
+        return Again(signed=signed)
 
-    def _fail(
-        self, connection: Connection, signed: SignedTransaction, refusal: Refusal
-    ) -> tuple[SessionRecord, bool]:
-        session, now_us = self._session, self._context.clock.now_us()
+    def dropped(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
+    ) -> SessionRecord:
+        """Book a session of an account that was paused before it could be signed again."""
+        message = f"{reason.message} The transaction had expired without landing; nothing was moved."
+        return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Book a funding that landed after it was believed expired.
+
+        An escrow cannot be made twice while it is there: of two openings one lands, and the other fails. So
+        most often nothing has moved twice, and the session goes on from what has landed.
+        """
+        connection, now_us = unit.connection, unit.now_us
+        account_store.existing_account(connection, tx.account_id, lock=True)
+        session = store.existing_session(connection, tx.subject_id, lock=True)
+        if session.status == SessionStatus.OPENING:
+            self.settled(unit, tx, session)
+        elif session.status == SessionStatus.FAILED:
+            check_transition(session.status, SessionStatus.OPEN)
+            account_store.reserve_cap(connection, session.account_id, session.cap)
+            booking.book_opened(unit, attrs.evolve(session, tx_signature=tx.signature))
+            # Nobody counts on it any more: it closes by itself, and the cap comes back.
+            store.reopen(
+                connection,
+                session.session_id,
+                tx_signature=tx.signature,
+                opened_us=now_us,
+                closes_us=now_us,
+            )
+        elif session.status == SessionStatus.SETTLED:
+            booking.book_loss(unit, tx, session)
+        return None if session.tx_signature == tx.signature else session.tx_signature
+
+    def report(
+        self,
+        context: Context,  # noqa: ARG002
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        detail: str | None,
+    ) -> None:
+        """Log the session."""
+        report(subject, detail=detail)
+
+    def _failed(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, refusal: Refusal
+    ) -> SessionRecord:
+        connection, now_us = unit.connection, unit.now_us
         check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
-        is_ours = store.set_failed(
-            connection,
-            session.session_id,
-            tx_signature=signed.signature,
+        failed = attrs.evolve(
+            subject,
+            status=SessionStatus.FAILED.value,
+            tx_signature=tx.signature,
             error=refusal.code.value,
             message=refusal.message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        failed = self._current(connection)
-        if is_ours:
-            account_store.release_cap(connection, session.account_id, session.cap)
-            audit.record(
-                connection,
-                audit.Server(session.operator_id),
-                action=audit.SESSION_FAILED,
-                subject=session.session_id,
-                now_us=now_us,
-                before={"status": SessionStatus.OPENING.value},
-                after=booking.audited(failed),
-            )
-        return failed, is_ours
-
-    def _sign_again(
-        self,
-        connection: Connection,
-        expired: SignedTransaction,
-        blockhash: Blockhash,
-        rent_exempt_lamports: int,
-    ) -> tuple[SignedTransaction | Ended[SessionRecord], bool]:
-        session = store.session(connection, self._session.session_id, lock=True)
-        assert session is not None  # noqa: S101 - sessions are never deleted
-        if session.status != SessionStatus.OPENING or session.signed is None:
-            return Ended(session), False
-        if session.signed.signature != expired.signature:
-            return session.signed, False
-        source = account_store.account(connection, session.account_id, lock=True)
-        assert source is not None  # noqa: S101 - accounts are never deleted
-        if source.stopped_us is not None:
-            raise ChainUnavailableError("nothing is signed for the account")
-        expired_store.watch(
+        account_store.release_cap(connection, failed.account_id, failed.cap)
+        audit.record(
             connection,
-            expired,
-            kind=Kind.SESSION_OPEN,
-            subject_id=session.session_id,
-            account_id=session.account_id,
-            now_us=self._context.clock.now_us(),
+            audit.Server(failed.operator_id),
+            action=audit.SESSION_FAILED,
+            subject=failed.session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPENING.value},
+            after=booking.audited(failed),
         )
-        refusal = rules.paused_refusal(stored_policy(source.policy))
-        if refusal is not None:
-            message = f"{refusal.message} The transaction had expired without landing; nothing was moved."
-            failed, is_ours = self._fail(connection, expired, attrs.evolve(refusal, message=message))
-            return Ended(failed), is_ours
-        signed = _signed(
-            self._context,
-            source,
-            blockhash,
-            session_id=session.session_id,
-            cap_micro=session.cap,
-            rent_exempt_lamports=rent_exempt_lamports,
+        store.set_failed(
+            connection,
+            failed.session_id,
+            tx_signature=tx.signature,
+            error=refusal.code.value,
+            message=refusal.message,
+            key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        store.sign_opening(connection, session.session_id, signed)
-        return signed, False
-
-    def _current(self, connection: Connection) -> SessionRecord:
-        record = store.session(connection, self._session.session_id)
-        assert record is not None  # noqa: S101 - sessions are never deleted
-        return record
+        return failed
 
 
 def _signed(

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, TokenAccount
+from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.sessions import MOST_PAYEES_CREATED, Settlement
@@ -28,13 +28,11 @@ class Scene:
         escrow: the session's token account, with the cap in it at least.
         payee: where the payee is paid.
         source: the account's token account; None when it is gone.
-        blockhash: a recent one, to sign under.
     """
 
     escrow: TokenAccount
     payee: "Payee"
     source: TokenAccount | None
-    blockhash: Blockhash
 
 
 @frozen(kw_only=True)
@@ -92,7 +90,6 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
         escrow=held,
         payee=_payee(session, payee, fallback, others[0] if others else None),
         source=source,
-        blockhash=await chain.latest_blockhash(),
     )
 
 

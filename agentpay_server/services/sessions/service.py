@@ -27,14 +27,13 @@ from agentpay_server.domain.sessions import closing_refusal, opening_verdict
 from agentpay_server.domain.transfers import Verdict
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services.context import Context
-from agentpay_server.services.decisions import Decisions, Parties
+from agentpay_server.services.decisions import Decided, Decisions, Parties
 from agentpay_server.services.sessions.access import own_session
 from agentpay_server.services.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.services.sessions.charging import Charge
 from agentpay_server.services.sessions.closing import Closing
 from agentpay_server.services.sessions.opening import (
     Opening,
-    OpeningSteps,
     asked_under,
     key_holder_of,
     terms_of,
@@ -43,6 +42,7 @@ from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import invalid_recipient
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
+from agentpay_server.store.chain_transactions import Kind
 from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.held_keys import Held
 from agentpay_server.store.sessions import SessionRecord
@@ -169,9 +169,10 @@ class Sessions:
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
-                session = await self._decided(principal, request, view, deadline)
-                if session is None:
+                decided = await self._decided(principal, request, view, deadline)
+                if decided is None:
                     continue
+                session = await self._brought_on(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise Problem(
@@ -181,27 +182,28 @@ class Sessions:
                     )
                 assert holder is not None  # noqa: S101 - only a held key is judged otherwise
                 session = holder
-            if session.signed is not None and session.status == SessionStatus.OPENING:
-                steps = OpeningSteps(self._context, session)
-                opened = await self._settlement.settle(
-                    session.session_id,
-                    session.signed,
-                    steps,
-                    is_new=session is not holder,
-                    deadline=deadline,
-                )
-                if opened is None:
-                    opened = await self._database.read(own_session, principal, session.session_id)
-                session = opened
+                if session.status == SessionStatus.OPENING:
+                    opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+                    session = opened or await self._current(session)
             if session.status == SessionStatus.OPENING:
                 raise unresolved(session)
             if session.status == SessionStatus.FAILED:
                 raise stopped(session)
             return shown(session)
 
+    async def _brought_on(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
+        """Return a session that was just decided about at the end of its opening, or at the deadline."""
+        if decided.tx is None:
+            return decided.record
+        opened = await self._settlement.settle(decided.tx, decided.record, is_new=True, deadline=deadline)
+        return opened or await self._current(decided.record)
+
+    async def _current(self, session: SessionRecord) -> SessionRecord:
+        return await self._database.read(store.existing_session, session.session_id)
+
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
-    ) -> SessionRecord | None:
+    ) -> Decided[SessionRecord] | None:
         """Have it decided about a new session; None asks for another look at everything.
 
         The smallest cap is a setting, which may have changed: a session that was opened under a key before is

@@ -12,20 +12,21 @@ from attrs import frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain import transactions
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.clock import real_now_us
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.problems import signing_stopped
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, LEASE_US, Terms
+from agentpay_server.domain.transfers import KEY_LIFETIME_US, Terms
 from agentpay_server.services.context import Context
+from agentpay_server.services.decisions import Decided
 from agentpay_server.services.policies import stored_policy
+from agentpay_server.services.settlement import pending_transaction
 from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers import booking
+from agentpay_server.services.transfers.signing import signed_transfer
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import spends
+from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.chain_transactions import Kind
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
@@ -38,19 +39,17 @@ class Decision:
         status: what the transfer is now.
         recipient: whom it pays, unless it is refused.
         refusal: why it is refused, if it is.
-        signed: its transaction, if money may leave.
-        spent_us: when it was spent, if money may leave.
+        tx_signature: of its transaction, if money may leave.
     """
 
     status: TransferStatus
     recipient: Recipient | None = None
     refusal: Refusal | None = None
-    signed: SignedTransaction | None = None
-    spent_us: int | None = None
+    tx_signature: str | None = None
 
     def columns(self, now_us: int) -> dict[str, Any]:
         """Return the columns of `transfers` that a decision sets."""
-        recipient, refusal, signed = self.recipient, self.refusal, self.signed
+        recipient, refusal = self.recipient, self.refusal
         return {
             "status": self.status.value,
             "recipient_account_id": None if recipient is None else recipient.account_id,
@@ -58,11 +57,7 @@ class Decision:
             "error": None if refusal is None else refusal.code.value,
             "message": None if refusal is None else refusal.message,
             "key_expires_us": None if refusal is None else now_us + KEY_LIFETIME_US,
-            "tx_signature": None if signed is None else signed.signature,
-            "tx_raw": None if signed is None else signed.raw,
-            "tx_last_valid_block_height": None if signed is None else signed.last_valid_block_height,
-            "spent_us": self.spent_us,
-            "leased_until_us": 0 if signed is None else real_now_us() + LEASE_US,
+            "tx_signature": self.tx_signature,
         }
 
 
@@ -101,15 +96,14 @@ class Acceptance(ABC):
 
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
-    ) -> TransferRecord | None:
+    ) -> Decided[TransferRecord] | None:
         """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored.
 
         Raises:
             Problem: nothing is signed for the account now; nothing is stored.
         """
         # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
-        source = account_store.account(connection, self._terms.account_id, lock=True)
-        assert source is not None  # noqa: S101 - accounts are never deleted
+        source = account_store.existing_account(connection, self._terms.account_id, lock=True)
         if must_look_again(source, sight):
             return None
         if not self._claim(connection):
@@ -130,45 +124,55 @@ class Acceptance(ABC):
 
     def _submitted(
         self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
-    ) -> TransferRecord:
-        context, amount_micro = self._context, self._terms.amount_micro
-        signed = transactions.transfer(
-            context.signer,
+    ) -> Decided[TransferRecord]:
+        amount_micro, account_id = self._terms.amount_micro, source.account_id
+        signed = signed_transfer(
+            self._context,
+            source,
             sight.blockhash,
-            usdc_mint=context.chain.usdc_mint,
-            account_index=source.key_index,
-            source=source.usdc_token_account,
+            transfer_id=self._transfer_id,
             recipient=sight.recipient.token_account,
             amount_micro=amount_micro,
-            memo=transactions.memo_text(
-                self._transfer_id, self._terms.memo, context.settings.onchain_memo.value
-            ),
+            memo=self._terms.memo,
         )
         decision = Decision(
-            status=TransferStatus.SUBMITTED, recipient=sight.recipient, signed=signed, spent_us=spent_us
+            status=TransferStatus.SUBMITTED, recipient=sight.recipient, tx_signature=signed.signature
         )
         transfer = self._store(connection, decision, now_us)
         total = source.spent_total + amount_micro
-        spends.insert_spend(connection, source.account_id, spent_us=spent_us, running_total=total)
-        account_store.reserve(
-            connection, source.account_id, spent_total=total, spent_us=spent_us, amount=amount_micro
+        tx = pending_transaction(
+            signed,
+            kind=Kind.TRANSFER,
+            subject_id=self._transfer_id,
+            account_id=account_id,
+            held=amount_micro,
+            credits_account_id=sight.recipient.account_id,
+            spent_us=spent_us,
+            spent_total=total,
+            now_us=now_us,
         )
-        return transfer
+        chain_transactions.insert_transaction(connection, tx)
+        account_store.reserve(
+            connection, account_id, spent_total=total, spent_us=spent_us, amount=amount_micro
+        )
+        return Decided(record=transfer, tx=tx)
 
-    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> TransferRecord:
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
         decision = Decision(status=TransferStatus.REJECTED, refusal=refusal)
         transfer = self._store(connection, decision, now_us)
         booking.book_rejection(
             connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
         )
-        return transfer
+        return Decided(record=transfer)
 
-    def _set_aside(self, connection: Connection, policy: Policy, sight: Sight, now_us: int) -> TransferRecord:
+    def _set_aside(
+        self, connection: Connection, policy: Policy, sight: Sight, now_us: int
+    ) -> Decided[TransferRecord]:
         decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=sight.recipient)
         transfer = self._store(connection, decision, now_us)
         escalated = booking.escalated(transfer, policy.escalation_threshold)
         booking.record_events(connection, self._context, transfer, now_us, escalated)
-        return transfer
+        return Decided(record=transfer)
 
 
 def must_look_again(source: AccountRecord, sight: Sight | None) -> bool:

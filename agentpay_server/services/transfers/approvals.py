@@ -35,7 +35,7 @@ from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition, 
 from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.services import audit
 from agentpay_server.services.context import Context
-from agentpay_server.services.decisions import Parties
+from agentpay_server.services.decisions import Decided, Parties
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
 from agentpay_server.services.transfers.answers import answered, shown
@@ -72,7 +72,7 @@ class Approval(Acceptance):
         waiting = store.waiting(connection, self._transfer_id)
         return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
 
-    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> TransferRecord:
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No rule is against it: it goes on waiting, and can be approved again.
             raise Problem(
@@ -129,14 +129,12 @@ class Approvals:
             if not _is_approvable(pending, self._now_us()):
                 raise _not_pending(await self._expired(pending))
             approval = Approval(self._context, principal, pending)
-            transfer = await self._execution.decided(approval, Operation.APPROVE, parties, deadline)
-            if transfer is None:
+            decided = await self._execution.decided(approval, Operation.APPROVE, parties, deadline)
+            if decided is None:
                 continue
-            if transfer.status == TransferStatus.SUBMITTED:
-                transfer = await self._execution.driven(transfer, deadline, is_new=True)
-            else:
+            if decided.tx is None:
                 fault_point(Operation.APPROVE, Step.BOOKED)
-            return answered(transfer, self._chain)
+            return answered(await self._execution.brought_on(decided, deadline), self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
         """Reject a transfer for good.
@@ -203,8 +201,7 @@ class Approvals:
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
         """Reject a transfer if it has waited too long; return it, and whether that did it."""
-        transfer, now_us = store.transfer(connection, transfer_id, lock=True), self._now_us()
-        assert transfer is not None  # noqa: S101 - transfers are never deleted
+        transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
         is_waiting = transfer.status == TransferStatus.PENDING_APPROVAL
         if not is_waiting or _is_approvable(transfer, now_us):
             return transfer, False

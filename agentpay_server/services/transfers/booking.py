@@ -14,7 +14,9 @@ from agentpay_server.clock import from_us
 from agentpay_server.services import audit, low_balance
 from agentpay_server.services.context import Context
 from agentpay_server.services.outbox import Happening, Outbox
-from agentpay_server.store import accounts, entries
+from agentpay_server.services.settlement import Unit
+from agentpay_server.store import accounts, chain_transactions, entries
+from agentpay_server.store.chain_transactions import ChainTransaction
 from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
@@ -135,39 +137,46 @@ def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
 
 
 def book_settled(
-    connection: Connection,
-    context: Context,
+    unit: Unit,
     transfer: TransferRecord,
-    now_us: int,
     *,
     is_initiated: bool,
     is_told: bool = True,
     is_received: bool = False,
-) -> bool:
+) -> None:
     """Write all that a settled transfer changes, on both sides.
 
     Args:
-        connection: the unit's.
-        context: the parts of the server.
+        unit: the unit of work.
         transfer: as it has ended.
-        now_us: when.
         is_initiated: whether `transfer.initiated` is written already.
         is_told: whether the transfer settles with it, and events tell so.
         is_received: whether a recipient of this service has it in its books already, as a deposit.
-
-    Returns:
-        Whether the source looks low, and has to be judged with a look at the chain.
     """
     payee = None if is_received else transfer.recipient_account_id
-    outbox = _outbox(connection, context, transfer, now_us)
+    outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
     if is_told:
         outbox.add(settled(transfer))
-    is_low, payee_operator = _move(outbox, context, transfer, payee)
-    _enter(connection, context, transfer, now_us, payee=payee, payee_operator=payee_operator)
+    payee_operator = _move(outbox, unit, transfer, payee)
+    _enter(unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator)
     outbox.write()
-    return is_low
+
+
+def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
+    """Reserve and count what a transaction has taken after all, though it was believed expired."""
+    connection = unit.connection
+    source = accounts.existing_account(connection, tx.account_id, lock=True)
+    if tx.released_us is not None:
+        # It was given back, and counts again, as of when it was spent.
+        chain_transactions.set_released(connection, tx, None)
+        accounts.reserve_again(connection, source.account_id, amount)
+        return
+    spent_us = max(unit.now_us, source.last_spend_us)
+    total = source.spent_total + amount
+    chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
+    accounts.reserve(connection, source.account_id, spent_total=total, spent_us=spent_us, amount=amount)
 
 
 def record_events(
@@ -190,23 +199,16 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(
-    outbox: Outbox, context: Context, transfer: TransferRecord, payee: str | None
-) -> tuple[bool, str | None]:
-    """Change the balances of both sides by the books.
-
-    Returns:
-        Whether the source has to be judged with a look at the chain, and the operator of a payee of this
-        service.
-    """
+def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
+    """Change the balances of both sides by the books, and return the operator of a payee of this service."""
     payee_operator = None
     # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
     if payee is not None and payee < transfer.account_id:
         payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
-    is_low = low_balance.spent(outbox, context, transfer.account_id, transfer.amount)
+    low_balance.spent(outbox, unit, transfer.account_id, transfer.amount)
     if payee is not None and payee > transfer.account_id:
         payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
-    return is_low, payee_operator
+    return payee_operator
 
 
 def _enter(

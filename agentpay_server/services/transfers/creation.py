@@ -67,7 +67,6 @@ class Creation(Acceptance):
             idempotency_key=self._asked.idempotency_key,
             held_key=self._asked.idempotency_key,
             claimed_by_operator=self._asked.by_operator,
-            initiated=False,
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,

@@ -5,15 +5,14 @@ is the business of `service.py` and `approvals.py`; `acceptance.py` decides, `se
 `services/settlement.py` brings signed bytes to it.
 """
 
-from agentpay.contract.transfers import TransferStatus
 from agentpay_server.faults import Operation
 from agentpay_server.services.context import Context
-from agentpay_server.services.decisions import Decisions, Parties
+from agentpay_server.services.decisions import Decided, Decisions, Parties
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import Acceptance
 from agentpay_server.services.transfers.reporting import report
-from agentpay_server.services.transfers.settling import TransferSteps
 from agentpay_server.store import transfers as store
+from agentpay_server.store.chain_transactions import Kind
 from agentpay_server.store.database import DatabaseUnavailableError
 from agentpay_server.store.transfers import TransferRecord
 
@@ -33,7 +32,7 @@ class Execution:
 
     async def decided(
         self, acceptance: Acceptance, operation: Operation, parties: Parties, deadline: float
-    ) -> TransferRecord | None:
+    ) -> Decided[TransferRecord] | None:
         """Have it decided about a transfer, in one unit of work.
 
         Args:
@@ -48,26 +47,33 @@ class Execution:
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
         """
-        transfer = await self._decisions.decided(
+        decided = await self._decisions.decided(
             acceptance, operation, to=acceptance.to, parties=parties, deadline=deadline
         )
         self._context.wakeup.set()
-        if transfer is not None and transfer.status != TransferStatus.SUBMITTED:
-            report(self._context, transfer)
-        return transfer
+        if decided is not None and decided.tx is None:
+            report(self._context, decided.record)
+        return decided
 
-    async def driven(self, transfer: TransferRecord, deadline: float, *, is_new: bool) -> TransferRecord:
+    async def brought_on(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
+        """Return a transfer that was just decided at its end, or as it stands at the deadline."""
+        transfer, tx = decided.record, decided.tx
+        if tx is None:
+            return transfer
+        settled = await self._settlement.settle(tx, transfer, is_new=True, deadline=deadline)
+        return settled or await self._current(transfer)
+
+    async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
         """Return a submitted transfer at its end, or as it stands at the deadline."""
-        steps = TransferSteps(self._context, transfer)
-        settled = await self._settlement.settle(
-            transfer.transfer_id, transfer.signed, steps, is_new=is_new, deadline=deadline
-        )
-        if settled is not None:
-            return settled
         try:
-            record = await self._database.read(store.transfer, transfer.transfer_id)
+            settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
+        except DatabaseUnavailableError:
+            return transfer
+        return settled or await self._current(transfer)
+
+    async def _current(self, transfer: TransferRecord) -> TransferRecord:
+        try:
+            return await self._database.read(store.existing_transfer, transfer.transfer_id)
         except DatabaseUnavailableError:
             # It is stored: it is said to be under way rather than not known at all.
             return transfer
-        assert record is not None  # noqa: S101 - transfers are never deleted
-        return record

@@ -2,7 +2,6 @@
 
 import logging
 
-from agentpay.contract.transfers import TransferStatus
 from agentpay_server.clock import SECOND_US
 from agentpay_server.logs import log
 from agentpay_server.services.context import Context
@@ -11,13 +10,18 @@ from agentpay_server.store.transfers import TransferRecord
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def report(context: Context, transfer: TransferRecord) -> None:
-    """Count and log a transfer that this process has decided or brought to its end."""
+def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
+    """Count and log a transfer that this process has decided or brought to its end.
+
+    Args:
+        context: the parts of the server.
+        transfer: as it is now.
+        spent_us: when it was spent, of one that has ended.
+    """
     context.metrics.transfers[transfer.status, transfer.error or ""] += 1
     duration_us = None
-    if transfer.status == TransferStatus.SETTLED and transfer.settled_us is not None:
-        assert transfer.spent_us is not None  # noqa: S101 - what is settled has been spent
-        duration_us = max(transfer.settled_us - transfer.spent_us, 0)
+    if transfer.settled_us is not None and spent_us is not None:
+        duration_us = max(transfer.settled_us - spent_us, 0)
         context.metrics.settlement_seconds.observe(duration_us / SECOND_US)
     if logger.isEnabledFor(logging.INFO):
         log(

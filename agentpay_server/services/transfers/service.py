@@ -24,7 +24,7 @@ from agentpay_server.domain.transfers import Terms, Verdict, verdict
 from agentpay_server.faults import Operation
 from agentpay_server.randomness import earliest_identifier
 from agentpay_server.services.context import Context
-from agentpay_server.services.decisions import Parties
+from agentpay_server.services.decisions import Decided, Parties
 from agentpay_server.services.transfers.answers import answered, shown
 from agentpay_server.services.transfers.creation import Creation, asked_under, key_holder_of, terms_of
 from agentpay_server.services.transfers.execution import Execution
@@ -97,9 +97,10 @@ class Transfers:
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
-                transfer = await self._decided(principal, request, view, deadline)
-                if transfer is None:
+                decided = await self._decided(principal, request, view, deadline)
+                if decided is None:
                     continue
+                transfer = await self._execution.brought_on(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise Problem(
@@ -109,9 +110,8 @@ class Transfers:
                     )
                 assert holder is not None  # noqa: S101 - only a held key is judged otherwise
                 transfer = holder
-            if transfer.status == TransferStatus.SUBMITTED:
-                is_new = transfer is not holder
-                transfer = await self._execution.driven(transfer, deadline, is_new=is_new)
+                if transfer.status == TransferStatus.SUBMITTED:
+                    transfer = await self._execution.resumed(transfer, deadline)
             return answered(transfer, self._chain)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
@@ -151,7 +151,7 @@ class Transfers:
 
     async def _decided(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
-    ) -> TransferRecord | None:
+    ) -> Decided[TransferRecord] | None:
         """Have it decided about a new transfer; None asks for another look at everything."""
         creation = Creation(self._context, principal, request, view.held)
         try:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
     from agentpay_server.store.postgres import PostgresDatabase
 
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 """The newest step."""
+
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
+"""Steps of versions that were never released. Nothing leads from their tables to those of this one."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
@@ -57,7 +60,8 @@ async def upgrade(
 
     Raises:
         NewerSchemaError: a newer version has laid it out.
-        OlderSchemaError: an older version has laid it out, and `only_if_empty`.
+        OlderSchemaError: an older version has laid it out, and `only_if_empty`; or one from before the first
+            release.
         DatabaseUnavailableError: there is no answer.
     """
     if isinstance(database, FileDatabase | MemoryDatabase):
@@ -100,6 +104,11 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
         "version_locations", os.pathsep.join(str(each).replace("%", "%%") for each in release.folders)
     )
     config.attributes.update(connection=connection, version_table=version_table)
+    if found in _DEVELOPMENT:
+        raise OlderSchemaError(
+            f"the database was laid out by a development version of agentpay-server (its schema is {found}), "
+            "which this version cannot read: start with an empty data directory or database"
+        )
     known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
         raise NewerSchemaError(

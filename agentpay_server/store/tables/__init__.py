@@ -9,14 +9,7 @@ from agentpay_server.store.tables.chain import chain_accounts, chain_credits, ch
 from agentpay_server.store.tables.custody import accounts, policy_records
 from agentpay_server.store.tables.escrows import session_charges, sessions
 from agentpay_server.store.tables.identity import api_keys, audit, counters, operators, server_state
-from agentpay_server.store.tables.money import (
-    confirmed_transactions,
-    entries,
-    expired_transactions,
-    releases,
-    spends,
-    transfers,
-)
+from agentpay_server.store.tables.money import chain_transactions, entries, transfers
 from agentpay_server.store.tables.outbox import deliveries, delivery_attempts, events, webhooks
 
 __all__ = [
@@ -27,21 +20,18 @@ __all__ = [
     "chain_credits",
     "chain_signatures",
     "chain_state",
-    "confirmed_transactions",
+    "chain_transactions",
     "counters",
     "deliveries",
     "delivery_attempts",
     "entries",
     "events",
-    "expired_transactions",
     "metadata",
     "operators",
     "policy_records",
-    "releases",
     "server_state",
     "session_charges",
     "sessions",
-    "spends",
     "transfers",
     "webhooks",
 ]

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, Text
 
 from agentpay_server.store.tables.base import metadata, seq
 
@@ -59,12 +59,6 @@ policy_records: Final = Table(
     metadata,
     Column("account_id", Text, primary_key=True),
     Column("address", Text, nullable=False),
-    # The write that is under way: the version of the policy that it carries, and the signed transaction. NULL
-    # when none is under way.
-    Column("signed_version", BigInteger),
-    Column("signed_signature", Text),
-    Column("signed_raw", LargeBinary),
-    Column("signed_last_valid_block_height", BigInteger),
     # The version that the chain holds, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),

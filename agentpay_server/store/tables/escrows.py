@@ -8,7 +8,6 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
-    LargeBinary,
     Table,
     Text,
     UniqueConstraint,
@@ -44,24 +43,16 @@ sessions: Final = Table(
     Column("escrow_token_account", Text, nullable=False, unique=True),
     Column("tx_signature", Text, nullable=False),
     Column("settlement_tx_signature", Text, unique=True),
-    # The transaction under way, of the opening or of the settlement; NULL when none is.
-    Column("tx_raw", LargeBinary),
-    Column("tx_last_valid_block_height", BigInteger),
     # How often a settlement was signed: each is another transaction, even of the same amounts.
     Column("settlements", Integer, nullable=False),
     # How often its settlement was found impossible: each time the worker waits longer.
     Column("put_offs", Integer, nullable=False),
-    # What the settlement under way returns beyond the cap: sent to the escrow by strangers.
-    Column("deposited", BigInteger, nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
-    # When an open session closes by itself, NULL where no limit is set; of a closing one whose settlement was
-    # put off, when it is tried again by itself.
+    # When an open session closes by itself, NULL where no limit is set; when the settlement of a closing one
+    # is to be signed (again), NULL once it is.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # Until when, in real time, a session that is opening or closing is left to whoever drives it; NULL when
-    # nobody is to: of one that was put off, too.
-    Column("leased_until_us", BigInteger),
     # Whether it carries the operator's claim to its key (store/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
     # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
@@ -98,13 +89,6 @@ Index(
     sessions.c.key_expires_us,
     sqlite_where=not_(sessions.c.claimed_by_operator),
     postgresql_where=not_(sessions.c.claimed_by_operator),
-)
-
-Index(
-    "ix_sessions_leased",
-    sessions.c.leased_until_us,
-    sqlite_where=sessions.c.leased_until_us.is_not(None),
-    postgresql_where=sessions.c.leased_until_us.is_not(None),
 )
 
 Index(

@@ -1,10 +1,11 @@
-"""Transfers, their transactions, what they spend, and the history of accounts."""
+"""Transfers, the transactions that were signed for them and for all else, and the history of accounts."""
 
 from typing import Final
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Index,
     LargeBinary,
@@ -39,20 +40,12 @@ transfers: Final = Table(
     Column("status", Text, nullable=False),
     Column("error", Text),
     Column("message", Text),
-    # The signed transaction: its name for good, its bytes and the last block height at which it can land for
-    # as long as the transfer is submitted. They are stored before they are first sent.
+    # The name of its newest transaction, in `chain_transactions`.
     Column("tx_signature", Text),
-    Column("tx_raw", LargeBinary),
-    Column("tx_last_valid_block_height", BigInteger),
-    # Whether `transfer.initiated` was written ahead of the end, because finality had to be awaited.
-    Column("initiated", Boolean, nullable=False),
-    Column("spent_us", BigInteger),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     # Until when an operator may approve it; NULL for a transfer that never needed approval.
     Column("approval_expires_us", BigInteger),
-    # Until when, in real time, a submitted transfer belongs to the process that drives it.
-    Column("leased_until_us", BigInteger, nullable=False),
     # Whether it carries the operator's claim to its key (store/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
     UniqueConstraint("account_id", "held_key"),
@@ -83,14 +76,6 @@ Index(
 )
 
 Index(
-    "ix_transfers_submitted",
-    transfers.c.account_id,
-    transfers.c.seq,
-    sqlite_where=transfers.c.status == "submitted",
-    postgresql_where=transfers.c.status == "submitted",
-)
-
-Index(
     "ix_transfers_pending",
     transfers.c.operator_id,
     transfers.c.seq,
@@ -106,77 +91,112 @@ Index(
     postgresql_where=transfers.c.status == "pending_approval",
 )
 
-confirmed_transactions: Final = Table(
-    "confirmed_transactions",
+chain_transactions: Final = Table(
+    "chain_transactions",
     metadata,
-    # What counts as settled and may yet vanish with its block: it is watched, and sent again if it does.
-    Column("signature", Text, primary_key=True),
-    # What it was for: a transfer_id, a session_id or an account_id. Accounts may share a transaction.
-    Column("subject", Text, primary_key=True),
-    Column("raw", LargeBinary, nullable=False),
+    seq(),
+    # The name of a signed transaction, one row for each. Accounts that were provisioned together share one.
+    Column("signature", Text, nullable=False),
+    # `Kind`, and what it is for: a transfer_id, a session_id or an account_id.
+    Column("kind", Text, nullable=False),
+    Column("subject_id", Text, nullable=False),
+    # Whose keys have signed it, and how much of its balance it takes: in flight while it is pending.
+    Column("account_id", Text, nullable=False),
+    Column("held", BigInteger, nullable=False),
+    # The account of this service that is credited when it is booked; NULL when none is.
+    Column("credits_account_id", Text),
+    # Against the daily limit: when, and the account's running total with it. NULL where it does not count.
+    Column("spent_us", BigInteger),
+    Column("spent_total", BigInteger),
+    # `spent_us` again once it is proved that the spend never happened. A column of its own, because SQLite
+    # would read the whole window to find the rows of some states.
+    Column("released_us", BigInteger),
+    # `State`.
+    Column("state", Text, nullable=False),
+    # The bytes, for as long as they may have to be sent (again). They are stored before they are first sent.
+    Column("raw", LargeBinary),
     Column("last_valid_block_height", BigInteger, nullable=False),
-    # What is in flight again of the account that pays, since it has vanished; 0 while it has not.
-    Column("reserved", BigInteger, nullable=False, server_default="0"),
-    sqlite_with_rowid=False,
+    # JSON of its handler's: what is particular to this transaction.
+    Column("detail", Text),
+    # When it was told that it was sent, ahead of its end.
+    Column("announced_us", BigInteger),
+    # What is in flight again of a confirmed one, since it has vanished; 0 while it has not.
+    Column("reserved", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+    # Until when, in real time, a pending one belongs to the process that drives it.
+    Column("leased_until_us", BigInteger, nullable=False),
+    UniqueConstraint("signature", "subject_id"),
+    CheckConstraint(
+        "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
+    ),
+    CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
+    CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
+    CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
 )
 
+_IS_PENDING: Final = chain_transactions.c.state == "pending"
+_IS_CONFIRMED: Final = chain_transactions.c.state == "confirmed"
+_IS_EXPIRED: Final = chain_transactions.c.state == "expired"
+
+# All but one are partial: they hold what is in flight or watched, and not history.
 Index(
-    "ix_confirmed_transactions_reserved",
-    confirmed_transactions.c.subject,
-    confirmed_transactions.c.reserved,
+    # A subject has one transaction in flight: nobody signs a second one beside it.
+    "ux_chain_transactions_pending",
+    chain_transactions.c.subject_id,
+    chain_transactions.c.kind,
+    unique=True,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_leased",
+    chain_transactions.c.leased_until_us,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_account",
+    chain_transactions.c.account_id,
+    chain_transactions.c.seq,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_confirmed",
+    chain_transactions.c.signature,
+    sqlite_where=_IS_CONFIRMED,
+    postgresql_where=_IS_CONFIRMED,
+)
+Index(
+    "ix_chain_transactions_reserved",
+    chain_transactions.c.account_id,
+    chain_transactions.c.reserved,
     sqlite_where=text("reserved > 0"),
     postgresql_where=text("reserved > 0"),
 )
-
-expired_transactions: Final = Table(
-    "expired_transactions",
-    metadata,
-    # What is believed never to land: watched until the history of the chain rules out that it has landed.
-    Column("signature", Text, primary_key=True),
-    # The transfer, the session or, of a policy record, the account that it was for.
-    Column("subject_id", Text, nullable=False),
-    Column("last_valid_block_height", BigInteger, nullable=False),
-    Column("expired_us", BigInteger, nullable=False),
-    # `transfer`, `session_open`, `session_settle` or `policy_record`, and the account that pays; NULL where
-    # it expired before these were stored.
-    Column("kind", Text),
-    Column("account_id", Text),
-    # Of a session's settlement, what it returns beyond the cap; of a policy record, the version that it
-    # holds.
-    Column("detail", BigInteger),
-    # `watched`, then `landed` or `ruled_out`, and when it became so.
-    Column("state", Text, nullable=False, server_default="ruled_out"),
-    Column("ended_us", BigInteger),
-    sqlite_with_rowid=False,
-)
-
 Index(
-    "ix_expired_transactions_watched",
-    expired_transactions.c.subject_id,
-    expired_transactions.c.signature,
-    sqlite_where=expired_transactions.c.state == "watched",
-    postgresql_where=expired_transactions.c.state == "watched",
+    "ix_chain_transactions_expired",
+    chain_transactions.c.subject_id,
+    chain_transactions.c.signature,
+    sqlite_where=_IS_EXPIRED,
+    postgresql_where=_IS_EXPIRED,
 )
-
-spends: Final = Table(
-    "spends",
-    metadata,
-    Column("account_id", Text, primary_key=True),
-    Column("spent_us", BigInteger, primary_key=True),
-    Column("running_total", BigInteger, primary_key=True),
-    # The key is the whole look-up: the rows themselves are kept in its order.
-    sqlite_with_rowid=False,
+Index(
+    "ix_chain_transactions_spent",
+    chain_transactions.c.account_id,
+    chain_transactions.c.spent_us,
+    chain_transactions.c.spent_total,
+    sqlite_where=chain_transactions.c.spent_us.is_not(None),
+    postgresql_where=chain_transactions.c.spent_us.is_not(None),
 )
-
-releases: Final = Table(
-    "releases",
-    metadata,
-    Column("account_id", Text, primary_key=True),
-    # The time of the spend that never happened, not of its release.
-    Column("spent_us", BigInteger, primary_key=True),
-    Column("source_id", Text, primary_key=True),
-    Column("amount", BigInteger, nullable=False),
-    sqlite_with_rowid=False,
+Index(
+    "ix_chain_transactions_released",
+    chain_transactions.c.account_id,
+    chain_transactions.c.released_us,
+    chain_transactions.c.held,
+    sqlite_where=chain_transactions.c.released_us.is_not(None),
+    postgresql_where=chain_transactions.c.released_us.is_not(None),
 )
 
 entries: Final = Table(

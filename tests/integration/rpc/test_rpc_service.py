@@ -31,7 +31,7 @@ from agentpay_server.server import ClusterError, start_server
 from agentpay_server.services.identity import ForeignChainError
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
-from agentpay_server.store import confirmed
+from agentpay_server.store import chain_transactions
 
 pytestmark = pytest.mark.anyio
 
@@ -94,8 +94,8 @@ async def test_accounts_that_are_asked_for_together_share_transactions(
         assert len({party.usdc_token_account for party in parties}) == 25
         assert 3 <= made["sendTransaction"] <= 8
         assert [await service.held(party) for party in parties] == [0] * 25
-        watched = await service.runtime.context.database.read(confirmed.watched_after, "", 100)
-        assert {party.account_id for party in parties} <= {row.subject for row in watched}
+        watched = await service.runtime.context.database.read(chain_transactions.confirmed_after, "", 100)
+        assert {party.account_id for party in parties} <= {row.subject_id for row in watched}
 
 
 async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
@@ -236,7 +236,7 @@ async def test_what_is_settled_is_watched_until_it_cannot_be_undone(service: Ser
     database = service.runtime.context.database
 
     async def watched() -> set[str]:
-        return {row.subject for row in await database.read(confirmed.watched_after, "", 100)}
+        return {row.subject_id for row in await database.read(chain_transactions.confirmed_after, "", 100)}
 
     assert payer.account_id in await watched()
 

@@ -6,34 +6,25 @@ from pathlib import Path
 
 import pytest
 import stores
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
-    Boolean,
-    LargeBinary,
-    MetaData,
     StaticPool,
-    Table,
-    Text,
     create_engine,
     insert,
     inspect,
-    select,
     text,
 )
 
-from agentpay_server.store import audit, migrations, sessions, transfers
-from agentpay_server.store.database import NewerSchemaError
+from agentpay_server.store import migrations
+from agentpay_server.store.database import NewerSchemaError, OlderSchemaError
 from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.held_keys import Asked
 from agentpay_server.store.migrations import HEAD, upgrade
 from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.store.postgres_schema import VERSION_TABLE
-from agentpay_server.store.tables import api_keys, metadata, server_state
-from agentpay_server.store.tables import sessions as sessions_table
+from agentpay_server.store.tables import metadata, server_state
 
 pytestmark = pytest.mark.anyio
 
@@ -117,122 +108,6 @@ def words(sql):
     return sorted(sql.replace(" IF NOT EXISTS", "").split())
 
 
-# --- Step by step -----------------------------------------------------------------------------------------
-
-
-async def to_step(database, revision):
-    """Bring a database to the tables of an older version."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-
-    def work(connection):
-        version_table = VERSION_TABLE if isinstance(database, PostgresDatabase) else "alembic_version"
-        config.attributes.update(connection=connection, version_table=version_table)
-        command.upgrade(config, revision)
-
-    await on_connection(database, work)
-
-
-async def insert_rows(database, table, *rows):
-    """Insert rows into a table as it is: columns that are not given are 0, "" or NULL."""
-
-    def work(connection):
-        found = Table(table, MetaData(), autoload_with=connection)
-        for row in rows:
-            blank = {
-                column.name: b"" if isinstance(column.type, LargeBinary) else "" if is_text(column) else 0
-                for column in found.columns
-                if not column.nullable and column.name != "seq"
-            }
-            if isinstance(database, PostgresDatabase):
-                booleans = {c.name for c in found.columns if isinstance(c.type, Boolean)}
-                blank = {name: name not in booleans and value for name, value in blank.items()}
-            connection.execute(insert(found), {**blank, **row})
-
-    await on_connection(database, work)
-
-
-def is_text(column):
-    return isinstance(column.type, Text)
-
-
-@pytest.mark.parametrize("kind", ["transfers", "sessions"])
-async def test_0002_keeps_the_keys_that_are_held(bare, kind):
-    await to_step(bare, "0001")
-    await insert_rows(
-        bare,
-        "api_keys",
-        {"key_id": "key_operator", "operator_id": "op_1", "digest": "1"},
-        {"key_id": "key_agent", "operator_id": "op_1", "account_id": "acct_2", "digest": "2"},
-    )
-    await insert_rows(
-        bare,
-        "accounts",
-        *(
-            {
-                "account_id": f"acct_{number}",
-                "operator_id": "op_1",
-                "key_index": number,
-                "usdc_token_account": f"{number}",
-            }
-            for number in (1, 2)
-        ),
-    )
-    held = [
-        ("first", "acct_1", "key_operator", "k1"),
-        ("second", "acct_2", "key_agent", "k2"),
-        ("third", "acct_2", "key_agent", None),
-    ]
-    for name, account_id, key_id, held_key in held:
-        row = {
-            f"{kind[:-1]}_id": name,
-            "operator_id": "op_1",
-            "account_id": account_id,
-            "key_id": key_id,
-            "held_key": held_key,
-        }
-        unique = {"escrow_token_account": name} if kind == "sessions" else {}
-        await insert_rows(bare, kind, row | unique)
-
-    await upgrade(bare)
-
-    keys = {"transfers": transfers.KEYS, "sessions": sessions.KEYS}[kind]
-    for account, key, found in [
-        ("acct_1", "k1", ("first", "first", False)),
-        ("acct_2", "k1", (None, "first", True)),
-        ("acct_2", "k2", ("second", None, False)),
-        ("acct_1", "k2", (None, None, True)),
-    ]:
-        asked = Asked(account_id=account, idempotency_key=key, by_operator=True)
-        held_now = await bare.read(keys.find, asked, 0)
-        assert (held_now.holder_id, held_now.claim_id, held_now.is_held_elsewhere) == found
-    assert await on_connection(bare, differences) == []
-
-
-async def test_0003_tells_keys_apart_and_keeps_the_audit_trail(bare):
-    await to_step(bare, "0002")
-    for key_id, account_id, name in [
-        ("key_1", None, "operator"),
-        ("key_2", None, "this run"),
-        ("key_3", "acct_1", "this run"),
-        ("key_4", "acct_1", None),
-    ]:
-        row = {"key_id": key_id, "account_id": account_id, "name": name, "digest": key_id}
-        await insert_rows(bare, "api_keys", row)
-    await insert_rows(bare, "audit", {"key_id": "key_1", "action": "policies.put", "subject": "acct_1"})
-
-    await upgrade(bare)
-
-    def kinds(connection):
-        return dict(connection.execute(select(api_keys.c.key_id, api_keys.c.kind)))
-
-    expected = {"key_1": "operator", "key_2": "lent", "key_3": "agent", "key_4": "agent"}
-    assert await bare.read(kinds) == expected
-    (entry,) = await bare.read(audit.page, "", 10, 10)
-    assert (entry.key_id, entry.action, entry.subject) == ("key_1", "policies.put", "acct_1")
-    assert await on_connection(bare, differences) == []
-
-
 # --- Starts -----------------------------------------------------------------------------------------------
 
 
@@ -247,28 +122,19 @@ async def test_what_is_stored_outlives_a_second_start(bare):
     assert await bare.read(stored) == [("a", b"1")]
 
 
-async def test_0004_knows_the_owners_of_payees_of_sessions_that_were_opened_before(bare):
-    await to_step(bare, "0001")
-    await insert_rows(bare, "accounts", {"account_id": "acct_payee", "chain_address": "owner"})
-    await insert_rows(
-        bare,
-        "sessions",
-        {
-            "session_id": "sess_inside",
-            "recipient_account_id": "acct_payee",
-            "escrow_token_account": "1",
-        },
-        {"session_id": "sess_outside", "escrow_token_account": "2"},
-    )
+async def test_a_schema_of_before_the_first_release_is_refused_and_left_alone(bare):
     await upgrade(bare)
 
-    def owners(connection):
-        chosen = select(
-            sessions_table.c.session_id, sessions_table.c.recipient_owner, sessions_table.c.stuck_reason
-        )
-        return sorted(tuple(row) for row in connection.execute(chosen))
+    def make_old(connection):
+        table = VERSION_TABLE if isinstance(bare, PostgresDatabase) else "alembic_version"
+        connection.execute(text(f"UPDATE {table} SET version_num = '0006'"))
 
-    assert await bare.read(owners) == [("sess_inside", "owner", None), ("sess_outside", None, None)]
+    await on_connection(bare, make_old)
+    with pytest.raises(OlderSchemaError, match="development version") as refusal:
+        await upgrade(bare)
+    assert "0006" in str(refusal.value)
+    assert "empty data directory or database" in str(refusal.value)
+    assert await on_connection(bare, differences) == []
 
 
 async def test_a_newer_schema_is_refused_and_left_alone(bare):

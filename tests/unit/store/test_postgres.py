@@ -602,9 +602,7 @@ def new_transfer(number):
         "idempotency_key": "key",
         "held_key": "key",
         "status": "submitted",
-        "initiated": False,
         "created_us": 0,
-        "leased_until_us": 0,
         "claimed_by_operator": True,
     }
     return transfers.TransferRecord(**fields)

@@ -3,11 +3,11 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0008"
 down_revision = None
 
 
-def upgrade() -> None:
+def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each index
     """The first tables."""
     op.create_table(
         "accounts",
@@ -34,6 +34,8 @@ def upgrade() -> None:
         sa.Column("in_flight_total", sa.BigInteger(), nullable=False),
         sa.Column("session_reserved", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("unjudged_spend", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("stopped_us", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("account_id"),
         sa.UniqueConstraint("key_index"),
@@ -41,6 +43,14 @@ def upgrade() -> None:
     )
     op.create_index("ix_accounts_operator", "accounts", ["operator_id", "seq"], unique=False)
     op.create_index("ix_accounts_operator_paused", "accounts", ["operator_id", "paused", "seq"], unique=False)
+    op.create_index(
+        "ix_accounts_stopped",
+        "accounts",
+        ["stopped_us"],
+        unique=False,
+        sqlite_where=sa.text("stopped_us IS NOT NULL"),
+        postgresql_where=sa.text("stopped_us IS NOT NULL"),
+    )
     op.create_table(
         "api_keys",
         sa.Column(
@@ -53,6 +63,7 @@ def upgrade() -> None:
         sa.Column("digest", sa.Text(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("revoked_us", sa.BigInteger(), nullable=True),
+        sa.Column("kind", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("digest"),
         sa.UniqueConstraint("key_id"),
@@ -64,7 +75,7 @@ def upgrade() -> None:
             "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
         ),
         sa.Column("operator_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=True),
         sa.Column("action", sa.Text(), nullable=False),
         sa.Column("subject", sa.Text(), nullable=False),
         sa.Column("before", sa.Text(), nullable=True),
@@ -96,15 +107,115 @@ def upgrade() -> None:
         sa.Column("signature", sa.Text(), nullable=False),
         sa.Column("failure_reason", sa.Text(), nullable=True),
         sa.Column("failure_detail", sa.Text(), nullable=True),
+        sa.Column("message_hash", sa.LargeBinary(), nullable=True),
+        sa.Column("height", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("signature"),
         sqlite_with_rowid=False,
     )
+    op.create_index("ix_chain_signatures_height", "chain_signatures", ["height"], unique=False)
     op.create_table(
         "chain_state",
         sa.Column("genesis", sa.Text(), nullable=False),
         sa.Column("slot", sa.BigInteger(), nullable=False),
         sa.Column("height", sa.BigInteger(), nullable=False),
+        sa.Column("height_since_us", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("genesis"),
+    )
+    op.create_table(
+        "chain_transactions",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("held", sa.BigInteger(), nullable=False),
+        sa.Column("credits_account_id", sa.Text(), nullable=True),
+        sa.Column("spent_us", sa.BigInteger(), nullable=True),
+        sa.Column("spent_total", sa.BigInteger(), nullable=True),
+        sa.Column("released_us", sa.BigInteger(), nullable=True),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("raw", sa.LargeBinary(), nullable=True),
+        sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=True),
+        sa.Column("announced_us", sa.BigInteger(), nullable=True),
+        sa.Column("reserved", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("ended_us", sa.BigInteger(), nullable=True),
+        sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
+        sa.CheckConstraint(
+            "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
+        ),
+        sa.CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
+        sa.CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("signature", "subject_id"),
+    )
+    op.create_index(
+        "ix_chain_transactions_account",
+        "chain_transactions",
+        ["account_id", "seq"],
+        unique=False,
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.create_index(
+        "ix_chain_transactions_confirmed",
+        "chain_transactions",
+        ["signature"],
+        unique=False,
+        sqlite_where=sa.text("state = 'confirmed'"),
+        postgresql_where=sa.text("state = 'confirmed'"),
+    )
+    op.create_index(
+        "ix_chain_transactions_expired",
+        "chain_transactions",
+        ["subject_id", "signature"],
+        unique=False,
+        sqlite_where=sa.text("state = 'expired'"),
+        postgresql_where=sa.text("state = 'expired'"),
+    )
+    op.create_index(
+        "ix_chain_transactions_leased",
+        "chain_transactions",
+        ["leased_until_us"],
+        unique=False,
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.create_index(
+        "ix_chain_transactions_released",
+        "chain_transactions",
+        ["account_id", "released_us", "held"],
+        unique=False,
+        sqlite_where=sa.text("released_us IS NOT NULL"),
+        postgresql_where=sa.text("released_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_chain_transactions_reserved",
+        "chain_transactions",
+        ["account_id", "reserved"],
+        unique=False,
+        sqlite_where=sa.text("reserved > 0"),
+        postgresql_where=sa.text("reserved > 0"),
+    )
+    op.create_index(
+        "ix_chain_transactions_spent",
+        "chain_transactions",
+        ["account_id", "spent_us", "spent_total"],
+        unique=False,
+        sqlite_where=sa.text("spent_us IS NOT NULL"),
+        postgresql_where=sa.text("spent_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ux_chain_transactions_pending",
+        "chain_transactions",
+        ["subject_id", "kind"],
+        unique=True,
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
     )
     op.create_table(
         "counters",
@@ -208,24 +319,6 @@ def upgrade() -> None:
     op.create_index("ix_events_account", "events", ["operator_id", "account_id", "seq"], unique=False)
     op.create_index("ix_events_operator", "events", ["operator_id", "seq"], unique=False)
     op.create_table(
-        "confirmed_transactions",
-        sa.Column("signature", sa.Text(), nullable=False),
-        sa.Column("subject", sa.Text(), nullable=False),
-        sa.Column("raw", sa.LargeBinary(), nullable=False),
-        sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("signature", "subject"),
-        sqlite_with_rowid=False,
-    )
-    op.create_table(
-        "expired_transactions",
-        sa.Column("signature", sa.Text(), nullable=False),
-        sa.Column("subject_id", sa.Text(), nullable=False),
-        sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
-        sa.Column("expired_us", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("signature"),
-        sqlite_with_rowid=False,
-    )
-    op.create_table(
         "operators",
         sa.Column(
             "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
@@ -240,10 +333,6 @@ def upgrade() -> None:
         "policy_records",
         sa.Column("account_id", sa.Text(), nullable=False),
         sa.Column("address", sa.Text(), nullable=False),
-        sa.Column("signed_version", sa.BigInteger(), nullable=True),
-        sa.Column("signed_signature", sa.Text(), nullable=True),
-        sa.Column("signed_raw", sa.LargeBinary(), nullable=True),
-        sa.Column("signed_last_valid_block_height", sa.BigInteger(), nullable=True),
         sa.Column("written_version", sa.BigInteger(), nullable=False),
         sa.Column("tx_signature", sa.Text(), nullable=True),
         sa.Column("due_us", sa.BigInteger(), nullable=True),
@@ -251,15 +340,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("account_id"),
     )
     op.create_index("ix_policy_records_due", "policy_records", ["due_us"], unique=False)
-    op.create_table(
-        "releases",
-        sa.Column("account_id", sa.Text(), nullable=False),
-        sa.Column("spent_us", sa.BigInteger(), nullable=False),
-        sa.Column("source_id", sa.Text(), nullable=False),
-        sa.Column("amount", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("account_id", "spent_us", "source_id"),
-        sqlite_with_rowid=False,
-    )
     op.create_table(
         "server_state",
         sa.Column("name", sa.Text(), nullable=False),
@@ -299,24 +379,33 @@ def upgrade() -> None:
         sa.Column("escrow_token_account", sa.Text(), nullable=False),
         sa.Column("tx_signature", sa.Text(), nullable=False),
         sa.Column("settlement_tx_signature", sa.Text(), nullable=True),
-        sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
-        sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
         sa.Column("settlements", sa.Integer(), nullable=False),
         sa.Column("put_offs", sa.Integer(), nullable=False),
-        sa.Column("deposited", sa.BigInteger(), nullable=False),
         sa.Column("opened_us", sa.BigInteger(), nullable=True),
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("closes_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("leased_until_us", sa.BigInteger(), nullable=True),
+        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
+        sa.Column("recipient_owner", sa.Text(), nullable=True),
+        sa.Column("closed_by", sa.Text(), nullable=True),
+        sa.Column("stuck_reason", sa.Text(), nullable=True),
+        sa.Column("payee_created_us", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("account_id", "held_key"),
         sa.UniqueConstraint("escrow_token_account"),
-        sa.UniqueConstraint("settlement_tx_signature"),
-        sa.UniqueConstraint("operator_id", "held_key"),
         sa.UniqueConstraint("session_id"),
+        sa.UniqueConstraint("settlement_tx_signature"),
     )
     op.create_index("ix_sessions_account", "sessions", ["account_id", "seq"], unique=False)
     op.create_index("ix_sessions_account_status", "sessions", ["account_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ix_sessions_agents_key",
+        "sessions",
+        ["operator_id", "held_key", "key_expires_us"],
+        unique=False,
+        sqlite_where=sa.text("claimed_by_operator = 0"),
+        postgresql_where=sa.text("NOT claimed_by_operator"),
+    )
     op.create_index(
         "ix_sessions_closes",
         "sessions",
@@ -325,23 +414,24 @@ def upgrade() -> None:
         sqlite_where=sa.text("closes_us IS NOT NULL"),
         postgresql_where=sa.text("closes_us IS NOT NULL"),
     )
-    op.create_index(
-        "ix_sessions_leased",
-        "sessions",
-        ["leased_until_us"],
-        unique=False,
-        sqlite_where=sa.text("leased_until_us IS NOT NULL"),
-        postgresql_where=sa.text("leased_until_us IS NOT NULL"),
-    )
+    op.create_index("ix_sessions_key", "sessions", ["operator_id", "idempotency_key", "seq"], unique=False)
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
-    op.create_table(
-        "spends",
-        sa.Column("account_id", sa.Text(), nullable=False),
-        sa.Column("spent_us", sa.BigInteger(), nullable=False),
-        sa.Column("running_total", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("account_id", "spent_us", "running_total"),
-        sqlite_with_rowid=False,
+    op.create_index(
+        "ix_sessions_payee_created",
+        "sessions",
+        ["account_id", "payee_created_us"],
+        unique=False,
+        sqlite_where=sa.text("payee_created_us IS NOT NULL"),
+        postgresql_where=sa.text("payee_created_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ux_sessions_claimed_key",
+        "sessions",
+        ["operator_id", "held_key"],
+        unique=True,
+        sqlite_where=sa.text("claimed_by_operator = 1"),
+        postgresql_where=sa.text("claimed_by_operator"),
     )
     op.create_table(
         "transfers",
@@ -365,17 +455,33 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("message", sa.Text(), nullable=True),
         sa.Column("tx_signature", sa.Text(), nullable=True),
-        sa.Column("tx_raw", sa.LargeBinary(), nullable=True),
-        sa.Column("tx_last_valid_block_height", sa.BigInteger(), nullable=True),
-        sa.Column("initiated", sa.Boolean(), nullable=False),
-        sa.Column("spent_us", sa.BigInteger(), nullable=True),
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("approval_expires_us", sa.BigInteger(), nullable=True),
-        sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
+        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
-        sa.UniqueConstraint("operator_id", "held_key"),
+        sa.UniqueConstraint("account_id", "held_key"),
         sa.UniqueConstraint("transfer_id"),
+    )
+    op.create_index("ix_transfers_account", "transfers", ["operator_id", "account_id", "seq"], unique=False)
+    op.create_index(
+        "ix_transfers_account_status",
+        "transfers",
+        ["operator_id", "account_id", "status", "seq"],
+        unique=False,
+    )
+    op.create_index(
+        "ix_transfers_agents_key",
+        "transfers",
+        ["operator_id", "held_key", "key_expires_us"],
+        unique=False,
+        sqlite_where=sa.text("claimed_by_operator = 0"),
+        postgresql_where=sa.text("NOT claimed_by_operator"),
+    )
+    op.create_index("ix_transfers_key", "transfers", ["operator_id", "idempotency_key", "seq"], unique=False)
+    op.create_index("ix_transfers_operator", "transfers", ["operator_id", "seq"], unique=False)
+    op.create_index(
+        "ix_transfers_operator_status", "transfers", ["operator_id", "status", "seq"], unique=False
     )
     op.create_index(
         "ix_transfers_pending",
@@ -394,12 +500,12 @@ def upgrade() -> None:
         postgresql_where=sa.text("status = 'pending_approval'"),
     )
     op.create_index(
-        "ix_transfers_submitted",
+        "ux_transfers_claimed_key",
         "transfers",
-        ["account_id", "seq"],
-        unique=False,
-        sqlite_where=sa.text("status = 'submitted'"),
-        postgresql_where=sa.text("status = 'submitted'"),
+        ["operator_id", "held_key"],
+        unique=True,
+        sqlite_where=sa.text("claimed_by_operator = 1"),
+        postgresql_where=sa.text("claimed_by_operator"),
     )
     op.create_table(
         "webhooks",
