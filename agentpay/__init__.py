@@ -13,8 +13,12 @@ from agentpay._version import __version__
 if TYPE_CHECKING:
     from agentpay import errors as errors
     from agentpay import webhooks as webhooks
+    from agentpay._async.accounts import AsyncAccounts
     from agentpay._async.client import AsyncAgentPay
-    from agentpay._async.paging import AsyncPage
+    from agentpay._async.paging import AsyncPage, AsyncPages
+    from agentpay._async.policies import AsyncPolicies
+    from agentpay._async.transfers import AsyncTransfers
+    from agentpay._async.webhooks import AsyncWebhooks
     from agentpay._options import CallOptions
     from agentpay._params import (
         CreateAccountParams,
@@ -25,10 +29,28 @@ if TYPE_CHECKING:
         PolicyParams,
     )
     from agentpay._raw import RawResponse
+    from agentpay._sync.accounts import Accounts
     from agentpay._sync.client import AgentPay
     from agentpay._sync.paging import Page
-    from agentpay.contract.accounts import Account, AccountStatus, Balance
+    from agentpay._sync.policies import Policies
+    from agentpay._sync.transfers import Transfers
+    from agentpay._sync.webhooks import Webhooks
+    from agentpay.contract.accounts import Account, Balance
     from agentpay.contract.approvals import PendingTransfer
+    from agentpay.contract.choices import (
+        AccountStatus,
+        ClosingReason,
+        Direction,
+        ErrorCode,
+        EventType,
+        KeyKind,
+        Outcome,
+        SessionStatus,
+        TransactionStatus,
+        TransactionStatusFilter,
+        TransactionType,
+        TransferStatus,
+    )
     from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
     from agentpay.contract.deliveries import (
         Delivery,
@@ -37,19 +59,16 @@ if TYPE_CHECKING:
         RecordedEvent,
         RegisteredWebhook,
     )
-    from agentpay.contract.identity import Identity, KeyKind
+    from agentpay.contract.errors import ErrorBody
+    from agentpay.contract.identity import Identity
+    from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
-    from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
-    from agentpay.contract.spending import Budget, Outcome, TransferCheck
-    from agentpay.contract.transactions import (
-        Direction,
-        Transaction,
-        TransactionStatus,
-        TransactionType,
-    )
-    from agentpay.contract.transfers import Transfer, TransferStatus
+    from agentpay.contract.sessions import Session
+    from agentpay.contract.spending import Budget, TransferCheck
+    from agentpay.contract.transactions import Transaction
+    from agentpay.contract.transfers import Transfer
     from agentpay.contract.webhooks import Webhook
     from agentpay.errors import (
         AccountPausedError,
@@ -101,12 +120,18 @@ __all__ = [
     "AccountPausedError",
     "AccountPolicy",
     "AccountStatus",
+    "Accounts",
     "AgentKey",
     "AgentPay",
     "AgentPayError",
     "AnswerMismatchError",
+    "AsyncAccounts",
     "AsyncAgentPay",
     "AsyncPage",
+    "AsyncPages",
+    "AsyncPolicies",
+    "AsyncTransfers",
+    "AsyncWebhooks",
     "AuditEntry",
     "AuthenticationError",
     "Balance",
@@ -124,6 +149,9 @@ __all__ = [
     "Delivery",
     "DeliveryAttempt",
     "Direction",
+    "ErrorBody",
+    "ErrorCode",
+    "EventType",
     "ExtensionNotOfferedError",
     "FieldFault",
     "IdempotencyConflictError",
@@ -135,6 +163,7 @@ __all__ = [
     "KeyKind",
     "ListAccountsParams",
     "ListTransactionsParams",
+    "Model",
     "NewAgentKey",
     "NewOperatorKey",
     "NewSecret",
@@ -145,6 +174,7 @@ __all__ = [
     "Page",
     "PendingTransfer",
     "PermissionDeniedError",
+    "Policies",
     "Policy",
     "PolicyParams",
     "PolicyRecordView",
@@ -163,6 +193,7 @@ __all__ = [
     "SessionStatus",
     "Transaction",
     "TransactionStatus",
+    "TransactionStatusFilter",
     "TransactionType",
     "Transfer",
     "TransferCheck",
@@ -170,61 +201,77 @@ __all__ = [
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
     "TransferStatus",
+    "Transfers",
     "WaitTimeoutError",
     "Webhook",
     "WebhookError",
     "WebhookPayloadError",
     "WebhookSignatureError",
+    "Webhooks",
     "__version__",
 ]
 
 _HOMES = {
-    "Session": "agentpay.contract.sessions",
-    "SessionStatus": "agentpay.contract.sessions",
-    "ClosingReason": "agentpay.contract.sessions",
-    "PendingTransfer": "agentpay.contract.approvals",
-    "AgentKey": "agentpay.contract.console",
-    "NewAgentKey": "agentpay.contract.console",
+    "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",
-    "PolicyRecordView": "agentpay.contract.console",
-    "AuditEntry": "agentpay.contract.console",
-    "OperatorKey": "agentpay.contract.operator_keys",
-    "NewOperatorKey": "agentpay.contract.operator_keys",
-    "RegisteredWebhook": "agentpay.contract.deliveries",
-    "NewSecret": "agentpay.contract.deliveries",
-    "RecordedEvent": "agentpay.contract.deliveries",
-    "Delivery": "agentpay.contract.deliveries",
-    "DeliveryAttempt": "agentpay.contract.deliveries",
-    "Identity": "agentpay.contract.identity",
-    "KeyKind": "agentpay.contract.identity",
-    "Budget": "agentpay.contract.spending",
-    "Outcome": "agentpay.contract.spending",
-    "TransferCheck": "agentpay.contract.spending",
+    "AccountPolicy": "agentpay.contract.policies",
+    "AccountStatus": "agentpay.contract.choices",
+    "Accounts": "agentpay._sync.accounts",
+    "AgentKey": "agentpay.contract.console",
     "AgentPay": "agentpay._sync.client",
+    "AsyncAccounts": "agentpay._async.accounts",
     "AsyncAgentPay": "agentpay._async.client",
     "AsyncPage": "agentpay._async.paging",
+    "AsyncPages": "agentpay._async.paging",
+    "AsyncPolicies": "agentpay._async.policies",
+    "AsyncTransfers": "agentpay._async.transfers",
+    "AsyncWebhooks": "agentpay._async.webhooks",
+    "AuditEntry": "agentpay.contract.console",
+    "Balance": "agentpay.contract.accounts",
+    "Budget": "agentpay.contract.spending",
     "CallOptions": "agentpay._options",
-    "Page": "agentpay._sync.paging",
+    "ClosingReason": "agentpay.contract.choices",
     "CreateAccountParams": "agentpay._params",
     "CreateTransferParams": "agentpay._params",
     "CreateWebhookParams": "agentpay._params",
+    "Delivery": "agentpay.contract.deliveries",
+    "DeliveryAttempt": "agentpay.contract.deliveries",
+    "Direction": "agentpay.contract.choices",
+    "ErrorBody": "agentpay.contract.errors",
+    "ErrorCode": "agentpay.contract.choices",
+    "EventType": "agentpay.contract.choices",
+    "Identity": "agentpay.contract.identity",
+    "KeyKind": "agentpay.contract.choices",
     "ListAccountsParams": "agentpay._params",
     "ListTransactionsParams": "agentpay._params",
-    "PolicyParams": "agentpay._params",
-    "RawResponse": "agentpay._raw",
-    "Account": "agentpay.contract.accounts",
-    "AccountStatus": "agentpay.contract.accounts",
-    "Balance": "agentpay.contract.accounts",
-    "AccountPolicy": "agentpay.contract.policies",
+    "Model": "agentpay.contract.models",
+    "NewAgentKey": "agentpay.contract.console",
+    "NewOperatorKey": "agentpay.contract.operator_keys",
+    "NewSecret": "agentpay.contract.deliveries",
+    "OperatorKey": "agentpay.contract.operator_keys",
+    "Outcome": "agentpay.contract.choices",
+    "Page": "agentpay._sync.paging",
+    "PendingTransfer": "agentpay.contract.approvals",
+    "Policies": "agentpay._sync.policies",
     "Policy": "agentpay.contract.policies",
-    "UNSET": "agentpay.contract.requests",
-    "Direction": "agentpay.contract.transactions",
+    "PolicyParams": "agentpay._params",
+    "PolicyRecordView": "agentpay.contract.console",
+    "RawResponse": "agentpay._raw",
+    "RecordedEvent": "agentpay.contract.deliveries",
+    "RegisteredWebhook": "agentpay.contract.deliveries",
+    "Session": "agentpay.contract.sessions",
+    "SessionStatus": "agentpay.contract.choices",
     "Transaction": "agentpay.contract.transactions",
-    "TransactionStatus": "agentpay.contract.transactions",
-    "TransactionType": "agentpay.contract.transactions",
+    "TransactionStatus": "agentpay.contract.choices",
+    "TransactionStatusFilter": "agentpay.contract.choices",
+    "TransactionType": "agentpay.contract.choices",
     "Transfer": "agentpay.contract.transfers",
-    "TransferStatus": "agentpay.contract.transfers",
+    "TransferCheck": "agentpay.contract.spending",
+    "TransferStatus": "agentpay.contract.choices",
+    "Transfers": "agentpay._sync.transfers",
+    "UNSET": "agentpay.contract.requests",
     "Webhook": "agentpay.contract.webhooks",
+    "Webhooks": "agentpay._sync.webhooks",
 }
 """Where the public names live; those that are not here live in `agentpay.errors`."""
 

@@ -8,11 +8,11 @@ else, and every verdict, to the codec.
 import json
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import FieldFault
-from agentpay.contract.events import EVENT_CLASSES, Event, UnknownEvent
+from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event, UnknownEvent
 from agentpay.contract.fields import JsonValue
 from agentpay.contract.requests import MAX_NESTING
 from agentpay.errors import WebhookPayloadError
@@ -21,7 +21,7 @@ from agentpay.errors import WebhookPayloadError
 _KINDS: Final[dict[str, type[Event]]] = {str(name): kind for name, kind in EVENT_CLASSES.items()}
 
 
-def read_event(payload: bytes) -> Event:
+def read_event(payload: bytes) -> AnyEvent:
     """Return the event that a signed payload holds.
 
     Raises:
@@ -47,7 +47,7 @@ def read_event(payload: bytes) -> Event:
     if not event.id:
         # Receivers de-duplicate by it.
         raise _refusal(FieldFault(field="id", message="must not be empty"))
-    return event
+    return cast("AnyEvent", event)
 
 
 def _refusal(*faults: FieldFault) -> WebhookPayloadError:

@@ -36,6 +36,9 @@ class CallOptions(TypedDict, total=False):
     extra_headers: Mapping[str, str]
 
 
+CallOptions.__module__ = "agentpay"
+
+
 _NAMES: Final = frozenset(CallOptions.__annotations__)
 
 DEADLINE_LEFT: Final = 0.1

@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from agentpay._arguments import Names
 from agentpay.contract.accounts import AccountStatus
+from agentpay.contract.choices import EventType
 from agentpay.contract.policies import Limit
 from agentpay.contract.transactions import TransactionStatusFilter
 
@@ -66,6 +67,17 @@ class CreateWebhookParams(TypedDict):
     """Arguments of `webhooks.create`."""
 
     url: str
-    events: Sequence[str]
+    events: Sequence[EventType]
     account_ids: NotRequired[Sequence[str]]
     low_balance_threshold_usdc: NotRequired[Limit]
+
+
+for _kind in (
+    CreateAccountParams,
+    ListAccountsParams,
+    ListTransactionsParams,
+    PolicyParams,
+    CreateTransferParams,
+    CreateWebhookParams,
+):
+    _kind.__module__ = "agentpay"

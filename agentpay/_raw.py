@@ -27,6 +27,8 @@ class RawResponse(Generic[T_co]):
         retries_made: how often the request was sent before, in vain.
     """
 
+    __module__ = "agentpay"
+
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -18,10 +18,11 @@ from attrs import field, frozen
 
 from agentpay import errors
 from agentpay._argument_types import check_body, check_text
-from agentpay.contract import codec, json_text
+from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
 from agentpay.contract.fields import format_timestamp
+from agentpay.contract.models import with_request_id
 from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
 from agentpay.contract.requests import UNSET, Request
@@ -238,7 +239,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
     else:
         try:
             answer = codec.structure(json_text.parse_json(reply.body), model)
-            return _mismatch(request, reply, answer) or answer
+            return _mismatch(request, reply, answer) or with_request_id(answer, reply.request_id)
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.DecodingError(
@@ -313,7 +314,8 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 
 def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     status = reply.status
-    body = _error_body(reply.body)
+    sent = _error_body(reply.body)
+    body = sent and _printable(sent)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
@@ -321,8 +323,9 @@ def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
         return errors.ExtensionNotOfferedError(
             f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}",
             status=status,
-            code=None if body is None else body.error,
+            code=None if body is None else cast("choices.ErrorCode", body.error),
             request_id=request_id,
+            body=sent,
         )
     if body is None:
         message = "the answer has no error body as the service would send: a proxy may have given it"
@@ -335,7 +338,7 @@ def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     return kind(
         body.message[:MESSAGE_MAX_CHARACTERS],
         status=status,
-        code=body.error,
+        code=cast("choices.ErrorCode", body.error),
         request_id=request_id,
         transfer_id=body.transfer_id,
         transfer_status=None if is_of_session else body.status,
@@ -343,6 +346,7 @@ def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
         session_status=body.status if is_of_session else None,
         details=body.details or (),
         retry_after=retry_after,
+        body=sent,
     )
 
 
@@ -356,9 +360,12 @@ def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> 
 
 def _error_body(content: bytes) -> ErrorBody | None:
     try:
-        body: ErrorBody = codec.structure(json_text.parse_json(content), ErrorBody)
+        return codec.structure(json_text.parse_json(content), ErrorBody)
     except (json_text.InvalidJsonError, codec.InvalidValueError):
         return None
+
+
+def _printable(body: ErrorBody) -> ErrorBody:
     # What a service says is printed on terminals, which act on control characters.
     details = body.details and tuple(
         FieldFault(field=printable(fault.field), message=printable(fault.message)) for fault in body.details

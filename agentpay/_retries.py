@@ -29,7 +29,6 @@ import attrs
 
 from agentpay._requests import ANY_SUCCESS, PreparedRequest, Reply, read
 from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
-from agentpay.contract.errors import ErrorCode
 from agentpay.errors import (
     AgentPayError,
     AnswerMismatchError,
@@ -166,7 +165,7 @@ def _effect_of(error: AgentPayError) -> _Effect:
     if error.status in _LAST_WORDS:
         # Without the service's body it is a proxy's word, which knows nothing of earlier attempts.
         return _Effect.NONE if error.code is None else _Effect.SETTLED
-    if error.status == 503 and error.code == ErrorCode.CHAIN_UNAVAILABLE and _subject_of(error) is None:
+    if error.status == 503 and error.code == "chain_unavailable" and _subject_of(error) is None:
         # Nothing was stored and nothing will be sent (interface E4, I5).
         return _Effect.NONE
     return _Effect.POSSIBLE

@@ -42,7 +42,8 @@ which exception is the business of `agentpay._requests`.
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.choices import ErrorCode
+from agentpay.contract.errors import ErrorBody, FieldFault
 from agentpay.contract.printable import printable
 
 if TYPE_CHECKING:
@@ -323,6 +324,8 @@ class APIError(AgentPayError):
         session_status: status of that session, or None; `rejected` when none was opened.
         details: what is wrong with the request, fault by fault.
         retry_after: seconds after which the service asks to be called again, or None.
+        body: the error as the service sent it, with fields that this version does not know in `body.extra`;
+            None when the answer was not the service's own.
     """
 
     advice: ClassVar[str] = "Quote the request id when asking the service's operators about it"
@@ -332,7 +335,7 @@ class APIError(AgentPayError):
         message: str,
         *,
         status: int,
-        code: str | None = None,
+        code: ErrorCode | None = None,
         request_id: str | None = None,
         transfer_id: str | None = None,
         transfer_status: str | None = None,
@@ -340,6 +343,7 @@ class APIError(AgentPayError):
         session_status: str | None = None,
         details: tuple[FieldFault, ...] = (),
         retry_after: float | None = None,
+        body: ErrorBody | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -352,6 +356,7 @@ class APIError(AgentPayError):
         self.session_status = session_status
         self.details = details
         self.retry_after = retry_after
+        self.body = body
 
     def __str__(self) -> str:
         text = f"{self.status} {self.code or 'error'}: {self.message.rstrip('.')}"

@@ -13,9 +13,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
-from agentpay.contract.event_types import EventType
+from agentpay.contract.choices import EventType
 from agentpay.contract.events import (
     EVENT_CLASSES,
+    AnyEvent,
     BalanceLowThreshold,
     BalanceLowThresholdData,
     EscalationRequired,
@@ -45,6 +46,7 @@ __all__ = [
     "NEXT_SIGNATURE_HEADER",
     "RETRY_SCHEDULE",
     "SIGNATURE_HEADER",
+    "AnyEvent",
     "BalanceLowThreshold",
     "BalanceLowThresholdData",
     "EscalationRequired",
@@ -217,11 +219,12 @@ def unwrap(
     *,
     tolerance: timedelta | float | None = None,
     now: datetime | None = None,
-) -> Event:
+) -> AnyEvent:
     """Return the event of a delivery, once its signature is verified.
 
-    The event is of the class of its type, for `match event: case TransferSettled(data=data)`; one of a type
-    that this version does not know is an `UnknownEvent` with its raw data. Delivery is at least once:
+    The event is of the class of its type, for `match event: case TransferSettled(data=data)`; after the last
+    case, `assert_never(event)` makes type checkers report a class that has none. An event of a type that
+    this version does not know is an `UnknownEvent` with its raw data. Delivery is at least once:
     de-duplicate by `event.id`.
 
     Args:
@@ -252,7 +255,7 @@ def unwrap(
 
 
 @cache
-def _reader() -> Callable[[bytes], Event]:
+def _reader() -> Callable[[bytes], AnyEvent]:
     from agentpay._events import read_event  # noqa: PLC0415 - it brings cattrs, see the top
 
     return read_event

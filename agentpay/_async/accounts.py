@@ -18,6 +18,8 @@ from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 class AsyncAccounts(AsyncResource):
     """Agent accounts that hold USDC (interface A1 to A10)."""
 
+    __module__ = "agentpay"
+
     async def create(
         self,
         *,

@@ -20,7 +20,10 @@ class AsyncPage(Generic[T]):
         data: the items of this page.
         cursor: passed as `cursor`, fetches the next page; empty on the last.
         has_more: whether there is a next page.
+        request_id: the request that returned this page, for the service's operators, or None.
     """
+
+    __module__ = "agentpay"
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class AsyncPage(Generic[T]):
         self.data: tuple[T, ...] = body.data
         self.cursor: str = body.cursor
         self.has_more: bool = body.has_more
+        self.request_id: str | None = body.request_id
 
     @classmethod
     async def first(
@@ -98,6 +102,8 @@ class AsyncPage(Generic[T]):
 # unasync: async only
 class AsyncPages(Generic[T]):
     """A list that is about to be read: `await` it for its first page, or iterate through all of its items."""
+
+    __module__ = "agentpay"
 
     def __init__(self, fetch: Callable[[str | None], Awaitable[PageBody[T]]], cursor: str | None) -> None:
         self._fetch = fetch

@@ -18,6 +18,8 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 class AsyncPolicies(AsyncResource):
     """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Read the policy of an account (interface PO2).
 

@@ -23,6 +23,8 @@ from agentpay.errors import AgentPayError
 class AsyncTransfers(AsyncResource):
     """Transfers of USDC out of accounts (interface T1 to T15)."""
 
+    __module__ = "agentpay"
+
     async def create(
         self,
         *,

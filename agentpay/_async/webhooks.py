@@ -1,13 +1,14 @@
 """Webhooks as a resource: endpoints are registered for events."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 from agentpay._arguments import names, usdc
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints
+from agentpay.contract.choices import EventType
 from agentpay.contract.policies import Limit
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
@@ -15,11 +16,13 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 class AsyncWebhooks(AsyncResource):
     """Endpoints of yours that events are posted to (interface W1 to W13)."""
 
+    __module__ = "agentpay"
+
     async def create(
         self,
         *,
         url: str,
-        events: Sequence[str],
+        events: Sequence[EventType],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
         **options: Unpack[CallOptions],
@@ -45,7 +48,7 @@ class AsyncWebhooks(AsyncResource):
         """
         body = CreateWebhook(
             url=url,
-            events=names("events", events),
+            events=cast("tuple[EventType, ...]", names("events", events)),
             account_ids=names("account_ids", account_ids),
             low_balance_threshold_usdc=None
             if low_balance_threshold_usdc is None

@@ -19,6 +19,8 @@ from agentpay.contract.transactions import Transaction, TransactionStatusFilter
 class Accounts(Resource):
     """Agent accounts that hold USDC (interface A1 to A10)."""
 
+    __module__ = "agentpay"
+
     def create(
         self,
         *,

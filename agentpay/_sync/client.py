@@ -42,6 +42,11 @@ class AgentPay:
         console: an extension: what an operator does on the dashboard.
     """
 
+    # Slots are attributes of the class, so that `Mock(spec=AgentPay)` has the resources too.
+    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+
+    __module__ = "agentpay"
+
     def __init__(
         self,
         *,

@@ -21,7 +21,10 @@ class Page(Generic[T]):
         data: the items of this page.
         cursor: passed as `cursor`, fetches the next page; empty on the last.
         has_more: whether there is a next page.
+        request_id: the request that returned this page, for the service's operators, or None.
     """
+
+    __module__ = "agentpay"
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Page(Generic[T]):
         self.data: tuple[T, ...] = body.data
         self.cursor: str = body.cursor
         self.has_more: bool = body.has_more
+        self.request_id: str | None = body.request_id
 
     @classmethod
     def first(

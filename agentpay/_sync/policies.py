@@ -19,6 +19,8 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 class Policies(Resource):
     """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Read the policy of an account (interface PO2).
 

@@ -24,6 +24,8 @@ from agentpay.errors import AgentPayError
 class Transfers(Resource):
     """Transfers of USDC out of accounts (interface T1 to T15)."""
 
+    __module__ = "agentpay"
+
     def create(
         self,
         *,

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 from attrs import frozen
 
+from agentpay.contract import choices
 from agentpay.contract.fields import Cursor, Form, JsonObject, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.policies import Policy
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
@@ -24,7 +26,7 @@ class AccountStatus(StrEnum):
 
 
 @frozen(kw_only=True)
-class Account:
+class Account(Model):
     """An agent account that holds USDC on chain (interface A2).
 
     A `status` that this version does not know stays a plain string.
@@ -49,13 +51,13 @@ class Account:
     usdc_token_account: str
     balance_usdc: UsdcString
     custody_mode: Annotated[str, Form({"enum": ["custodial"]})]
-    status: AccountStatus | str
+    status: choices.AccountStatus
     policy: Policy
     created_at: datetime
 
 
 @frozen(kw_only=True)
-class Balance:
+class Balance(Model):
     """The live on-chain balance of an account (interface A5).
 
     Attributes:

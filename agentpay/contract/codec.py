@@ -20,12 +20,13 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from agentpay.contract import usdc
 from agentpay.contract.errors import ErrorBody, FieldFault
-from agentpay.contract.fields import NotEmpty, Rule, format_timestamp, parse_timestamp
+from agentpay.contract.fields import ALWAYS_SENT, NotEmpty, Rule, format_timestamp, parse_timestamp
 
 # The services of the server name these three here.
 from agentpay.contract.json_text import parse_json as parse_json
 from agentpay.contract.json_text import print_canonical_json as print_canonical_json
 from agentpay.contract.json_text import print_json as print_json
+from agentpay.contract.models import Model, extra_of, with_extra
 from agentpay.contract.requests import Request, Unset
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
@@ -39,6 +40,9 @@ class InvalidValueError(ValueError):
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(f"{fault.field} {fault.message}" for fault in faults))
         self.faults = faults
+
+    def __reduce__(self) -> tuple[type["InvalidValueError"], tuple[tuple[FieldFault, ...]]]:
+        return type(self), (self.faults,)
 
 
 def structure(value: object, model: type[T]) -> T:
@@ -173,6 +177,28 @@ def _open_enum_hook(kind: object) -> Callable[[object, object], object]:
     return hook
 
 
+def _is_choice(kind: object) -> bool:
+    return get_origin(kind) is Literal and all(isinstance(value, str) for value in get_args(kind))
+
+
+def _choice_hook(kind: object) -> Callable[[object, object], object]:
+    """A hook for a closed set of strings, which is open here: a service may be newer than this client.
+
+    A single string tells one model from others, and is the only one that there can be.
+    """
+    values = get_args(kind)
+    only = values[0] if len(values) == 1 else None
+
+    def hook(value: object, _: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError("must be a string")
+        if only is not None and value != only:
+            raise ValueError(f"must be {only}")
+        return value
+
+    return hook
+
+
 def _has_unset(kind: object) -> bool:
     return get_origin(kind) in (Union, UnionType) and any(
         get_origin(argument) is Literal and isinstance(get_args(argument)[0], Unset)
@@ -254,13 +280,16 @@ def _class_of(model: type) -> type:
 
 
 def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
-    forbid = issubclass(_class_of(model), Request)
+    kind = _class_of(model)
+    forbid = issubclass(kind, Request)
     overrides = {}
-    for attribute in attrs.fields(_class_of(model)):
+    for attribute in attrs.fields(kind):
         if attribute.name.endswith("_"):
             overrides[attribute.name] = override(rename=attribute.name.removesuffix("_"))
         elif forbid and attribute.default is None and not attribute.metadata:
             overrides[attribute.name] = override(struct_hook=_not_null_hook(attribute.type))
+        elif is_omitted_when_absent(attribute):
+            overrides[attribute.name] = override(struct_hook=_null_hook(attribute.type))
     build: Callable[[Any, Any], Any] = make_dict_structure_fn(
         model,
         _converter,
@@ -269,12 +298,40 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
         **overrides,  # type: ignore[arg-type]
     )
 
-    def hook(value: object, kind: object) -> object:
-        if not isinstance(value, dict):
-            raise ValueError("must be an object")
-        return build(value, kind)
+    if "model_of" in vars(kind):
+        # The base of several models, one of which each value is.
+        return lambda value, _: _converter.structure(value, kind.model_of(_object(value)))  # type: ignore[attr-defined]
+    known = frozenset(attribute.name.removesuffix("_") for attribute in attrs.fields(kind))
+    keeps_unknown = issubclass(kind, Model)
+
+    def hook(value: Any, kind: object) -> object:  # noqa: ANN401 - whatever JSON held
+        result = build(_object(value), kind)
+        if keeps_unknown and not value.keys() <= known:
+            with_extra(result, {name: item for name, item in value.items() if name not in known})
+        return result
 
     return hook
+
+
+def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON held
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    return value
+
+
+def _null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+    """A hook for a field that is always sent by this service, and may be null or missing from another one."""
+    read = _converter.get_structure_hook(kind)
+
+    def hook(value: object, _: object) -> object:
+        return None if value is None else read(value, kind)
+
+    return hook
+
+
+def is_omitted_when_absent(attribute: "attrs.Attribute[Any]") -> bool:
+    """Whether a field is always sent with a value, so that None says that it was not sent at all."""
+    return attribute.metadata == ALWAYS_SENT and NoneType not in get_args(attribute.type)
 
 
 def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
@@ -296,17 +353,36 @@ OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
 """The fields of answers that are left out where they do not apply, instead of being null."""
 
 
+def omitted_when_none(kind: type) -> frozenset[str]:
+    """Return the fields of a model, or of its bases, that are left out where they do not apply."""
+    return frozenset(name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ()))
+
+
 def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
-    omitted = {name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ())}
+    omitted = omitted_when_none(kind)
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),
-            omit_if_default=issubclass(kind, Request) or attribute.name in omitted,
+            omit_if_default=issubclass(kind, Request)
+            or attribute.name in omitted
+            or is_omitted_when_absent(attribute),
         )
         for attribute in attrs.fields(kind)
     }
-    return make_dict_unstructure_fn(model, _converter, **overrides)  # type: ignore[arg-type]
+    print_fields: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(
+        model,
+        _converter,
+        **overrides,  # type: ignore[arg-type]
+    )
+    if not issubclass(kind, Model):
+        return print_fields
+
+    def hook(value: Model) -> dict[str, Any]:
+        fields, extra = print_fields(value), extra_of(value)
+        return {**fields, **extra} if extra else fields
+
+    return hook
 
 
 def _make_converter() -> Converter:
@@ -324,6 +400,7 @@ def _make_converter() -> Converter:
     converter.register_unstructure_hook_factory(attrs.has, _model_unstructure_hook)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
     converter.register_structure_hook_factory(_is_open_enum, _open_enum_hook)
+    converter.register_structure_hook_factory(_is_choice, _choice_hook)
     converter.register_structure_hook_factory(_has_unset, _unset_hook)
     converter.register_structure_hook_factory(lambda kind: _rule_of(kind) is not None, _rule_hook)
     converter.register_structure_hook_factory(_is_not_empty, _not_empty_hook)

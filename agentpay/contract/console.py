@@ -13,6 +13,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
@@ -32,7 +33,7 @@ class CreateAgentKey(Request):
 
 
 @frozen(kw_only=True)
-class AgentKey:
+class AgentKey(Model):
     """An agent-scoped key, without the key itself (interface CO2).
 
     Attributes:
@@ -49,7 +50,7 @@ class AgentKey:
 
 
 @frozen(kw_only=True)
-class NewAgentKey:
+class NewAgentKey(Model):
     """An agent-scoped key as it is made: the one time that the key is shown.
 
     Its `repr` does not show the key.
@@ -83,7 +84,7 @@ class ListAgentKeys(Request):
 
 
 @frozen(kw_only=True)
-class PolicyRecordView:
+class PolicyRecordView(Model):
     """The on-chain record of a policy (interface PO12).
 
     Attributes:
@@ -131,7 +132,7 @@ class AccountDetail(Account):
 
 
 @frozen(kw_only=True)
-class AuditEntry:
+class AuditEntry(Model):
     """One change that was made: who, what, before, after, when.
 
     Attributes:
@@ -149,7 +150,7 @@ class AuditEntry:
     subject: str
     before: Any
     after: Any
-    request_id: str | None
+    request_id: str | None  # pyright: ignore[reportIncompatibleMethodOverride] - of the change, not of the list
     created_at: datetime
 
 

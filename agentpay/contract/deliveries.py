@@ -10,6 +10,7 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
@@ -28,7 +29,7 @@ class DeliveryStatusFilter(StrEnum):
 
 
 @frozen(kw_only=True)
-class RegisteredWebhook:
+class RegisteredWebhook(Model):
     """A registered endpoint, without its secret (interface CO8).
 
     Attributes:
@@ -75,7 +76,7 @@ class RotateSecret(Request):
 
 
 @frozen(kw_only=True)
-class NewSecret:
+class NewSecret(Model):
     """A webhook's new secret, which is shown here and never again.
 
     Its `repr` does not show the secret.
@@ -88,7 +89,7 @@ class NewSecret:
 
 
 @frozen(kw_only=True)
-class RecordedEvent:
+class RecordedEvent(Model):
     """An event as it was recorded, which is how it is sent.
 
     Attributes:
@@ -122,7 +123,7 @@ class ListEvents(Request):
 
 
 @frozen(kw_only=True)
-class DeliveryAttempt:
+class DeliveryAttempt(Model):
     """One attempt to deliver.
 
     Attributes:
@@ -139,7 +140,7 @@ class DeliveryAttempt:
 
 
 @frozen(kw_only=True)
-class Delivery:
+class Delivery(Model):
     """One event on its way to one endpoint (interface CO11).
 
     Attributes:

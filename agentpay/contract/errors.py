@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract.models import Model
 from agentpay.contract.requests import UNSET, UnsetType
 
 
@@ -130,7 +131,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
 
 
 @frozen(kw_only=True)
-class FieldFault:
+class FieldFault(Model):
     """One thing that is wrong with a request (interface E1).
 
     Attributes:
@@ -143,7 +144,7 @@ class FieldFault:
 
 
 @frozen(kw_only=True)
-class ErrorBody:
+class ErrorBody(Model):
     """Body of every error answer (interface E1). Fields that do not apply are left out.
 
     Attributes:
@@ -158,7 +159,7 @@ class ErrorBody:
 
     error: str
     message: str
-    request_id: str | None = None
+    request_id: str | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - it is sent, here
     details: tuple[FieldFault, ...] | None = None
     transfer_id: str | None = None
     session_id: str | None | UnsetType = UNSET

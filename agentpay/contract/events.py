@@ -2,21 +2,28 @@
 
 Every type has a class, so that `match event: case TransferSettled(data=data)` is checked by the type checker.
 A type that this version does not know is an `UnknownEvent` with its raw data, never the wrong class.
+
+Each class repeats `created_at`, which keeps the fields in the order of the wire.
 """
 
+import builtins
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import ALWAYS_SENT
+from agentpay.contract.fields import ABSENT, ALWAYS_SENT
+from agentpay.contract.models import Model
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 
 
 @frozen(kw_only=True)
-class Event:
+class Event(Model):
     """What happened: the envelope that every event shares (interface EV1).
+
+    `Event.from_dict` returns an event of the class of its type.
 
     Attributes:
         id: identifier, `evt_…`; the same on every delivery attempt, so it is what to de-duplicate by.
@@ -30,9 +37,15 @@ class Event:
     created_at: datetime
     data: Any
 
+    @staticmethod
+    def model_of(value: Mapping[str, Any]) -> "builtins.type[Event]":
+        """Return the class of an event by its type, for the codec."""
+        name = value.get("type")
+        return EVENT_CLASSES.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
+
 
 @frozen(kw_only=True)
-class TransferInitiatedData:
+class TransferInitiatedData(Model):
     """A transfer passed its policy and was sent; it is not yet final.
 
     Attributes:
@@ -54,11 +67,13 @@ class TransferInitiatedData:
 class TransferInitiated(Event):
     """`transfer.initiated`."""
 
+    type: Literal["transfer.initiated"]
+    created_at: datetime
     data: TransferInitiatedData
 
 
 @frozen(kw_only=True)
-class TransferSettledData:
+class TransferSettledData(Model):
     """A transfer is final on chain.
 
     Attributes:
@@ -80,11 +95,13 @@ class TransferSettledData:
 class TransferSettled(Event):
     """`transfer.settled`."""
 
+    type: Literal["transfer.settled"]
+    created_at: datetime
     data: TransferSettledData
 
 
 @frozen(kw_only=True)
-class TransferRejectedData:
+class TransferRejectedData(Model):
     """A transfer was refused, or failed; `rejection_reason` is the error code.
 
     Attributes:
@@ -98,21 +115,23 @@ class TransferRejectedData:
 
     account_id: str
     rejection_reason: str
-    transfer_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    to: str | None = field(default=None, metadata=ALWAYS_SENT)
-    amount_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
-    message: str | None = field(default=None, metadata=ALWAYS_SENT)
+    transfer_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    to: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    amount_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
+    message: str = field(default=ABSENT, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
 class TransferRejected(Event):
     """`transfer.rejected`."""
 
+    type: Literal["transfer.rejected"]
+    created_at: datetime
     data: TransferRejectedData
 
 
 @frozen(kw_only=True)
-class SessionOpenedData:
+class SessionOpenedData(Model):
     """An MPP session is open and its escrow funded.
 
     Attributes:
@@ -126,21 +145,23 @@ class SessionOpenedData:
 
     session_id: str
     cap_usdc: UsdcString
-    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    to: str | None = field(default=None, metadata=ALWAYS_SENT)
+    account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    to: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     category: str | None = None
-    tx_signature: str | None = field(default=None, metadata=ALWAYS_SENT)
+    tx_signature: str = field(default=ABSENT, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
 class SessionOpened(Event):
     """`session.opened`."""
 
+    type: Literal["session.opened"]
+    created_at: datetime
     data: SessionOpenedData
 
 
 @frozen(kw_only=True)
-class SessionCapWarningData:
+class SessionCapWarningData(Model):
     """The running total of a session passed 80 % of its cap.
 
     Attributes:
@@ -158,11 +179,13 @@ class SessionCapWarningData:
 class SessionCapWarning(Event):
     """`session.cap_warning`."""
 
+    type: Literal["session.cap_warning"]
+    created_at: datetime
     data: SessionCapWarningData
 
 
 @frozen(kw_only=True)
-class SessionCapReachedData:
+class SessionCapReachedData(Model):
     """The cap of a session is consumed; no charge is accepted until it is closed.
 
     Attributes:
@@ -173,20 +196,22 @@ class SessionCapReachedData:
     """
 
     session_id: str
-    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    running_total_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
-    cap_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
+    account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    running_total_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
+    cap_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
 class SessionCapReached(Event):
     """`session.cap_reached`."""
 
+    type: Literal["session.cap_reached"]
+    created_at: datetime
     data: SessionCapReachedData
 
 
 @frozen(kw_only=True)
-class SessionSettledData:
+class SessionSettledData(Model):
     """A session is closed and settled on chain; `settled_usdc` is the authoritative amount.
 
     Attributes:
@@ -212,11 +237,13 @@ class SessionSettledData:
 class SessionSettled(Event):
     """`session.settled`."""
 
+    type: Literal["session.settled"]
+    created_at: datetime
     data: SessionSettledData
 
 
 @frozen(kw_only=True)
-class BalanceLowThresholdData:
+class BalanceLowThresholdData(Model):
     """The balance of an account dropped below the webhook's threshold.
 
     Attributes:
@@ -234,11 +261,13 @@ class BalanceLowThresholdData:
 class BalanceLowThreshold(Event):
     """`balance.low_threshold`."""
 
+    type: Literal["balance.low_threshold"]
+    created_at: datetime
     data: BalanceLowThresholdData
 
 
 @frozen(kw_only=True)
-class EscalationRequiredData:
+class EscalationRequiredData(Model):
     """A transfer reached the escalation threshold and waits for an operator's approval.
 
     Attributes:
@@ -250,18 +279,20 @@ class EscalationRequiredData:
         escalation_threshold: USDC from which a transfer waits.
     """
 
-    transfer_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    account_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    to: str | None = field(default=None, metadata=ALWAYS_SENT)
-    amount_usdc: UsdcString | None = field(default=None, metadata=ALWAYS_SENT)
+    transfer_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    to: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    amount_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
     memo: str | None = None
-    escalation_threshold: UsdcNumber | None = field(default=None, metadata=ALWAYS_SENT)
+    escalation_threshold: UsdcNumber = field(default=ABSENT, metadata=ALWAYS_SENT)
 
 
 @frozen(kw_only=True)
 class EscalationRequired(Event):
     """`escalation.required`."""
 
+    type: Literal["escalation.required"]
+    created_at: datetime
     data: EscalationRequiredData
 
 
@@ -271,6 +302,20 @@ class UnknownEvent(Event):
 
     data: dict[str, Any]
 
+
+AnyEvent = (
+    TransferInitiated
+    | TransferSettled
+    | TransferRejected
+    | SessionOpened
+    | SessionCapWarning
+    | SessionCapReached
+    | SessionSettled
+    | BalanceLowThreshold
+    | EscalationRequired
+    | UnknownEvent
+)
+"""An event of any type: `match` on its class, and `assert_never` checks that no class is forgotten."""
 
 EVENT_CLASSES: Final[dict[str, type[Event]]] = {
     EventType.TRANSFER_INITIATED: TransferInitiated,

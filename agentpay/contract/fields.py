@@ -145,8 +145,13 @@ def format_timestamp(moment: datetime) -> str:
 
 
 ALWAYS_SENT: Final = {"always_sent": True}
-"""Metadata of a field of which the contract is silent: the reference server always sends a value, another
-server may not, so that the client takes its absence."""
+"""Metadata of a field of which the contract is silent: the reference server always sends it, others may not.
+
+The client takes its absence. For type checkers its value is never None, since callers need not ask.
+"""
+
+ABSENT: Final[Any] = None
+"""Default of a field that is `ALWAYS_SENT`: for type checkers of any type, and None at run time."""
 
 CATEGORY_MAX_CHARACTERS: Final = 64
 

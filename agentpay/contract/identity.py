@@ -5,7 +5,9 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.models import Model
 
 
 class KeyKind(StrEnum):
@@ -16,7 +18,7 @@ class KeyKind(StrEnum):
 
 
 @frozen(kw_only=True)
-class Identity:
+class Identity(Model):
     """The key that a request was made with, and the money that it moves.
 
     Attributes:
@@ -30,7 +32,7 @@ class Identity:
     """
 
     key_id: str
-    kind: KeyKind | str
+    kind: choices.KeyKind
     operator_id: str
     account_id: str | None
     cluster: str

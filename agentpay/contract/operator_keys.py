@@ -8,6 +8,7 @@ from attrs import field, frozen
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 
@@ -24,7 +25,7 @@ class CreateOperatorKey(Request):
 
 
 @frozen(kw_only=True)
-class OperatorKey:
+class OperatorKey(Model):
     """An operator key, without the key itself.
 
     Attributes:
@@ -39,7 +40,7 @@ class OperatorKey:
 
 
 @frozen(kw_only=True)
-class NewOperatorKey:
+class NewOperatorKey(Model):
     """An operator key as it is created: the one time that the key is shown.
 
     Its `repr` does not show the key.

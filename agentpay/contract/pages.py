@@ -4,11 +4,13 @@ from typing import Generic, TypeVar
 
 from attrs import frozen
 
+from agentpay.contract.models import Model
+
 T = TypeVar("T")
 
 
 @frozen(kw_only=True)
-class PageBody(Generic[T]):
+class PageBody(Model, Generic[T]):
     """What a list endpoint returns.
 
     Attributes:

@@ -8,12 +8,13 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract.fields import Category, Counterparty
+from agentpay.contract.models import Model
 from agentpay.contract.requests import UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber
 
 
 @frozen(kw_only=True)
-class Policy:
+class Policy(Model):
     """The rules that every transfer of an account is checked against (interface PO1).
 
     Attributes:

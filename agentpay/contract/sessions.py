@@ -10,9 +10,11 @@ from typing import Annotated, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -60,7 +62,7 @@ _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
 
 @frozen(kw_only=True)
-class Session:
+class Session(Model):
     """One session: an account's promise of up to `cap_usdc` to one payee (interface S1, S3).
 
     Attributes:
@@ -89,7 +91,7 @@ class Session:
     account_id: str
     to: str
     category: str | None
-    status: SessionStatus | str
+    status: choices.SessionStatus
     cap_usdc: UsdcString
     running_total_usdc: UsdcString
     settled_usdc: UsdcString | None
@@ -99,7 +101,7 @@ class Session:
     settlement_tx_signature: str | None
     opened_at: datetime | None
     settled_at: datetime | None
-    closing_reason: ClosingReason | str | None = field(default=None, metadata=ALWAYS_SENT)
+    closing_reason: choices.ClosingReason | None = field(default=None, metadata=ALWAYS_SENT)
 
     @property
     def is_final(self) -> bool:

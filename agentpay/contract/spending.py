@@ -6,9 +6,11 @@ from typing import Annotated, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Category, Cursor, Rule, parse_timestamp, query_integer, text
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transfers import Transfer, TransferStatus
@@ -16,7 +18,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
 
 
 @frozen(kw_only=True)
-class Budget:
+class Budget(Model):
     """What an account may spend now: its balance, its limits, and how much of them is left.
 
     Everything is of one moment, at which a transfer would have been judged by it.
@@ -112,7 +114,7 @@ class CheckTransfer(Request):
 
 
 @frozen(kw_only=True)
-class TransferCheck:
+class TransferCheck(Model):
     """What a transfer would come to if it were asked for now.
 
     Attributes:
@@ -123,7 +125,7 @@ class TransferCheck:
         remaining_usdc: USDC that `max_daily_spend` allows before the transfer; None without that limit.
     """
 
-    would: Outcome | str
+    would: choices.Outcome
     error: str | None
     message: str | None
     remaining_usdc: UsdcString | None

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from attrs import frozen
 
+from agentpay.contract import choices
 from agentpay.contract.fields import Cursor, Rule, parse_timestamp, query_integer
+from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
 
@@ -43,7 +45,7 @@ class Direction(StrEnum):
 
 
 @frozen(kw_only=True)
-class Transaction:
+class Transaction(Model):
     """One entry of an account's history; a field that does not apply is None (interface H2).
 
     Attributes:
@@ -66,9 +68,9 @@ class Transaction:
     """
 
     transaction_id: str
-    type: TransactionType | str
-    status: TransactionStatus | str
-    direction: Direction | str
+    type: choices.TransactionType
+    status: choices.TransactionStatus
+    direction: choices.Direction
     account_id: str
     amount_usdc: UsdcString
     counterparty: str | None = None

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.fields import Category, text
+from agentpay.contract.models import Model
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -25,7 +27,7 @@ _FINAL = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferSta
 
 
 @frozen(kw_only=True)
-class Transfer:
+class Transfer(Model):
     """One transfer of USDC (interface T2).
 
     A `status` that this version does not know stays a plain string; `from_` is `from` on the wire.
@@ -46,7 +48,7 @@ class Transfer:
     """
 
     transfer_id: str
-    status: TransferStatus | str
+    status: choices.TransferStatus
     from_: str = field(alias="from_")
     to: str
     amount_usdc: UsdcString

@@ -6,8 +6,10 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule, text
+from agentpay.contract.fields import ABSENT, ALWAYS_SENT, Form, NotEmpty, Rule, text
+from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
 from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER as NEXT_SIGNATURE_HEADER
 from agentpay.contract.signature_headers import SIGNATURE_HEADER as SIGNATURE_HEADER
@@ -15,7 +17,7 @@ from agentpay.contract.usdc import UsdcNumber
 
 
 @frozen(kw_only=True)
-class Webhook:
+class Webhook(Model):
     """A registered endpoint (interface W2).
 
     Its `repr` does not show the secret.
@@ -30,13 +32,13 @@ class Webhook:
         created_at: when it was registered, UTC.
     """
 
-    webhook_id: str | None = field(default=None, metadata=ALWAYS_SENT)
-    url: str | None = field(default=None, metadata=ALWAYS_SENT)
-    events: tuple[Annotated[str, Form({"enum": list(EventType)})], ...] = ()
+    webhook_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    url: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    events: tuple[Annotated[choices.EventType, Form({"enum": list(EventType)})], ...] = ()
     account_ids: tuple[str, ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None
     secret: str = field(repr=False)
-    created_at: datetime | None = field(default=None, metadata=ALWAYS_SENT)
+    created_at: datetime = field(default=ABSENT, metadata=ALWAYS_SENT)
 
 
 def _parse_event_name(value: object) -> str:
@@ -72,7 +74,7 @@ def _parse_url(value: object) -> str:
 
 _URL_MAX_CHARACTERS = 2048
 
-EventName = Annotated[str, Rule(_parse_event_name, {"enum": list(_EVENT_NAMES)})]
+EventName = Annotated[choices.EventType, Rule(_parse_event_name, {"enum": list(_EVENT_NAMES)})]
 
 
 @frozen(kw_only=True)

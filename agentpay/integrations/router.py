@@ -22,6 +22,7 @@ from agentpay.integrations.seen import MemorySeenEvents, SeenEvents
 from agentpay.webhooks import (
     EVENT_CLASSES,
     Event,
+    EventType,
     Headers,
     Secret,
     WebhookSecrets,
@@ -67,6 +68,8 @@ class WebhookRouter:
         ValueError: `tolerance` is shorter than the service retries for.
     """
 
+    __module__ = "agentpay.integrations"
+
     def __init__(
         self,
         *,
@@ -97,9 +100,9 @@ class WebhookRouter:
     def on(self, kind: type[E]) -> Callable[[Handler[E]], Handler[E]]: ...
 
     @overload
-    def on(self, kind: str) -> Callable[[Handler[Any]], Handler[Any]]: ...
+    def on(self, kind: EventType) -> Callable[[Handler[Any]], Handler[Any]]: ...
 
-    def on(self, kind: type[Event] | str) -> Callable[[Handler[Any]], Handler[Any]]:
+    def on(self, kind: type[Event] | EventType) -> Callable[[Handler[Any]], Handler[Any]]:
         """Register a handler, as a decorator; sync or async, called with the event.
 
         Args:

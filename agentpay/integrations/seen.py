@@ -19,6 +19,8 @@ class SeenEvents(Protocol):
     handler that writes to a database had better insert the id in its own transaction.
     """
 
+    __module__: str = "agentpay.integrations"
+
     def add(self, event_id: str) -> bool:
         """Claim an event; False when it is claimed already."""
         ...
@@ -34,6 +36,8 @@ class MemorySeenEvents:
     Args:
         max_events: how many are remembered.
     """
+
+    __module__ = "agentpay.integrations"
 
     def __init__(self, max_events: int = DEFAULT_MAX_EVENTS) -> None:
         if max_events < 1:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -28,7 +29,7 @@ class Mail:
         self.webhooks: dict[str, tuple[str, frozenset[str]]] = {}
         self.received: defaultdict[str, set[str]] = defaultdict(set)
 
-    def registered(self, path: str, webhook_id: str, events: list[str]) -> None:
+    def registered(self, path: str, webhook_id: str, events: Sequence[str]) -> None:
         """Note a webhook."""
         self.webhooks[path] = (webhook_id, frozenset(events))
 

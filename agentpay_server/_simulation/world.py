@@ -9,13 +9,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from attrs import Factory, define, frozen
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
-from agentpay.contract.event_types import EventType
+from agentpay.contract.choices import EventType
 from agentpay.contract.identity import KeyKind
 from agentpay.errors import AgentPayError
 from agentpay_server._simulation import ending
@@ -43,7 +43,11 @@ from agentpay_server.settings import Settings
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0
 _TASKS_KEPT: Final = 256
-_EVENTS: Final = [each.value for each in EventType]
+_EVENTS: Final[tuple[tuple[EventType, ...], ...]] = (
+    get_args(EventType),
+    ("transfer.settled", "session.settled"),
+)
+"""What each of the webhooks asks for."""
 
 
 @frozen(kw_only=True)
@@ -290,10 +294,10 @@ class World:
         for _ in range(2):
             made = await sandbox.create_token_account()
             self.outside.append(made.usdc_token_account)
-        for number, events in enumerate((_EVENTS, ["transfer.settled", "session.settled"])):
+        for number, events in enumerate(_EVENTS):
             webhook = await client.webhooks.create(url=f"http://hook.invalid/{number}", events=events)
-            self.secrets[str(webhook.webhook_id)] = WebhookSecrets([webhook.secret])
-            self.mail.registered(f"/{number}", str(webhook.webhook_id), events)
+            self.secrets[webhook.webhook_id] = WebhookSecrets([webhook.secret])
+            self.mail.registered(f"/{number}", webhook.webhook_id, events)
             self.log_secrets.append(webhook.secret)
         for number in range(1, self.plan.agents + 1):
             own, key = None, self.operator_key

@@ -218,9 +218,9 @@ class DemoWorld:
         except errors.TransferRejectedError as refusal:
             self._refused(name, action, refusal)
             return
-        if transfer.status == TransferStatus.PENDING_APPROVAL:
+        if transfer.status == "pending_approval":
             self._waiting.append(transfer.transfer_id)
-        self._record(name, action, str(transfer.status), transfer_id=transfer.transfer_id)
+        self._record(name, action, transfer.status, transfer_id=transfer.transfer_id)
 
     def _amount(self, least_cents: int, most_cents: int) -> Decimal:
         return Decimal(self._random.randint(least_cents, most_cents)) / 100

@@ -11,6 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay._deliveries import signed_headers
 from agentpay.contract import codec
 from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.errors import FieldFault
@@ -18,7 +19,7 @@ from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
 from agentpay_server.domain.deliveries import after_attempt
-from agentpay_server.services.posting import HttpPoster, signed_headers
+from agentpay_server.services.posting import HttpPoster
 
 _ANY_TYPE: Final = "transfer.settled"
 

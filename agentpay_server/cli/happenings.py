@@ -16,7 +16,7 @@ from agentpay.contract import identifiers
 from agentpay.contract.console import AccountDetail
 from agentpay.contract.event_types import EventType
 from agentpay.contract.sessions import Session
-from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import TransferRejectedError
 from agentpay_server.clients import Sandbox
@@ -143,7 +143,7 @@ class Stage:
         self._say(f"Registering a webhook with a threshold of {threshold_usdc} USDC")
         webhook = self._server.webhooks.create(
             url=_NOWHERE,
-            events=[EventType.BALANCE_LOW_THRESHOLD],
+            events=["balance.low_threshold"],
             account_ids=[self.account_id],
             low_balance_threshold_usdc=threshold_usdc,
         )
@@ -194,7 +194,7 @@ def _settled_transfer(stage: Stage, _: ExitStack) -> Trace:
     amount_usdc = stage.allowed_usdc()
     stage.hold(amount_usdc)
     transfer = stage.pay(amount_usdc)
-    if transfer.status != TransferStatus.SETTLED:
+    if transfer.status != "settled":
         raise CannotHappenError(
             f"transfer {transfer.transfer_id} is {transfer.status}: the policy of {stage.account_id} "
             "requires approval; pass a smaller --amount, or omit it"

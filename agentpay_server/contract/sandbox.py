@@ -14,6 +14,7 @@ from attrs import field, frozen
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
+from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -43,7 +44,7 @@ class Fund(Request):
 
 
 @frozen(kw_only=True)
-class Funding:
+class Funding(Model):
     """Test USDC that was minted.
 
     Attributes:
@@ -67,7 +68,7 @@ class CreateOperator(Request):
 
 
 @frozen(kw_only=True)
-class Operator:
+class Operator(Model):
     """A tenant and its operator key, which is shown here and never again.
 
     Its `repr` does not show the key.
@@ -82,7 +83,7 @@ class Operator:
 
 
 @frozen(kw_only=True)
-class OutsideTokenAccount:
+class OutsideTokenAccount(Model):
     """A USDC token account that does not belong to this service.
 
     Attributes:
@@ -95,7 +96,7 @@ class OutsideTokenAccount:
 
 
 @frozen(kw_only=True)
-class ClockReading:
+class ClockReading(Model):
     """The server's time.
 
     Attributes:
@@ -150,7 +151,7 @@ class SetFault(Request):
 
 
 @frozen(kw_only=True)
-class Fault:
+class Fault(Model):
     """A fault that will happen.
 
     Attributes:
@@ -181,7 +182,7 @@ class ListFaults(Request):
 
 
 @frozen(kw_only=True)
-class Snapshot:
+class Snapshot(Model):
     """All that a server knew at one moment.
 
     Attributes:

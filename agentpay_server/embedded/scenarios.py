@@ -12,8 +12,8 @@ from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import Delivery
-from agentpay.contract.event_types import EventType
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.clock import SECOND_US
@@ -177,7 +177,7 @@ def _paused_account(stage: _Stage) -> Scenario:
 
 def _low_balance(stage: _Stage) -> Scenario:
     threshold = Decimal(5)
-    inbox = stage.inbox(EventType.BALANCE_LOW_THRESHOLD, threshold)
+    inbox = stage.inbox("balance.low_threshold", threshold)
     stage.fund(10)
     stage.pay(8)
     return LowBalance(threshold_usdc=threshold, inbox=inbox, **stage.set())
@@ -201,7 +201,7 @@ def _near_session_cap(stage: _Stage) -> Scenario:
 
 def _undelivered_webhook(stage: _Stage) -> Scenario:
     stage.fund(100)
-    inbox = stage.inbox(EventType.TRANSFER_SETTLED)
+    inbox = stage.inbox("transfer.settled")
     inbox.fail_next(times=1 + len(RETRY_DELAYS_US))
     transfer = stage.pay(10)
     stage.server.sandbox.clock.advance(sum(RETRY_DELAYS_US) / SECOND_US)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NoReturn, Self, TypeVar, overload
+from typing import Final, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.console import AsyncConsole
@@ -17,8 +17,8 @@ from agentpay._async.sessions import AsyncSessions
 from agentpay._sync.client import AgentPay
 from agentpay._sync.console import Console
 from agentpay._sync.sessions import Sessions
+from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import Delivery, RecordedEvent
-from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -246,7 +246,7 @@ class AgentPayServer:
     def webhook_inbox(
         self,
         *,
-        events: Sequence[str] = tuple(EventType),
+        events: Sequence[EventType] = get_args(EventType),
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
     ) -> WebhookInbox:
@@ -269,7 +269,7 @@ class AgentPayServer:
             account_ids=account_ids,
             low_balance_threshold_usdc=low_balance_threshold_usdc,
         )
-        inbox.webhook_id = webhook.webhook_id or ""
+        inbox.webhook_id = webhook.webhook_id
         inbox.trust(webhook.secret)
         return inbox
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.transfers import Transfer
 from agentpay_server.http.exchange import Call, Reply
 from agentpay_server.server import Services
 from agentpay_server.services.policies import VersionedPolicy
@@ -38,7 +38,7 @@ class Route:
 
 
 def _transfer(transfer: Transfer) -> Reply:
-    return Reply(status=200 if transfer.status == TransferStatus.SETTLED else 202, model=transfer)
+    return Reply(status=200 if transfer.status == "settled" else 202, model=transfer)
 
 
 def _policy(versioned: VersionedPolicy) -> Reply:

@@ -290,7 +290,7 @@ def _account(record: AccountRecord, balance_micro: int) -> Account:
         usdc_token_account=record.usdc_token_account,
         balance_usdc=from_micro(balance_micro),
         custody_mode=_CUSTODIAL,
-        status=AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
+        status="paused" if record.paused else "active",
         policy=stored_policy(record.policy),
         created_at=from_us(record.created_us),
     )

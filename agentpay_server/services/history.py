@@ -1,7 +1,14 @@
 """The history of an account (interface H1 to H3)."""
 
 from agentpay.contract.pages import PageBody
-from agentpay.contract.transactions import ListTransactions, Transaction, TransactionStatusFilter
+from agentpay.contract.transactions import (
+    Direction,
+    ListTransactions,
+    Transaction,
+    TransactionStatus,
+    TransactionStatusFilter,
+    TransactionType,
+)
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import end_of_millisecond_us, from_us
 from agentpay_server.domain.cursors import List
@@ -43,9 +50,9 @@ class History:
         signature = row.tx_signature
         return Transaction(
             transaction_id=row.transaction_id,
-            type=row.type,
-            status=row.status,
-            direction=row.direction,
+            type=TransactionType(row.type).value,
+            status=TransactionStatus(row.status).value,
+            direction=Direction(row.direction).value,
             account_id=row.account_id,
             amount_usdc=from_micro(row.amount),
             counterparty=row.counterparty,

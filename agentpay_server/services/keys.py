@@ -90,7 +90,7 @@ class Keys:
         cluster = self._context.chain.cluster_name
         return Identity(
             key_id=principal.key_id,
-            kind=KeyKind.AGENT if principal.is_agent else KeyKind.OPERATOR,
+            kind="agent" if principal.is_agent else "operator",
             operator_id=principal.operator_id,
             account_id=principal.account_id,
             cluster=cluster,

@@ -19,9 +19,6 @@ from typing import Final
 import httpx
 from attrs import frozen
 
-from agentpay._version import __version__
-from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
-from agentpay.webhooks import WebhookSecrets, sign
 from agentpay_server.domain.addresses import is_public
 from agentpay_server.domain.deliveries import TIMEOUT_SECONDS
 from agentpay_server.services.look_ups import LookUps
@@ -46,35 +43,6 @@ class Answer:
     status_code: int | None
     error: str | None
     duration_ms: int
-
-
-def signed_headers(
-    body: bytes,
-    *,
-    event_id: str,
-    attempt: int,
-    secret: WebhookSecrets,
-    next_secret: WebhookSecrets | None = None,
-) -> dict[str, str]:
-    """Return the headers that an event is posted with (interface W5, W9, W12).
-
-    Args:
-        body: what is posted.
-        event_id: the event.
-        attempt: number of the attempt, from 1.
-        secret: signs the contract's header.
-        next_secret: signs a second header while a rotation overlaps.
-    """
-    headers = {
-        "Content-Type": "application/json",
-        "User-Agent": f"agentpay-server/{__version__}",
-        "X-Service-Event-Id": event_id,
-        "X-Service-Delivery-Attempt": str(attempt),
-        SIGNATURE_HEADER: sign(body, secret),
-    }
-    if next_secret is not None:
-        headers[NEXT_SIGNATURE_HEADER] = sign(body, next_secret)
-    return headers
 
 
 class HttpPoster:

@@ -13,12 +13,13 @@ import logging
 import time
 from typing import Final
 
+from agentpay._deliveries import signed_headers
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import real_now_us
 from agentpay_server.domain.deliveries import LEASE_US, after_attempt
 from agentpay_server.logs import log
 from agentpay_server.services.context import Context
-from agentpay_server.services.posting import Answer, HttpPoster, no_answer, signed_headers
+from agentpay_server.services.posting import Answer, HttpPoster, no_answer
 from agentpay_server.services.vault import VaultError
 from agentpay_server.services.webhooks import SealedSecret, sealed_secrets
 from agentpay_server.store import deliveries as store

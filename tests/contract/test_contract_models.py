@@ -7,7 +7,7 @@ import json
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
@@ -15,10 +15,11 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay.contract import codec, json_text
+from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.event_types import EventType
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, Request
@@ -283,11 +284,16 @@ def test_an_unknown_enum_value_of_a_response_stays_a_plain_string(model, value, 
 
 
 @pytest.mark.parametrize(("model", "value", "name", "enum"), OPEN_ENUMS)
-def test_every_known_enum_value_of_a_response_becomes_the_enum(model, value, name, enum):
-    for member in enum:
-        structured = codec.structure({**value, name: member.value}, model)
+def test_a_closed_set_is_the_same_for_type_checkers_and_for_the_server(model, value, name, enum):
+    literal = attrs.fields_dict(model)[name].type
 
-        assert getattr(structured, name) is member
+    assert literal is getattr(choices, enum.__name__)
+    assert get_args(literal) == tuple(member.value for member in enum)
+
+
+def test_every_closed_set_is_that_of_the_enum_of_its_name():
+    for enum in (EventType, ErrorCode, TransactionStatusFilter):
+        assert get_args(getattr(choices, enum.__name__)) == tuple(member.value for member in enum)
 
 
 @pytest.mark.parametrize(("model", "value", "name", "enum"), OPEN_ENUMS)

@@ -91,7 +91,7 @@ def test_a_session_has_exactly_the_fields_of_the_decisions_and_exact_amounts():
     session = codec.structure(SESSION, Session)
 
     assert [attribute.name for attribute in attrs.fields(Session)] == list(SESSION)
-    assert session.status is SessionStatus.SETTLED
+    assert session.status == "settled"
     assert session.settled_usdc + session.returned_usdc == session.cap_usdc == Decimal(5)
 
 

@@ -15,12 +15,12 @@ from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.schemas import wire_name
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
-from agentpay_server.http.openapi.schemas import wire_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "interface.md").read_text("utf-8")

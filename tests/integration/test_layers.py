@@ -137,8 +137,8 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
                 assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
 
 
-# What both sides share: the version, and the signature that one makes and the other verifies.
-SHARED = {"agentpay._version", "agentpay.webhooks"}
+# What both sides share: the version, and the signature and headers that one makes and the other verifies.
+SHARED = {"agentpay._version", "agentpay._deliveries", "agentpay.webhooks"}
 
 
 def test_only_the_embedded_server_and_what_is_a_client_use_the_sdk():

@@ -15,13 +15,13 @@ import attrs
 from agentpay._version import __version__
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.events import EVENT_CLASSES
+from agentpay.contract.examples import Examples
 from agentpay.contract.headers import Header
 from agentpay.contract.pages import PageBody
+from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay_server.http.openapi.errors import Errors
-from agentpay_server.http.openapi.examples import Examples
 from agentpay_server.http.openapi.parts import Headers, header_parameter, json_content
-from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 
 _CONVENTIONS: Final = (
     "Bodies are JSON. Timestamps are ISO 8601 UTC strings. USDC amounts in responses are decimal strings "

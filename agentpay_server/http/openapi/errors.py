@@ -11,10 +11,10 @@ from typing import Any
 
 from agentpay.contract.endpoints import Endpoint, Subject
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.examples import error_example
 from agentpay.contract.headers import STATUS_HEADERS
-from agentpay_server.http.openapi.examples import error_example
+from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words
 from agentpay_server.http.openapi.parts import Headers, json_content
-from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema, Schemas, field_words
 
 _NAMED_BY_CODES = 3
 """Up to how many codes an answer is named by; those of a payment, which are more, are one set."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentpay.contract.headers import REQUEST_ID, Header
-from agentpay_server.http.openapi.schemas import Schema
+from agentpay.contract.schemas import Schema
 
 
 def json_content(schema: Schema, examples: Mapping[str, object]) -> dict[str, Any]:

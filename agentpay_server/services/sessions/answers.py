@@ -5,7 +5,7 @@ import math
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import Session, SessionStatus
+from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import SECOND_US, from_us
 from agentpay_server.domain.policy import Refusal
@@ -26,14 +26,14 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 def shown(record: SessionRecord) -> Session:
     """Return a session as callers see it."""
-    total = from_micro(record.running_total)
+    total, reason = from_micro(record.running_total), record.closing_reason
     is_settled = record.status == SessionStatus.SETTLED
     return Session(
         session_id=record.session_id,
         account_id=record.account_id,
         to=record.to,
         category=record.category,
-        status=record.status,
+        status=SessionStatus(record.status).value,
         cap_usdc=from_micro(record.cap),
         running_total_usdc=total,
         settled_usdc=total if is_settled else None,
@@ -43,7 +43,7 @@ def shown(record: SessionRecord) -> Session:
         settlement_tx_signature=record.settlement_tx_signature,
         opened_at=None if record.opened_us is None else from_us(record.opened_us),
         settled_at=None if record.settled_us is None else from_us(record.settled_us),
-        closing_reason=record.closing_reason,
+        closing_reason=None if reason is None else ClosingReason(reason).value,
     )
 
 

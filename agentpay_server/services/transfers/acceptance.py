@@ -170,7 +170,9 @@ class Acceptance(ABC):
     ) -> Decided[TransferRecord]:
         decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=sight.recipient)
         transfer = self._store(connection, decision, now_us)
-        escalated = booking.escalated(transfer, policy.escalation_threshold)
+        threshold = policy.escalation_threshold
+        assert threshold is not None  # noqa: S101 - it is what the decision was for
+        escalated = booking.escalated(transfer, threshold)
         booking.record_events(connection, self._context, transfer, now_us, escalated)
         return Decided(record=transfer)
 

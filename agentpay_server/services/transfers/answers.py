@@ -21,7 +21,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
     signature = record.tx_signature
     return Transfer(
         transfer_id=record.transfer_id,
-        status=record.status,
+        status=TransferStatus(record.status).value,
         from_=record.account_id,
         to=record.to,
         amount_usdc=from_micro(record.amount),

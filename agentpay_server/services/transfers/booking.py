@@ -121,7 +121,7 @@ def settled(transfer: TransferRecord) -> Happening:
     )
 
 
-def escalated(transfer: TransferRecord, threshold: Decimal | None) -> Happening:
+def escalated(transfer: TransferRecord, threshold: Decimal) -> Happening:
     """Return the event that a transfer waits for an operator's approval."""
     return Happening(
         type=EventType.ESCALATION_REQUIRED,

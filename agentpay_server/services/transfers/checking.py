@@ -70,7 +70,7 @@ class Checks:
             limit_micro=limit, spent_micro=spends.against_daily_limit(connection, source, spent_us)
         )
         return TransferCheck(
-            would=would,
+            would=would.value,
             error=error,
             message=message,
             remaining_usdc=None if left is None else from_micro(left),

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agentpay.contract import codec
-from agentpay.contract.errors import MEANINGS, ErrorCode
-from agentpay_server.http.openapi.schemas import IDENTIFIERS, Schema
+from agentpay.contract.approvals import PendingTransfer
+from agentpay.contract.errors import MEANINGS, ErrorBody, ErrorCode
+from agentpay.contract.schemas import IDENTIFIERS, Schema
+from agentpay.contract.transfers import Transfer
 
 _ULID: Final = "01kdvdna0049bdrk9b68rp8kma"
 _SIGNATURE: Final = "5VERv8NMvzbJMEkV8xnrLkEaWRtSz9CosKDYjCJjBRnbJLgp8uirBgmQpjKhoR4tjF3ZpRzrFmBV6UjKdiSZkQUW"
@@ -97,6 +99,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "treasury_lamports": 4_980_000_000,
     },
     "Delivery": {"status": "delivered"},
+    "ErrorBody": {"error": "policy_violation", "message": "max_single_transfer is 25 and 30 was asked for."},
     "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
     "ListEvents": {"type": "transfer.settled"},
     "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
@@ -137,7 +140,9 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 _ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend", "paused")}
 """The fields that an example shows of a model that is rarely sent whole."""
 
-_LEFT_OUT: Final = {model.__name__: fields for model, fields in codec.OMITTED_WHEN_NONE.items()}
+_LEFT_OUT: Final = {
+    model.__name__: codec.omitted_when_none(model) for model in (Transfer, PendingTransfer, ErrorBody)
+}
 """The fields that apply to failures alone, which examples are not of."""
 
 

@@ -1,7 +1,7 @@
 """JSON Schemas of the models that cross the wire, from their types, their fields' rules and their docstrings.
 
-A request forbids what it does not know, and so does an answer: this server sends exactly these fields. What
-JSON Schema cannot say, such as decimals of a number, is in the description.
+A request forbids unknown fields. So does a response in the documents of the server, which sends exactly these
+fields; a client takes more. What JSON Schema cannot say, such as decimals of a number, is in the description.
 """
 
 import inspect
@@ -15,11 +15,18 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_arg
 
 import attrs
 
-from agentpay.contract import codec, identifiers
+from agentpay.contract import choices, codec, identifiers
+from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.events import Event
 from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
+from agentpay.contract.identity import KeyKind
+from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import NULLABLE, UNSET, Request
+from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
+from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay.contract.spending import Outcome
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.transfers import TransferStatus
 
 Schema = dict[str, Any]
 
@@ -38,6 +45,19 @@ IDENTIFIERS: Final[Mapping[str, str]] = {
 }
 """The prefix of each identifier, by the name that its fields have everywhere."""
 
+_ENUMS: Final[Mapping[object, type[Enum]]] = {
+    choices.AccountStatus: AccountStatus,
+    choices.ClosingReason: ClosingReason,
+    choices.Direction: Direction,
+    choices.KeyKind: KeyKind,
+    choices.Outcome: Outcome,
+    choices.SessionStatus: SessionStatus,
+    choices.TransactionStatus: TransactionStatus,
+    choices.TransactionType: TransactionType,
+    choices.TransferStatus: TransferStatus,
+}
+"""The enum that stands for a closed set in documents, where it has a component of its own."""
+
 _PLAIN: Final[Mapping[object, Schema]] = {
     str: {"type": "string"},
     bool: {"type": "boolean"},
@@ -49,11 +69,32 @@ _PLAIN: Final[Mapping[object, Schema]] = {
 }
 
 
+def whole_schema(model: type) -> Schema:
+    """Return the schema of what a client takes for a model, without references to other schemas."""
+    schemas = Schemas()
+    whole: Schema = plain(schemas.inlined(schemas.of(model)))
+    return {"title": component_name(model), **whole}
+
+
 class Schemas:
     """The schemas of one document: each model is one component, made when it is first referred to."""
 
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
+
+    def inlined(self, schema: Any) -> Any:  # noqa: ANN401 - a schema, or a part of one
+        """Return a schema with each reference replaced by its component, which may have more fields."""
+        if isinstance(schema, dict):
+            if "$ref" in schema:
+                component = self.components[schema["$ref"].rpartition("/")[2]]
+                rest = {word: value for word, value in schema.items() if word != "$ref"}
+                return {**self.inlined(component), **self.inlined(rest)}
+            return {
+                word: self.inlined(value)
+                for word, value in schema.items()
+                if word != "additionalProperties" or value is not False
+            }
+        return [self.inlined(item) for item in schema] if isinstance(schema, list) else schema
 
     def of(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
         """Return the schema of a type, which for a model or an enum is a reference to its component."""
@@ -68,6 +109,8 @@ class Schemas:
             return {"type": "array", "items": self.of(get_args(kind)[0])}
         if origin is dict:
             return {"type": "object", "additionalProperties": True}
+        if origin is Literal:
+            kind = _ENUMS.get(kind, kind)
         return self._reference(kind)
 
     def properties(self, model: type) -> dict[str, Schema]:
@@ -87,7 +130,8 @@ class Schemas:
         """Return a reference to the schema of one type of event."""
         schema = self._of_model(model)
         schema["description"] = f"A delivery of `{name}`."
-        schema["properties"]["type"] |= {"const": name}
+        kind = schema["properties"]["type"]
+        kind["const"] = kind.pop("const", name)
         return self.add(model.__name__, schema)
 
     def _of_annotated(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
@@ -100,8 +144,8 @@ class Schemas:
                 schema["minItems"] = 1
         return schema
 
-    def _of_union(self, choices: tuple[Any, ...]) -> Schema:
-        sent = [choice for choice in choices if get_origin(choice) is not Literal]
+    def _of_union(self, kinds: tuple[Any, ...]) -> Schema:
+        sent = [choice for choice in kinds if choice != UnsetType]
         known = [choice for choice in sent if choice is not NoneType]
         if any(isinstance(choice, type) and issubclass(choice, Enum) for choice in known):
             # `SomeEnum | str` leaves a client room for what is to come; what is sent now is the enum.
@@ -110,7 +154,10 @@ class Schemas:
         schema = self.of(kind)
         return nullable(schema) if NoneType in sent else schema
 
-    def _reference(self, kind: Any) -> Schema:  # noqa: ANN401 - a model or an enum
+    def _reference(self, kind: Any) -> Schema:  # noqa: ANN401 - a model, an enum or a closed set
+        if get_origin(kind) is Literal:
+            first, *others = get_args(kind)
+            return {"type": "string"} | ({"enum": [first, *others]} if others else {"const": first})
         name = component_name(kind)
         if name not in self.components:
             # A reference from within finds it there already.
@@ -140,9 +187,9 @@ class Schemas:
         never_null = (
             attribute.metadata == ALWAYS_SENT
             or (is_request and attribute.metadata != NULLABLE)
-            or attribute.name in codec.OMITTED_WHEN_NONE.get(owner, ())
+            or attribute.name in codec.omitted_when_none(owner)
         )
-        if attribute.default is None and never_null:
+        if attribute.default is None and never_null and NoneType in get_args(kind):
             kind = _without_none(kind)
         schema = self.of(kind)
         name = wire_name(attribute)
@@ -215,7 +262,7 @@ def _of_enum(enum: type[Enum]) -> Schema:
 def _is_required(model: type, attribute: "attrs.Attribute[Any]") -> bool:
     if issubclass(model, Request):
         return attribute.default is attrs.NOTHING
-    return attribute.name not in codec.OMITTED_WHEN_NONE.get(model, ())
+    return attribute.name not in codec.omitted_when_none(model)
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type annotation

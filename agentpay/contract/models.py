@@ -1,0 +1,179 @@
+"""The base of every model that the service sends: objects to JSON values and back, and what comes with them.
+
+A model keeps the fields that this version does not know, and the id of the request that returned it. Both are
+kept beside the fields: they are no parameters of the constructor and do not show in `repr`.
+"""
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from math import isfinite
+from types import MappingProxyType
+from typing import Any, Final, Self, TypeVar
+
+import attrs
+
+M = TypeVar("M", bound="Model")
+
+_HOMES: Final = {"agentpay.contract.events": "agentpay.webhooks"}
+"""Where callers import the models of a module from, if not from `agentpay`."""
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Model:
+    """Base of every model that the service sends.
+
+    `dict(model)` is `model.to_dict()`. FastAPI and pydantic take models for fields, arguments and results.
+    """
+
+    __module__ = "agentpay"
+    __slots__ = ("_extra", "_request_id")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__.startswith("agentpay.contract."):
+            cls.__module__ = _HOMES.get(cls.__module__, "agentpay")
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The fields that the service sent and this version does not know, read-only, by their wire names.
+
+        Numbers with a fraction are `Decimal`. They do not count in comparisons, so that a service which grows
+        changes no decision, and do not show in `repr`, since one may be a secret.
+        """
+        extra = getattr(self, "_extra", None)
+        return MappingProxyType(extra) if extra else _NOTHING
+
+    @property
+    def request_id(self) -> str | None:
+        """The request that returned this object, for the service's operators; None if no call returned it.
+
+        It does not count in comparisons, and does not show in `repr`.
+        """
+        return getattr(self, "_request_id", None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that the service sends: wire names, wire values, unknown fields included.
+
+        Amounts are strings such as `"5.000000"`, moments are ISO 8601 strings, limits are numbers.
+        `json.dumps` takes it, except for a number with more digits than a float holds: that stays `Decimal`.
+        """
+        from agentpay.contract import codec  # noqa: PLC0415 - it brings cattrs, which signing does without
+
+        value: dict[str, Any] = plain(codec.unstructure(self))
+        return value
+
+    def to_json(self) -> str:
+        """Return `to_dict` as compact JSON, every number exact."""
+        from agentpay.contract import codec  # noqa: PLC0415 - as above
+
+        return codec.print_json(codec.unstructure(self)).decode("ascii")
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Return the model of a JSON object, as `to_dict` and `json.loads` return them.
+
+        Args:
+            value: the object, with wire names and wire values. Unknown fields are kept in `extra`.
+
+        Raises:
+            ValueError: the object is not one of this model; the message names every wrong field.
+        """
+        from agentpay.contract import codec  # noqa: PLC0415 - as above
+
+        return codec.structure(_exact(value), cls)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        # For `dict(model)`, which is how FastAPI reads a result that no annotation describes.
+        return iter(self.to_dict().items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # attrs pickles the fields alone.
+        kind: Any = type(self)
+        values = {field.name: getattr(self, field.name) for field in attrs.fields(kind)}
+        kept = {name: getattr(self, name) for name in Model.__slots__ if hasattr(self, name)}
+        return _restored, (kind, {**values, **kept})
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> dict[str, Any]:
+        """Tell pydantic how to validate and serialize a model: its schemas are plain data."""
+
+        def validate(value: object) -> object:
+            return value if isinstance(value, cls) else cls.from_dict(_mapping(value))
+
+        return {
+            "type": "function-plain",
+            "function": {"type": "no-info", "function": validate},
+            "serialization": {"type": "function-plain", "function": cls.to_dict},
+            "ref": f"{cls.__module__}.{cls.__qualname__}:{id(cls)}",
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: object, handler: object) -> dict[str, Any]:
+        """Tell pydantic the JSON Schema of a model, for the OpenAPI document of a FastAPI application."""
+        from agentpay.contract.schemas import whole_schema  # noqa: PLC0415 - nobody else needs it
+
+        return whole_schema(cls)
+
+
+def with_extra(model: M, extra: dict[str, Any]) -> M:
+    """Give a new model the fields that it does not know, and return it."""
+    object.__setattr__(model, "_extra", extra)
+    return model
+
+
+def with_request_id(model: M, request_id: str | None) -> M:
+    """Give a new model the id of the request that returned it, and return it."""
+    object.__setattr__(model, "_request_id", request_id)
+    return model
+
+
+def extra_of(model: Model) -> dict[str, Any] | None:
+    """Return the fields that a model does not know, without a copy; None for none."""
+    return getattr(model, "_extra", None)
+
+
+def _restored(kind: type[Model], values: dict[str, Any]) -> Model:
+    model = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(model, name, value)
+    return model
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be an object")
+    return value
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - a JSON value
+    """Return a JSON value with numbers that `json.dumps` prints, each of exactly the value that it had."""
+    if isinstance(value, Decimal):
+        if value == value.to_integral_value() and value.adjusted() <= _DIGITS_MAX:
+            return int(value)
+        # The shortest text of a float is the number that was meant, or the float does not hold it.
+        return number if Decimal(repr(number := float(value))) == value else value
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+_DIGITS_MAX: Final = 20
+"""Larger numbers are left to floats: their digits would fill the memory."""
+
+
+def _exact(value: Any) -> Any:  # noqa: ANN401 - a JSON value
+    """Return a JSON value with decimals in the place of floats: those that `json.loads` read from text."""
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise ValueError(f"a number must be finite, not {value}")
+        return Decimal(repr(value))
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ValueError("the names of fields must be strings")
+        return {name: _exact(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_exact(item) for item in value]
+    return value

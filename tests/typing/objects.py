@@ -1,0 +1,115 @@
+"""What type checkers say of the public objects; `nox -s types` runs mypy and pyright over this file.
+
+Each `ignore` stands where an error must be reported: one that is not needed is an error itself.
+"""
+
+from decimal import Decimal
+from typing import assert_never, assert_type
+
+import agentpay
+from agentpay import (
+    Account,
+    Accounts,
+    AgentPay,
+    AsyncAgentPay,
+    AsyncPage,
+    ErrorBody,
+    EventType,
+    NotFoundError,
+    Page,
+    Transfer,
+    TransferStatus,
+)
+from agentpay.webhooks import (
+    BalanceLowThreshold,
+    EscalationRequired,
+    SessionCapReached,
+    SessionCapWarning,
+    SessionOpened,
+    SessionSettled,
+    TransferInitiated,
+    TransferRejected,
+    TransferSettled,
+    UnknownEvent,
+    unwrap,
+)
+
+agentpay.Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # noqa: B018
+
+
+def a_status_is_one_of_a_closed_set(transfer: Transfer) -> str:
+    if transfer.status == "setled":  # type: ignore[comparison-overlap] # pyright: ignore[reportUnnecessaryComparison]
+        return "never"
+    match transfer.status:
+        case "settled":
+            return "done"
+        case "rejected" | "failed":
+            return "refused"
+        case "submitted" | "pending_approval":
+            return "not yet"
+        case _:
+            assert_never(transfer.status)
+
+
+def a_forgotten_status_is_reported(status: TransferStatus) -> str:
+    match status:
+        case "settled" | "rejected" | "failed" | "submitted":
+            return "known"
+        case _:
+            assert_never(status)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def every_event_has_its_class(body: bytes, headers: dict[str, str]) -> Decimal | None:
+    event = unwrap(body, headers, "whsec_test")
+    match event:
+        case TransferSettled(data=data):
+            return assert_type(data.amount_usdc, Decimal)
+        case TransferRejected(data=data):
+            # The service always sends them: nobody has to ask whether they are there.
+            assert_type(data.transfer_id, str)
+            return assert_type(data.amount_usdc, Decimal)
+        case TransferInitiated() | EscalationRequired() | BalanceLowThreshold():
+            return None
+        case SessionOpened() | SessionCapWarning() | SessionCapReached() | SessionSettled():
+            return None
+        case UnknownEvent(data=raw):
+            assert_type(raw.get("amount_usdc"), object)  # type: ignore[assert-type] # pyright: ignore[reportAssertTypeFailure]
+            return None
+        case _:
+            assert_never(event)
+
+
+def a_forgotten_event_is_reported(body: bytes, headers: dict[str, str]) -> str:
+    event = unwrap(body, headers, "whsec_test")
+    match event:
+        case TransferSettled():
+            return event.data.tx_signature
+        case _:
+            assert_never(event)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def objects_become_json_and_come_back(account: Account) -> Account:
+    assert_type(account.request_id, str | None)
+    return assert_type(Account.from_dict(account.to_dict()), Account)
+
+
+def event_types_are_checked(client: AgentPay) -> None:
+    wanted: list[EventType] = ["transfer.settled"]
+    webhook = client.webhooks.create(url="https://example.com", events=wanted)
+    assert_type(webhook.webhook_id, str)
+    client.webhooks.create(url="https://example.com", events=["transfer.setled"])  # type: ignore[list-item] # pyright: ignore[reportArgumentType]
+
+
+def resources_and_pages_have_names(client: AgentPay) -> Page[Account]:
+    accounts: Accounts = client.accounts
+    return accounts.list()
+
+
+async def async_pages_have_names(client: AsyncAgentPay) -> AsyncPage[Account]:
+    return await client.accounts.list()
+
+
+def errors_carry_their_body(error: NotFoundError) -> ErrorBody | None:
+    if error.code == "not_fuond":  # type: ignore[comparison-overlap]
+        return None
+    return error.body
