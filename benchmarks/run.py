@@ -13,9 +13,11 @@ import pages
 from harness import Result, print_table
 
 MODULES = (
+    "concurrency",
     "deliveries",
     "fixtures",
     "imports",
+    "install",
     "sdk_call",
     "sessions",
     "snapshots",

@@ -47,7 +47,7 @@ def run() -> list[Result]:
             "SDK call over a mock transport, sync",
             subject=lambda: client.transfers.create(**arguments),
             floor=lambda: bare.post("/v1/transfers", json=REQUEST).json(),
-            bound=1.25,
+            bound=1.0,
         )
 
     async def repeated(call, count: int) -> None:
@@ -66,7 +66,7 @@ def run() -> list[Result]:
             "SDK call over a mock transport, async",
             subject=lambda: runner.run(repeated(lambda: async_client.transfers.create(**arguments), 100)),
             floor=lambda: runner.run(repeated(post, 100)),
-            bound=1.25,
+            bound=1.0,
             calls=2,
         )
         runner.run(async_bare.aclose())

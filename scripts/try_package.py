@@ -37,7 +37,7 @@ WHEEL_HOLDS = {
     "agentpay/_sync/client.py",
     "agentpay_server/py.typed",
     "agentpay_server/pytest_plugin.py",
-    "agentpay_server/clients/_sync/client.py",
+    "agentpay_server/clients/_sync/sandbox.py",
     "agentpay_server/store/migrations/script.py.mako",
 }
 SDIST_HOLDS = {
