@@ -134,7 +134,7 @@ class ClosedClientError(AgentPayError):
     """The client was closed before the call. Make a new one, or close it later."""
 
     def __init__(self) -> None:
-        super().__init__("this client is closed: make a new one, or keep it open until the last call is done")
+        super().__init__("this client is closed: create a new one, or keep it open until the last call")
 
 
 class APIConnectionError(AgentPayError):
@@ -190,10 +190,10 @@ class AnswerMismatchError(DecodingError):
     ) -> None:
         advice = "Call again"
         if may_have_been_processed:
-            advice = "The request may have been processed: read what became of it before you call again"
+            advice = "The request may have been processed: read the current state before you call again"
         super().__init__(
-            f"the answer to {operation} belongs to another request: {difference}. {advice}, and look for a "
-            "proxy between this client and the service that mixes up answers",
+            f"the response to {operation} belongs to another request: {difference}. {advice}, and look for a "
+            "proxy between this client and the service that mixes up responses",
             status=status,
             request_id=request_id,
         )
@@ -214,7 +214,7 @@ class OutcomeUnknownError(AgentPayError):
     def __init__(self, *, operation: str, idempotency_key: str, known: str = "") -> None:
         what, repeat = self._words(operation)
         super().__init__(
-            f"it is not known whether {what}{known}. Do not {repeat} under a new key: call "
+            f"it is unknown whether {what}{known}. Do not {repeat} under a new key: call "
             f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
         )
         self.operation = operation
@@ -277,10 +277,10 @@ class WaitTimeoutError(AgentPayError, TimeoutError):
     """
 
     def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
-        state = "was not once read within" if transfer is None else f"is {transfer.status} after"
+        state = "could not be read within" if transfer is None else f"is {transfer.status} after"
         advice = "call transfers.wait again, or transfers.get; do not pay again"
         if transfer is not None and transfer.status == "pending_approval":
-            advice = f"an operator has to approve or reject it; {advice}"
+            advice = f"an operator must approve or reject it; {advice}"
         super().__init__(f"transfer {transfer_id} {state} {timeout:g} s. It may still be settled: {advice}")
         self.transfer_id = transfer_id
         self.transfer = transfer
@@ -328,7 +328,7 @@ class APIError(AgentPayError):
             None when the answer was not the service's own.
     """
 
-    advice: ClassVar[str] = "Quote the request id when asking the service's operators about it"
+    advice: ClassVar[str] = "Report the request id to the operators of the service"
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ class APIError(AgentPayError):
 class InvalidRequestError(APIError):
     """The request is not valid; `details` names every fault (status 400, 405, 413 or 415)."""
 
-    advice = "Correct the request; sent again as it is, it fails again"
+    advice = "Correct the request before you retry"
 
 
 class AuthenticationError(APIError):
@@ -390,7 +390,7 @@ class AuthenticationError(APIError):
 class PermissionDeniedError(APIError):
     """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
 
-    advice = "Use an operator key, or an agent-scoped key of that account"
+    advice = "Use an operator key, or an agent key of that account"
 
 
 class NotFoundError(APIError):
@@ -408,20 +408,20 @@ class TransferRejectedError(APIError):
 class PolicyViolationError(TransferRejectedError):
     """The account's policy refuses it; the message names the limit (`policy_violation`)."""
 
-    advice = "No money moved; change what is asked, or the policy, and ask under a new idempotency key"
+    advice = "No money moved. Change the request or the policy, then use a new idempotency key"
 
 
 class AccountPausedError(TransferRejectedError):
     """The account's policy is paused (`account_paused`)."""
 
-    advice = "No money moved; call policies.resume, then ask under a new idempotency key"
+    advice = "No money moved. Call policies.resume, then use a new idempotency key"
 
 
 class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
 
     advice = (
-        "No money moved; fund the account's usdc_token_account, then make the same call again: "
+        "No money moved. Fund the account's usdc_token_account, then repeat the same call: "
         "transfers.create with the same idempotency key"
     )
 
@@ -429,13 +429,13 @@ class InsufficientBalanceError(TransferRejectedError):
 class TransferFailedError(TransferRejectedError):
     """The transfer was submitted and provably did not land on chain (`transfer_failed`)."""
 
-    advice = "No money moved; call again with the same idempotency key for a new attempt"
+    advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
 
 class SessionCapExceededError(TransferRejectedError):
     """The charge would pass the session's cap, and changed nothing (`session_cap_exceeded`)."""
 
-    advice = "Nothing was charged; charge less, or close the session and open another one"
+    advice = "Nothing was charged. Charge less, or close the session and open another one"
 
 
 class ExtensionNotOfferedError(APIError):
@@ -447,19 +447,19 @@ class ExtensionNotOfferedError(APIError):
 class ConflictError(APIError):
     """The request contradicts the present state (status 409)."""
 
-    advice = "Read the present state, then decide anew"
+    advice = "Read the current state, then decide again"
 
 
 class IdempotencyConflictError(ConflictError):
     """The idempotency key was used with other parameters within 24 hours (`idempotency_conflict`)."""
 
-    advice = "Send the parameters that the key was first used with, or use a new key for something new"
+    advice = "Retry with the parameters of the first use, or use a new key for a new payment"
 
 
 class SessionClosedError(ConflictError):
     """The session takes no more charges: it is closing, settled, or was never open (`session_closed`)."""
 
-    advice = "Nothing was charged; open another session"
+    advice = "Nothing was charged. Open another session"
 
 
 class PreconditionFailedError(APIError):
@@ -471,7 +471,7 @@ class PreconditionFailedError(APIError):
 class InvalidRecipientError(APIError):
     """The recipient can hold no USDC: no token account of USDC, and no account_id (status 422)."""
 
-    advice = "Pay an account_id, or a USDC token account rather than the wallet that owns it"
+    advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
 
 
 class RateLimitedError(APIError):
@@ -483,13 +483,13 @@ class RateLimitedError(APIError):
 class ServerError(APIError):
     """The service, or something in front of it, failed (status 500 and above)."""
 
-    advice = "Call again later, and quote the request id should it persist"
+    advice = "Call again later. If the error persists, report the request id"
 
 
 class ChainUnavailableError(ServerError):
     """The service cannot reach the blockchain (`chain_unavailable`)."""
 
-    advice = "Call again with backoff, after retry_after seconds where it is given"
+    advice = "Call again with backoff, not before retry_after seconds"
 
 
 class ServiceUnavailableError(ServerError):
@@ -499,4 +499,4 @@ class ServiceUnavailableError(ServerError):
     `TransferOutcomeUnknownError` instead, which tells the key to go on with.
     """
 
-    advice = "Read what became of it, or call again after retry_after seconds where twice does no harm"
+    advice = "Read the current state, or call again after retry_after seconds if a repetition does no harm"

@@ -349,8 +349,8 @@ class Sandbox:
         if not self._context.chain.is_test_chain:
             raise Problem(
                 ErrorCode.FORBIDDEN,
-                "The sandbox works on a chain of one's own alone, and this server is on a public cluster: "
-                "start one without --rpc-url, or on a validator of your own.",
+                "The sandbox is not available, since this server is on a public cluster: start one without "
+                "--rpc-url, or on your own validator.",
             )
 
 
@@ -358,7 +358,7 @@ def _maybe_minted(what: str) -> Problem:
     # Not `chain_unavailable`: without a transfer that says that nothing was done, and clients ask again.
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        f"{what}; it is booked all the same. Read the balance before you fund again.",
+        f"{what}, and may still be booked. Read the balance before you fund again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -188,7 +188,7 @@ def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON
     return json.loads(line)
 
 
-# --- The client alone, and with a web framework
+# --- The client, without the server and with a web framework
 
 
 def as_client(client: Installed) -> None:

@@ -168,7 +168,7 @@ class ListAudit(Request):
 
 
 @frozen(kw_only=True)
-class ConsoleSummary:
+class ConsoleSummary(Model):
     """What there is and what waits, in numbers (interface CO16).
 
     Attributes:
@@ -190,7 +190,7 @@ class ConsoleSummary:
 
 
 @frozen(kw_only=True)
-class ServedRequest:
+class ServedRequest(Model):
     """A request that the server has answered, without any of its content (interface CO17).
 
     Attributes:

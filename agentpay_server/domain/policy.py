@@ -98,13 +98,12 @@ def paused_refusal(policy: Policy) -> Refusal | None:
         return None
     return Refusal(
         code=ErrorCode.ACCOUNT_PAUSED,
-        message="paused is true: outgoing transfers of this account are blocked until an operator sets "
-        "paused to false.",
+        message="paused is true: an operator has blocked all outgoing transfers of this account.",
     )
 
 
 def spending_refusal(
-    policy: Policy, spend: Spend, means: Means, *, again: str = "send the same key again"
+    policy: Policy, spend: Spend, means: Means, *, again: str = "retry with the same key"
 ) -> Refusal | None:
     """Return why a spend for a valid recipient is refused, or None; escalation is not judged here.
 
@@ -140,7 +139,7 @@ def usdc_text(micro: int) -> str:
 def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
     if not policy.require_memo or (spend.memo is not None and spend.memo.strip()):
         return None
-    return f"require_memo is true and this {spend.purpose} has no memo: send a memo of 1 to 200 characters."
+    return f"require_memo is true and this {spend.purpose} has no memo. Send a memo of 1 to 200 characters."
 
 
 def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
@@ -156,7 +155,7 @@ def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
     if allowed is None or (spend.category is not None and spend.category in allowed):
         return None
     asked = (
-        f"this {spend.purpose} names no category"
+        f"this {spend.purpose} has no category"
         if spend.category is None
         else f"this {spend.purpose}'s category is {shown(spend.category)}"
     )
@@ -172,7 +171,7 @@ def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str |
     if limit is None or amount_micro <= to_micro(limit):
         return None
     return (
-        f"max_single_transfer is {format_string(limit)} USDC and this {noun} asks for "
+        f"max_single_transfer is {format_string(limit)} USDC and this {noun} requests "
         f"{usdc_text(amount_micro)} USDC."
     )
 
@@ -183,7 +182,7 @@ def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
         return None
     return (
         f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
-        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} asks for "
+        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
         f"{usdc_text(spend.amount_micro)} USDC."
     )
 
@@ -203,8 +202,8 @@ def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
     available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
-        message=f"balance_usdc, less amounts in flight, is {usdc_text(available)} USDC and this "
-        f"{spend.purpose} asks for {usdc_text(spend.amount_micro)} USDC: fund the account, then {again}.",
+        message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
+        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {again}.",
     )
 
 

@@ -43,12 +43,12 @@ class Principal:
             Problem: `forbidden`.
         """
         if self.is_agent and self.account_id != account_id:
-            raise forbidden(operation, "an operator key, or an agent-scoped key of that account")
+            raise forbidden(operation, "an operator key, or an agent key of that account")
 
 
 def forbidden(operation: str, needed: str) -> Problem:
     """A 403: it names the operation and the scope that would allow it (interface E9)."""
     return Problem(
         ErrorCode.FORBIDDEN,
-        f"{operation} is not allowed with this agent-scoped key; it needs {needed}.",
+        f"{operation} is not allowed with this agent key; it requires {needed}.",
     )

@@ -1,4 +1,4 @@
-"""The one exception that services raise towards a caller: a declared error with its body."""
+"""The exception that services raise for a caller: a declared error with its body."""
 
 from typing import Final
 
@@ -6,21 +6,21 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFau
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
-"""What a 503 advises: chain and database are asked again that soon by the service itself."""
+"""`Retry-After` of a 503, in seconds; the service itself retries chain and database as often."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
-    """A request cannot be done, for a reason that the interface declares.
+    """A request is refused or failed, for a reason that the interface declares.
 
     Args:
         code: the error code; it decides the HTTP status.
-        message: a sentence that says what happened and what to do.
+        message: what happened and what to do, in one or two sentences.
         details: every fault of an invalid request.
-        transfer_id: the transfer that the answer is about, when one is stored.
-        session_id: the session that the answer is about; None for the refusal of one that was never stored.
+        transfer_id: the transfer, if one is stored.
+        session_id: the session; None for a refused session that was never stored.
         status: the status of that transfer or session.
-        retry_after_seconds: how long to wait before asking again.
-        allow: the methods that the path does have, for a 405.
+        retry_after_seconds: how long the caller should wait before a retry.
+        allow: the methods of the path, for a 405.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of the answer."""
+        """The HTTP status of the response."""
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """Return the body of the answer; the 402 of a transfer or a session is exactly four fields.
+        """Return the body of the response; the 402 of a transfer or a session is exactly four fields.
 
         See interface E2, E3.
         """
@@ -74,13 +74,13 @@ def not_found(kind: str, identifier: str) -> Problem:
     """
     return Problem(
         ErrorCode.NOT_FOUND,
-        f"There is no {kind} {shown(identifier)} among those that this key may see; check the identifier.",
+        f"No {kind} {shown(identifier)} is visible to this key. Check the identifier.",
     )
 
 
 def invalid(*faults: FieldFault) -> Problem:
     """A 400 that names every fault (interface E1, R9)."""
-    message = "The request is not valid; details names everything that is wrong with it."
+    message = "The request is invalid; details lists every fault."
     return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)
 
 
@@ -88,28 +88,28 @@ def chain_unavailable() -> Problem:
     """A 503 that left nothing behind: nothing is stored, nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
-        "The chain did not answer, and nothing was done; try again shortly.",
+        "The chain did not respond, and nothing was done. Retry shortly.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 
 
 def signing_stopped(account_id: str) -> Problem:
-    """A 503 of an account whose books an operator has to look at; nothing was done."""
+    """A 503 for an account that an operator must check; nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
-        f"Nothing is signed for {account_id}, and nothing was done: one of its transactions landed after the "
-        "chain had told that it could not. An operator compares its history with the chain, then allows it "
-        f"again with POST /console/accounts/{account_id}/allow-signing.",
+        f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the service "
+        "considered expired. An operator must compare the account's history with the chain, then call "
+        f"POST /console/accounts/{account_id}/allow-signing.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 
 
 def service_unavailable() -> Problem:
-    """A 503 of a database that did not answer: what was under way may be stored or not."""
+    """A 503 for a database that did not respond: the request may have been processed or not."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        "The service's own database did not answer: what was asked for may or may not have been done. Read "
-        "what became of it; a transfer is resumed, never made twice, by sending its idempotency_key again.",
+        "The service's own database did not respond: the request may or may not have been processed. Read "
+        "the current state before you repeat it; a retry under the same idempotency_key is safe.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -165,8 +165,8 @@ def opening_refusal(
         return None
     return Refusal(
         code=ErrorCode.POLICY_VIOLATION,
-        message=f"escalation_threshold is {format_string(threshold)} USDC and this session asks for "
-        f"{usdc_text(terms.cap_micro)} USDC: open it with an operator key.",
+        message=f"escalation_threshold is {format_string(threshold)} USDC and this session requests "
+        f"{usdc_text(terms.cap_micro)} USDC. Open it with an operator key.",
     )
 
 
@@ -181,8 +181,8 @@ def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
         return None
     return Refusal(
         code=ErrorCode.TOO_MANY_SESSIONS,
-        message=f"The account has {unsettled} sessions that are not settled, and may have {most}; close one, "
-        "then send the same key again.",
+        message=f"The account has {unsettled} unsettled sessions and may have {most}. Close one, then retry "
+        "with the same key.",
     )
 
 
@@ -228,7 +228,7 @@ def charge_refusal(
     return Refusal(
         code=ErrorCode.SESSION_CAP_EXCEEDED,
         message=f"cap_usdc is {usdc_text(cap_micro)} USDC, of which {usdc_text(running_total_micro)} USDC is "
-        f"charged, and this charge asks for {usdc_text(amount_micro)} USDC.",
+        f"charged, and this charge requests {usdc_text(amount_micro)} USDC.",
     )
 
 
@@ -268,8 +268,8 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
         # It passes by itself, and nothing was done: what a client sends again, after a pause, is right.
         return Refusal(
             code=ErrorCode.CHAIN_UNAVAILABLE,
-            message="The session is opening: its escrow's funding is not final yet, and nothing was done; "
-            "try again shortly.",
+            message="The session is still opening: the funding of its escrow is not final, and nothing was "
+            "done. Retry shortly.",
         )
     return Refusal(
         code=ErrorCode.SESSION_CLOSED,

@@ -203,7 +203,7 @@ class Application:
         if self._in_service[operator_id] >= share:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"This operator has {share} requests in service, which is the limit; retry when one of them "
+                f"This operator has {share} requests in service, which is the limit. Retry when one of them "
                 "has its response.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
@@ -278,7 +278,7 @@ class _Path:
             allow = tuple(sorted(self._endpoints))
             raise Problem(
                 ErrorCode.METHOD_NOT_ALLOWED,
-                f"This path does not take {scope['method']}; it takes {', '.join(allow)}.",
+                f"This path does not support {scope['method']}. Supported: {', '.join(allow)}.",
                 allow=allow,
             )
         _require_scope(endpoint, scope["agentpay.principal"], scope.get("path_params", {}))

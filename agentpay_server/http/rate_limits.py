@@ -46,7 +46,7 @@ class RateLimit:
         if wait_us > 0:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"This key may make {self._per_minute} requests a minute; wait as long as Retry-After says.",
+                f"The limit is {self._per_minute} requests per minute and key. Wait as Retry-After says.",
                 retry_after_seconds=math.ceil(wait_us / SECOND_US),
             )
         self._full_at_us[key_id] = full_at_us

@@ -20,7 +20,7 @@ def no_such_path() -> Problem:
     """A 404 of a path that has no endpoints."""
     return Problem(
         ErrorCode.NOT_FOUND,
-        "There is no such path; GET /openapi.json and GET /openapi-extensions.json list all paths.",
+        "Unknown path. GET /openapi.json and GET /openapi-extensions.json list all paths.",
     )
 
 

@@ -96,13 +96,13 @@ class Faults:
         if name.startswith(HTTP) and request.effect is None:
             wrong.append(FieldFault(field="effect", message=f"must be one of {', '.join(HttpEffect)}"))
         if not name.startswith(HTTP) and request.effect is not None:
-            wrong.append(FieldFault(field="effect", message=f"is for faults of requests, {HTTP}…, alone"))
+            wrong.append(FieldFault(field="effect", message=f"applies only to request faults, {HTTP}…"))
         if request.effect is HttpEffect.DELAY and request.delay_ms is None:
-            wrong.append(FieldFault(field="delay_ms", message="must say how long a delay holds a request"))
+            wrong.append(FieldFault(field="delay_ms", message="is required for the effect delay"))
         if request.effect is not HttpEffect.DELAY and request.delay_ms is not None:
-            wrong.append(FieldFault(field="delay_ms", message="is for the effect delay alone"))
+            wrong.append(FieldFault(field="delay_ms", message="applies only to the effect delay"))
         if name.startswith(CRASH_AT) and request.times not in (None, 1):
-            wrong.append(FieldFault(field="times", message="must be 1 or left out: a process dies once"))
+            wrong.append(FieldFault(field="times", message="must be 1 or omitted: a process dies once"))
         if wrong:
             raise invalid(*wrong)
 

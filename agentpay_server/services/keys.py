@@ -297,7 +297,7 @@ class Keys:
         if store.lasting_keys(connection, principal.operator_id) == [key_id]:
             raise Problem(
                 ErrorCode.LAST_OPERATOR_KEY,
-                "This is the operator's last valid key; create another one first, then revoke this one.",
+                "This is the operator's last valid key. Create another one, then revoke this one.",
             )
         now_us = self._context.clock.now_us()
         store.revoke_operator_key(connection, principal.operator_id, key_id, now_us)

@@ -114,8 +114,8 @@ class Snapshots:
         if not await self._context.tasks.rest(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
-                f"Work has been under way for {_REST_SECONDS:.0f} seconds, so nothing was captured; end the "
-                "faults that keep money from settling and the requests that wait, then take the snapshot.",
+                f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
+                "Clear faults that delay settlement, end waiting requests, then retry.",
             )
         # In memory nothing from here on waits: what is at rest stays so.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
@@ -167,8 +167,8 @@ class Snapshots:
         if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
-                f"Requests have kept the server at work for {_REST_SECONDS:.0f} seconds, so nothing was "
-                "brought back; let those end that other threads or processes send, then restore.",
+                f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored. "
+                "End the requests of other threads and processes, then retry.",
             )
         # From here on nothing waits.
         for restore in restorers:
@@ -195,7 +195,6 @@ class Snapshots:
         if self._parts is None:
             raise Problem(
                 ErrorCode.NOT_IN_MEMORY,
-                "Snapshots and reset are for a server that keeps everything in memory; this one keeps its "
-                "state in a directory, in PostgreSQL or on a chain that others share. Stop it and copy that "
-                "instead, or start one with --in-memory.",
+                "Snapshots and reset need a server that keeps everything in memory. Start one with "
+                "--in-memory, or stop this server and copy its directory or database.",
             )

@@ -207,7 +207,7 @@ class Webhooks:
         if overlap_us and now.next is not None:
             raise Problem(
                 ErrorCode.ROTATION_IN_PROGRESS,
-                "The last rotation still overlaps; wait for its end, or rotate with overlap_seconds 0.",
+                "The previous rotation still overlaps. Wait for its end, or rotate with overlap_seconds 0.",
             )
         current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
         if current is None:

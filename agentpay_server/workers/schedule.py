@@ -91,13 +91,13 @@ class Schedule:
         if not isinstance(clock, ManualClock):
             raise Problem(
                 ErrorCode.CLOCK_NOT_MANUAL,
-                "The clock runs by itself; start the server with a manual clock to move it.",
+                "The clock is not manual. Start the server with a manual clock to advance it.",
             )
         if self._advancing.locked() and self._waits_outside():
             raise Problem(
                 ErrorCode.CLOCK_MOVING,
-                "Another advance of the clock waits for a receiver of events to answer. If this is that "
-                "receiver, answer first; else ask again once that advance has returned.",
+                "Another advance is in progress and waits for a webhook receiver. Retry after it has "
+                "returned; from inside that receiver, respond first.",
             )
         async with self._advancing:
             target_us = clock.now_us() + duration_us

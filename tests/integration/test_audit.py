@@ -393,7 +393,12 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
     return Stage(server, http, ids)
 
 
-MUTATING = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.method != "GET"]
+# A check is a POST for the sake of its body; test_transfer_checks.py shows that it changes nothing.
+MUTATING = [
+    endpoint
+    for endpoint in BOUND_ENDPOINTS
+    if endpoint.method != "GET" and endpoint.name != "transfers.check"
+]
 
 
 @pytest.mark.parametrize("endpoint", MUTATING, ids=lambda endpoint: endpoint.name)

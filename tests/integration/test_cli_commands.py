@@ -141,7 +141,7 @@ def test_the_last_operator_key_is_not_revoked(commands: CommandLine) -> None:
     (last,) = commands.json("operator-keys", "list")
     told = commands.refused("operator-keys", "revoke", last["key_id"])
     assert told.startswith("Error: last_operator_key: ")
-    assert "create another one first" in told
+    assert "Create another one" in told
 
 
 def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Funded) -> None:

@@ -76,7 +76,7 @@ def test_the_last_key_cannot_be_revoked(server: AgentPayServer, http: httpx.Clie
 
     body = refused(http.delete(f"{PATH}/{own_key_id(server)}"), "last_operator_key")
 
-    assert "create another one first" in body["message"]
+    assert "Create another one" in body["message"]
     assert http.get("/v1/accounts").status_code == 200
     with pytest.raises(ConflictError) as raised:
         server.console.operator_keys.revoke(own_key_id(server))

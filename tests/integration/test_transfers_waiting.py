@@ -34,7 +34,7 @@ def test_an_escalated_transfer_is_waited_for_until_the_time_is_up(
     agent = server.agent_client(payer.account_id)
     pending = agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount=5)
     assert (pending.status, pending.is_final) == ("pending_approval", False)
-    with pytest.raises(WaitTimeoutError, match="an operator has to approve") as caught:
+    with pytest.raises(WaitTimeoutError, match="an operator must approve") as caught:
         agent.transfers.wait(pending.transfer_id, timeout=0.02, poll_interval=0.01)
     assert caught.value.transfer == pending
     assert money.held(server, payee.usdc_token_account) == 1_000_000

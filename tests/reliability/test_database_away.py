@@ -114,7 +114,7 @@ async def test_a_transfer_whose_database_goes_away_at_any_call_happens_once(numb
             assert SECRET not in str(away.body)
             if away.transfer_id is None:
                 assert away.error == "service_unavailable"
-                assert "may or may not have been done" in away.body["message"]
+                assert "may or may not have been processed" in away.body["message"]
             else:
                 assert (away.error, away.body["status"]) == ("chain_unavailable", "submitted")
         database.comes_back()

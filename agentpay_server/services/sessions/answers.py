@@ -83,7 +83,7 @@ def stopped(record: SessionRecord) -> Problem:
     """Return the answer for a session whose opening has failed, or whose settlement is refused."""
     return Problem(
         ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
-        record.message or "The chain refused the transaction; nothing was moved.",
+        record.message or "The chain refused the transaction; nothing moved.",
         session_id=record.session_id,
         status=record.status,
     )

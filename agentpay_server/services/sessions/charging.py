@@ -83,8 +83,8 @@ class Charge:
         if judged is Verdict.CONFLICT:
             raise Problem(
                 ErrorCode.IDEMPOTENCY_CONFLICT,
-                "This idempotency_key has charged this session with another amount; send the same one, or "
-                "take a new key.",
+                "This idempotency_key was used to charge another amount. Retry with the same amount, or use "
+                "a new key.",
             )
         if judged is Verdict.REPLAY:
             return Charged(session)

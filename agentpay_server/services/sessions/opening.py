@@ -48,13 +48,12 @@ from agentpay_server.store.sessions import SessionRecord
 
 _SHORT: Final = Refusal(
     code=ErrorCode.INSUFFICIENT_BALANCE,
-    message="The balance had fallen below the cap when the transaction reached the chain; nothing was moved. "
-    "Fund the account, then send the same key again.",
+    message="The balance was below the cap when the transaction reached the chain, so nothing moved. Fund "
+    "the account, then retry with the same key.",
 )
 _FAILED: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
-    message="The chain refused to fund the session's escrow; nothing was moved. Send the same key again to "
-    "retry.",
+    message="The chain refused to fund the session's escrow, so nothing moved. Retry with the same key.",
 )
 
 

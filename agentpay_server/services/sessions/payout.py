@@ -141,8 +141,8 @@ def _obstacle(reason: ClosingReason, fact: str) -> Obstacle:
         reason=reason,
         refusal=Refusal(
             code=ErrorCode.TRANSFER_FAILED,
-            message=f"{fact}, so that the session cannot be settled; nothing was moved, and the money is "
-            "safe in the escrow. Close the session again once that has changed.",
+            message=f"{fact}, so the session cannot be settled. Nothing moved, and the money is safe in the "
+            "escrow; close the session again once this is resolved.",
         ),
     )
 
@@ -151,8 +151,8 @@ REFUSED_BY_CHAIN: Final = Obstacle(
     reason=ClosingReason.SETTLEMENT_REFUSED,
     refusal=Refusal(
         code=ErrorCode.TRANSFER_FAILED,
-        message="The chain refused the settlement; nothing was moved, and the money is safe in the escrow. "
-        "Close the session again to retry.",
+        message="The chain refused the settlement. Nothing moved, and the money is safe in the escrow; close "
+        "the session again to retry.",
     ),
 )
 TOO_MANY_CREATED: Final = _obstacle(

@@ -46,8 +46,8 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
     if record.status == TransferStatus.SUBMITTED:
         raise Problem(
             ErrorCode.CHAIN_UNAVAILABLE,
-            "The transfer is under way and its outcome is not known yet; read it, or send the same "
-            "idempotency_key again. Never pay again under another key.",
+            "The transfer is in flight and its outcome is unknown. Read it, or retry with the same "
+            "idempotency_key; never pay again under another key.",
             transfer_id=record.transfer_id,
             status=TransferStatus.SUBMITTED,
             retry_after_seconds=RETRY_AFTER_SECONDS,

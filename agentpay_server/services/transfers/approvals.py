@@ -284,5 +284,5 @@ def _view(connection: Connection, principal: Principal, transfer_id: str) -> tup
 def _not_pending(transfer: TransferRecord) -> Problem:
     return Problem(
         ErrorCode.NOT_PENDING,
-        f"This transfer is {transfer.status} and waits for no approval; read it to see what became of it.",
+        f"This transfer does not wait for approval: its status is {transfer.status}.",
     )

@@ -105,8 +105,8 @@ class Transfers:
                 if judged is Verdict.CONFLICT:
                     raise Problem(
                         ErrorCode.IDEMPOTENCY_CONFLICT,
-                        "This idempotency_key was used with other parameters; send the same ones, or take a "
-                        "new key.",
+                        "This idempotency_key was used with other parameters. Retry with the same ones, or "
+                        "use a new key.",
                     )
                 assert holder is not None  # noqa: S101 - only a held key is judged otherwise
                 transfer = holder

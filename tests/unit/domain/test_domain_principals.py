@@ -32,7 +32,7 @@ def test_an_agent_key_may_reach_no_other_account(account_id):
     message = refusal(AGENT.require_account, account_id, "GET /x")
 
     assert "GET /x" in message
-    assert "an operator key, or an agent-scoped key of that account" in message
+    assert "an operator key, or an agent key of that account" in message
 
 
 def test_a_refusal_names_the_operation_and_the_key_that_would_allow_it():

@@ -156,7 +156,7 @@ def test_the_whole_cap_counts_against_the_day(limit, spent, cap):
         assert found.code == "policy_violation"
         assert found.message == (
             f"max_daily_spend is {usdc(limit)} USDC in a rolling 24-hour window, of which {usdc(spent)} USDC "
-            f"is spent or reserved, and this session asks for {usdc(cap)} USDC."
+            f"is spent or reserved, and this session requests {usdc(cap)} USDC."
         )
 
 
@@ -167,7 +167,7 @@ def test_the_balance_must_hold_the_whole_cap(available, cap):
     assert (found is None) == (cap <= available)
     if found is not None:
         assert found.code == "insufficient_balance"
-        assert f"this session asks for {usdc(cap)} USDC" in found.message
+        assert f"this session requests {usdc(cap)} USDC" in found.message
 
 
 @given(micros, amounts, st.booleans())
@@ -180,8 +180,8 @@ def test_from_the_escalation_threshold_on_a_cap_needs_an_operator(threshold, cap
     if found is not None:
         assert found.code == "policy_violation"
         assert found.message == (
-            f"escalation_threshold is {usdc(threshold)} USDC and this session asks for {usdc(cap)} USDC: "
-            "open it with an operator key."
+            f"escalation_threshold is {usdc(threshold)} USDC and this session requests {usdc(cap)} USDC. "
+            "Open it with an operator key."
         )
 
 
@@ -194,7 +194,7 @@ def test_a_session_that_names_no_category_is_told_so():
     found = opening(Policy(categories=("data",)))
 
     assert found is not None
-    assert found.message == "categories is [data] and this session names no category."
+    assert found.message == "categories is [data] and this session has no category."
 
 
 def test_a_listed_category_passes():
@@ -248,7 +248,7 @@ def test_a_cap_may_be_reached_and_not_passed(cap, data):
     if found is not None:
         assert found.code == "session_cap_exceeded"
         assert found.message == (
-            f"cap_usdc is {usdc(cap)} USDC, of which {usdc(total)} USDC is charged, and this charge asks for "
+            f"cap_usdc is {usdc(cap)} USDC, of which {usdc(total)} USDC is charged, and this charge requests "
             f"{usdc(amount)} USDC."
         )
 
@@ -261,7 +261,7 @@ def test_every_single_charge_answers_to_max_single_transfer(limit, amount):
     if found is not None:
         assert found.code == "policy_violation"
         assert found.message == (
-            f"max_single_transfer is {usdc(limit)} USDC and this charge asks for {usdc(amount)} USDC."
+            f"max_single_transfer is {usdc(limit)} USDC and this charge requests {usdc(amount)} USDC."
         )
 
 

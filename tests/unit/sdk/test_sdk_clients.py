@@ -145,7 +145,7 @@ def test_a_closed_client_says_so(caller):
     script = caller.script()
     caller(lambda c: c.close())
     caller(lambda c: c.close())
-    with pytest.raises(errors.ClosedClientError, match="make a new one"):
+    with pytest.raises(errors.ClosedClientError, match="create a new one"):
         caller(get_account)
     assert not script.requests
 

@@ -185,7 +185,7 @@ def test_the_answer_to_another_request_is_an_error_and_no_object(caller, operati
         caller(call)
     error = caught.value
     assert re.search(
-        f"the answer to {operation} belongs to another request: {field} is '.*', not '.*'", str(error)
+        f"the response to {operation} belongs to another request: {field} is '.*', not '.*'", str(error)
     )
     assert (error.status, error.request_id) == (status, "req_1")
     is_read = script.requests[-1].method == "GET"

@@ -208,7 +208,7 @@ def test_a_refusal_carries_its_session_and_no_transfer(caller, status, code, kin
 
 def test_a_closed_session_is_told_from_other_conflicts(caller):
     caller.script(refusal(409, "session_closed"))
-    with pytest.raises(errors.SessionClosedError, match="open another session"):
+    with pytest.raises(errors.SessionClosedError, match="Open another session"):
         caller(charge)
     caller.script(refusal(409, "idempotency_conflict"))
     with pytest.raises(errors.IdempotencyConflictError):

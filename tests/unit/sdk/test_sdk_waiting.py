@@ -69,7 +69,7 @@ def test_waiting_gives_up_in_time_and_returns_what_it_saw_last(caller):
 
 def test_who_waits_for_an_approval_is_told_so(caller):
     caller.script(answer(200, PENDING))
-    with pytest.raises(errors.WaitTimeoutError, match="an operator has to approve or reject it"):
+    with pytest.raises(errors.WaitTimeoutError, match="an operator must approve or reject it"):
         caller(wait(timeout=0))
 
 
@@ -100,7 +100,7 @@ def test_what_was_seen_before_the_service_went_away_is_kept(caller):
 
 def test_a_service_that_is_away_all_the_time_leaves_nothing_but_the_error(caller):
     caller.script(*[answer(503) for _ in range(40)])
-    with pytest.raises(errors.WaitTimeoutError, match="txn_a was not once read within 10 s") as caught:
+    with pytest.raises(errors.WaitTimeoutError, match="txn_a could not be read within 10 s") as caught:
         caller(wait(timeout=10))
     assert caught.value.transfer is None
     assert isinstance(caught.value.__cause__, errors.ServerError)
