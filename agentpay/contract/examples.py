@@ -16,7 +16,7 @@ from agentpay.contract.transfers import Transfer
 _ULID: Final = "01kdvdna0049bdrk9b68rp8kma"
 _SIGNATURE: Final = "5VERv8NMvzbJMEkV8xnrLkEaWRtSz9CosKDYjCJjBRnbJLgp8uirBgmQpjKhoR4tjF3ZpRzrFmBV6UjKdiSZkQUW"
 
-_FIELDS: Final[Mapping[str, Any]] = {
+FIELDS: Final[Mapping[str, Any]] = {
     **{name: prefix + _ULID for name, prefix in IDENTIFIERS.items()},
     "account_ids": [],
     "action": "policies.put",
@@ -167,8 +167,8 @@ class Examples:
                 return schema[literal]
         if "enum" in schema:
             return schema["enum"][0]
-        if name in _FIELDS and (_FIELDS[name] is not None or _is_nullable(schema)):
-            return _FIELDS[name]
+        if name in FIELDS and (FIELDS[name] is not None or _is_nullable(schema)):
+            return FIELDS[name]
         if "anyOf" in schema:
             return self.of(schema["anyOf"][0], name)
         return self._plain(schema, name)
@@ -198,10 +198,10 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
     fields = {
         "error": code.value,
         "message": MEANINGS[code],
-        "request_id": _FIELDS["request_id"],
-        "details": [{"field": _FIELDS["field"], "message": _FIELDS["message"]}],
-        "transfer_id": _FIELDS["transfer_id"],
-        "session_id": _FIELDS["session_id"],
+        "request_id": FIELDS["request_id"],
+        "details": [{"field": FIELDS["field"], "message": FIELDS["message"]}],
+        "transfer_id": FIELDS["transfer_id"],
+        "session_id": FIELDS["session_id"],
     }
     if "status" in schema["properties"]:
         # The usual one is the first.

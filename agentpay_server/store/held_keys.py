@@ -119,8 +119,10 @@ class HeldKeys(Generic[Row]):
     def take(self, connection: Connection, asked: Asked, seen: Held[Row], now_us: int) -> bool:
         """Free a key for a new row of an account that is locked.
 
-        The key is read again, rather than left to the constraints: an insertion would wait for whoever
-        settles the row, and that one for an account, which may be the one that is locked here.
+        The key is read again, rather than left to the constraints: a key that is in force under another
+        account breaks none. Where an agent-scoped key was free, the constraint of its account decides. An
+        insertion may wait there for whoever settles a row, but that one waits for nobody: it has locked its
+        accounts before it changes the row.
 
         Args:
             connection: the connection.
@@ -131,6 +133,8 @@ class HeldKeys(Generic[Row]):
         Returns:
             False if the rows have changed since; the request must be judged again.
         """
+        if not asked.by_operator and not seen.is_held:
+            return True
         found = self.find(connection, asked, now_us)
         if (found.holder_id, found.claim_id) != (seen.holder_id, seen.claim_id):
             return False

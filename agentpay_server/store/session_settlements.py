@@ -6,13 +6,14 @@ from sqlalchemy import bindparam, func, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.store.connection import Connection
-from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION
+from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION, SessionRecord
 from agentpay_server.store.tables import sessions
 
 _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
     .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
+    .returning(*sessions.columns)
 )
 # A charge may have come since it was found due, and have moved the limit on.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
@@ -76,13 +77,20 @@ def payees_created(connection: Connection, account_id: str, *, after_us: int) ->
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
-def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> bool:
-    """Make an open session a closing one, to be settled from `sign_us` on: no charge is accepted now."""
+def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord | None:
+    """Make an open session a closing one, to be settled from `sign_us` on: no charge is accepted now.
+
+    Returns:
+        The session as it is now; None if it is not open.
+    """
     values = {"of_session": session_id, "sign_us": sign_us}
-    return connection.execute(_CLAIM_CLOSING, values).rowcount == 1
+    row = connection.execute(_CLAIM_CLOSING, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
 
 
-def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int) -> bool:
+def claim_due(
+    connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int
+) -> SessionRecord | None:
     """Make an open session that is due to close by itself a closing one, as `claim_closing` does.
 
     Args:
@@ -93,7 +101,8 @@ def claim_due(connection: Connection, session_id: str, *, now_us: int, closed_by
         sign_us: when its settlement is signed by whoever finds it due.
     """
     values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
-    return connection.execute(_CLAIM_DUE, values).rowcount == 1
+    row = connection.execute(_CLAIM_DUE, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
 
 
 def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> bool:

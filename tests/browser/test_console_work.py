@@ -42,7 +42,7 @@ def test_a_refusal_names_its_rule(server: AgentPayServer, console: Console, acco
     shop = server.client().accounts.create(name="Shop").account_id
     with pytest.raises(Exception, match="max_single_transfer"):
         server.client().transfers.create(from_=account_id, to=shop, amount="11")
-    refused = server.events[-1].data["transfer_id"]
+    refused = server.events[-1].data.transfer_id
     tab = console.open(f"transfers/{refused}")
     failed = tab.locator(".steps > .bad")
     expect(failed).to_have_count(1)

@@ -129,14 +129,13 @@ class Closing:
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
         now_us, sign_us = self._context.clock.now_us(), resumed_us(self._context)
         if principal is None:
-            is_claimed = self._claim_due(connection, session_id, now_us, sign_us)
+            session = self._claim_due(connection, session_id, now_us, sign_us)
         else:
-            is_claimed = settlements.claim_closing(connection, session_id, sign_us=sign_us)
-        if not is_claimed:
+            session = settlements.claim_closing(connection, session_id, sign_us=sign_us)
+        if session is None:
             settlements.claim_put_off(connection, session_id, sign_us=sign_us)
             return store.existing_session(connection, session_id)
         check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-        session = store.existing_session(connection, session_id)
         audit.record(
             connection,
             principal or audit.Server(session.operator_id),
@@ -154,10 +153,12 @@ class Closing:
         )
         return session
 
-    def _claim_due(self, connection: Connection, session_id: str, now_us: int, sign_us: int) -> bool:
+    def _claim_due(
+        self, connection: Connection, session_id: str, now_us: int, sign_us: int
+    ) -> SessionRecord | None:
         session = store.existing_session(connection, session_id)
         if session.opened_us is None:
-            return False
+            return None
         reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         return settlements.claim_due(
             connection, session_id, now_us=now_us, closed_by=reason.value, sign_us=sign_us

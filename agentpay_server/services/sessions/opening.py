@@ -126,7 +126,9 @@ class Opening:
         policy = stored_policy(source.policy)
         # The window ends where that of the next spend does: its time is never before the last one's.
         window_us = max(now_us, source.last_spend_us)
-        counted = spends.against_daily_limit(connection, source, window_us)
+        counted = 0
+        if policy.max_daily_spend is not None:
+            counted = spends.against_daily_limit(connection, source, window_us)
         refusal = opening_refusal(
             policy,
             self._terms,
