@@ -1,8 +1,8 @@
 """Spend USDC from software agents under rules: the client of the agent payment account service.
 
 `AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise, `agentpay.webhooks`
-verifies what the service delivers. Names are loaded when first used, so that a part of the package costs
-nothing to those who use another.
+verifies what the service delivers, `agentpay.testing` makes all of these for unit tests. Names are loaded
+when first used, so that a part of the package costs nothing to those who use another.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from agentpay._version import __version__
 
 if TYPE_CHECKING:
     from agentpay import errors as errors
+    from agentpay import testing as testing
     from agentpay import webhooks as webhooks
     from agentpay._async.accounts import AsyncAccounts
     from agentpay._async.client import AsyncAgentPay
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
     from agentpay._async.webhooks import AsyncWebhooks
     from agentpay._options import CallOptions
     from agentpay._params import (
+        ChargeSessionParams,
+        CheckTransferParams,
         CreateAccountParams,
         CreateTransferParams,
         CreateWebhookParams,
         ListAccountsParams,
         ListTransactionsParams,
+        ListTransfersParams,
+        OpenSessionParams,
         PolicyParams,
     )
     from agentpay._raw import RawResponse
@@ -138,6 +143,8 @@ __all__ = [
     "Budget",
     "CallOptions",
     "ChainUnavailableError",
+    "ChargeSessionParams",
+    "CheckTransferParams",
     "ClosedClientError",
     "ClosingReason",
     "ConfigurationError",
@@ -163,11 +170,13 @@ __all__ = [
     "KeyKind",
     "ListAccountsParams",
     "ListTransactionsParams",
+    "ListTransfersParams",
     "Model",
     "NewAgentKey",
     "NewOperatorKey",
     "NewSecret",
     "NotFoundError",
+    "OpenSessionParams",
     "OperatorKey",
     "Outcome",
     "OutcomeUnknownError",
@@ -232,6 +241,10 @@ _HOMES = {
     "CallOptions": "agentpay._options",
     "ClosingReason": "agentpay.contract.choices",
     "CreateAccountParams": "agentpay._params",
+    "ListTransfersParams": "agentpay._params",
+    "CheckTransferParams": "agentpay._params",
+    "OpenSessionParams": "agentpay._params",
+    "ChargeSessionParams": "agentpay._params",
     "CreateTransferParams": "agentpay._params",
     "CreateWebhookParams": "agentpay._params",
     "Delivery": "agentpay.contract.deliveries",

@@ -14,6 +14,7 @@ from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.choices import EventType
 from agentpay.contract.policies import Limit
 from agentpay.contract.transactions import TransactionStatusFilter
+from agentpay.contract.transfers import TransferStatus
 
 
 class CreateAccountParams(TypedDict):
@@ -81,3 +82,41 @@ for _kind in (
     CreateWebhookParams,
 ):
     _kind.__module__ = "agentpay"
+
+
+class ListTransfersParams(TypedDict, total=False):
+    """Arguments of `transfers.list`."""
+
+    account_id: str | None
+    status: TransferStatus | Literal["pending_approval", "submitted", "settled", "rejected", "failed"] | None
+    idempotency_key: str | None
+    since: datetime | None
+    limit: int | None
+    cursor: str | None
+
+
+class CheckTransferParams(TypedDict):
+    """Arguments of `transfers.check`."""
+
+    from_: str
+    to: str
+    amount: Decimal | int | str
+    memo: NotRequired[str | None]
+    category: NotRequired[str | None]
+
+
+class OpenSessionParams(TypedDict):
+    """Arguments of `sessions.open`."""
+
+    account_id: str
+    to: str
+    cap_usdc: Decimal | int | str
+    category: NotRequired[str | None]
+    idempotency_key: NotRequired[str | None]
+
+
+class ChargeSessionParams(TypedDict):
+    """Arguments of `sessions.charge` beside the session."""
+
+    amount: Decimal | int | str
+    idempotency_key: NotRequired[str | None]

@@ -234,7 +234,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         return None
     if model is UNSET:
         if reply.status >= 400:
-            return _api_error(endpoint, reply, now)
+            return error_of(endpoint, reply, now)
         problem = f"the status {reply.status} is not one of this operation"
     else:
         try:
@@ -312,7 +312,8 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 }
 
 
-def _api_error(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
+def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
+    """Return the exception that an answer with an error status stands for; arguments as for `read`."""
     status = reply.status
     sent = _error_body(reply.body)
     body = sent and _printable(sent)

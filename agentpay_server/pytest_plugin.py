@@ -2,7 +2,7 @@
 
     def test_my_agent_pays(agentpay_server, agentpay_account):
         run_my_agent(agentpay_server.client(), agentpay_account.account_id)
-        assert agentpay_server.events.one(type="transfer.settled").data["amount_usdc"] == "5.000000"
+        assert agentpay_server.events.one(type="transfer.settled").data.amount_usdc == 5
 
 Every pytest run in an environment with this package loads this module, so it imports only pytest until a test
 uses a fixture. When a test fails, its report shows what happened on its server.

@@ -36,6 +36,7 @@ from agentpay_server.services.decisions import Decisions
 from agentpay_server.services.deposits import Arrivals, Deposits
 from agentpay_server.services.history import History
 from agentpay_server.services.late_landings import LateLandings
+from agentpay_server.services.overview import Overview, RequestLog
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
 from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
@@ -96,6 +97,8 @@ class Services:
         audit: who changed what.
         sandbox: what only a test chain can do.
         treasury: what pays fees and rents.
+        overview: counts for the console.
+        requests: the newest requests, which going back does not undo.
         schedule: due work.
     """
 
@@ -124,6 +127,8 @@ class Services:
         self.audit: AuditTrail = AuditTrail(context)
         # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
         self.treasury: Treasury = Treasury(context, server.chain)
+        self.overview: Overview = Overview(context, self.treasury)
+        self.requests: RequestLog = server.requests
         self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
         self._session_worker = SessionWorker(context, closing)
         look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
@@ -196,6 +201,7 @@ class Server:
         http_faults: what the sandbox lets fail of requests.
         faults: all that it lets fail.
         snapshots: all that the server has known, and the way back.
+        requests: the newest requests of each operator.
         services: what it does.
         operator: the operator that it was first started with.
     """
@@ -220,6 +226,7 @@ class Server:
         self.faults: Faults = Faults(faulty, self.http_faults, may_crash=config.may_crash)
         names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
         self.snapshots: Snapshots = Snapshots(context, names, self._parts(), self._restarted)
+        self.requests: RequestLog = RequestLog()
         self.services: Services = Services(self)
         if isinstance(chain, EmbeddedChain):
             # Not a service itself: the next ones hear of it too.

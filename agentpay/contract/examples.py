@@ -16,7 +16,7 @@ from agentpay.contract.transfers import Transfer
 _ULID: Final = "01kdvdna0049bdrk9b68rp8kma"
 _SIGNATURE: Final = "5VERv8NMvzbJMEkV8xnrLkEaWRtSz9CosKDYjCJjBRnbJLgp8uirBgmQpjKhoR4tjF3ZpRzrFmBV6UjKdiSZkQUW"
 
-_FIELDS: Final[Mapping[str, Any]] = {
+FIELDS: Final[Mapping[str, Any]] = {
     **{name: prefix + _ULID for name, prefix in IDENTIFIERS.items()},
     "account_ids": [],
     "action": "policies.put",
@@ -90,6 +90,14 @@ _FIELDS: Final[Mapping[str, Any]] = {
 _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
     "BalanceLowThresholdData": {"balance_usdc": "9.250000"},
+    "ConsoleSummary": {
+        "accounts": 12,
+        "paused_accounts": 1,
+        "pending_approvals": 2,
+        "undelivered_deliveries": 0,
+        "open_sessions": 3,
+        "treasury_lamports": 4_980_000_000,
+    },
     "Delivery": {"status": "delivered"},
     "ErrorBody": {"error": "policy_violation", "message": "max_single_transfer is 25 and 30 was asked for."},
     "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
@@ -109,6 +117,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },
+    "ServedRequest": {"method": "POST", "route": "/v1/transfers", "status": 200},
     "Session": {"status": "settled", "running_total_usdc": "12.500000"},
     "SessionCapReachedData": {"running_total_usdc": "20.000000"},
     "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},
@@ -158,8 +167,8 @@ class Examples:
                 return schema[literal]
         if "enum" in schema:
             return schema["enum"][0]
-        if name in _FIELDS and (_FIELDS[name] is not None or _is_nullable(schema)):
-            return _FIELDS[name]
+        if name in FIELDS and (FIELDS[name] is not None or _is_nullable(schema)):
+            return FIELDS[name]
         if "anyOf" in schema:
             return self.of(schema["anyOf"][0], name)
         return self._plain(schema, name)
@@ -189,10 +198,10 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
     fields = {
         "error": code.value,
         "message": MEANINGS[code],
-        "request_id": _FIELDS["request_id"],
-        "details": [{"field": _FIELDS["field"], "message": _FIELDS["message"]}],
-        "transfer_id": _FIELDS["transfer_id"],
-        "session_id": _FIELDS["session_id"],
+        "request_id": FIELDS["request_id"],
+        "details": [{"field": FIELDS["field"], "message": FIELDS["message"]}],
+        "transfer_id": FIELDS["transfer_id"],
+        "session_id": FIELDS["session_id"],
     }
     if "status" in schema["properties"]:
         # The usual one is the first.

@@ -18,7 +18,8 @@ from agentpay._sync.client import AgentPay
 from agentpay._sync.console import Console
 from agentpay._sync.sessions import Sessions
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import Delivery, RecordedEvent
+from agentpay.contract.deliveries import Delivery
+from agentpay.contract.events import Event
 from agentpay.contract.policies import Limit
 from agentpay.errors import ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -317,8 +318,11 @@ class AgentPayServer:
         return self._running.call(_now(self._running.recorder.requests))
 
     @property
-    def events(self) -> Records[RecordedEvent]:
-        """The newest events of all operators, at most 1,000, newest last, heard by a webhook or not."""
+    def events(self) -> Records[Event]:
+        """The newest events of all operators, at most 1,000, newest last, heard by a webhook or not.
+
+        They are the events that a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
+        """
         return Records(
             self._running.call(self._running.server.services.deliveries.newest_events(RECORDS_MAX))
         )

@@ -13,7 +13,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract import codec
-from agentpay.contract.deliveries import Delivery, RecordedEvent
+from agentpay.contract.deliveries import Delivery
+from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.clock import from_us
 from agentpay_server.contract.sandbox import ADVANCE_CLOCK
@@ -77,11 +78,12 @@ class _Places:
         self._of_events: dict[str, int] = {}
         self._latest: tuple[int, datetime] | None = None
 
-    def of_event(self, event: RecordedEvent) -> int:
+    def of_event(self, event: Event) -> int:
         """Return the number after which an event stands; they are asked about in their order."""
         at = event.created_at
-        number = self._by_signature.get(str(event.data.get("tx_signature")))
-        for subject in _subjects(event.data):
+        data = codec.unstructure(event.data)
+        number = self._by_signature.get(str(data.get("tx_signature")))
+        for subject in _subjects(data):
             if number is None:
                 number = _during(self._by_subject[subject], at)
         if number is None and self._latest is not None and self._latest[1] == at:
@@ -143,8 +145,8 @@ def _transaction(transaction: ChainTransaction) -> _Line:
     )
 
 
-def _event(event: RecordedEvent, places: _Places) -> _Line:
-    text = f"{event.type} {event.id}{_json(event.data)}"
+def _event(event: Event, places: _Places) -> _Line:
+    text = f"{event.type} {event.id}{_json(codec.unstructure(event.data))}"
     return _Line(number=places.of_event(event), rank=1, at=event.created_at, kind="event", text=text)
 
 

@@ -217,8 +217,19 @@ class Application:
         """Count an answered request, and log it if anybody reads that."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
+        principal: Principal | None = scope.get("agentpay.principal")
+        duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
+        if principal is not None:
+            self._server.requests.record(
+                principal,
+                request_id=trace.request_id,
+                at_us=self._server.context.clock.now_us(),
+                method=method,
+                route=trace.route,
+                status=trace.status,
+                duration_ms=round(duration_ms),
+            )
         if logger.isEnabledFor(level):
-            principal: Principal | None = scope.get("agentpay.principal")
             log(
                 logger,
                 level,
@@ -229,7 +240,7 @@ class Application:
                 error=trace.error,
                 transfer_id=trace.transfer_id,
                 key_id=None if principal is None else principal.key_id,
-                duration_ms=round((asyncio.get_running_loop().time() - start) * 1000, 3),
+                duration_ms=duration_ms,
             )
 
 

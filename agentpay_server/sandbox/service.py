@@ -31,6 +31,7 @@ from agentpay_server.contract.sandbox import (
     Fund,
     Funding,
     ListFaults,
+    ListSnapshots,
     Operator,
     OutsideTokenAccount,
     SetFault,
@@ -301,6 +302,19 @@ class Sandbox:
         """
         self._require_test_chain()
         return _snapshot(await self._snapshots.take(principal))
+
+    async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
+        """Return a page of the operator's snapshots, newest first; none where the server takes none.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        listing = List("snapshots", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [row for row in self._snapshots.of_operator(principal.operator_id) if row.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_snapshot)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
         """Go back to a snapshot of the operator's, for every tenant; what is under way is cut off.

@@ -52,12 +52,14 @@ class Snapshot:
     Attributes:
         snapshot_id: identifier, `snap_…`.
         operator_id: whose it is.
+        seq: its place among all that were taken: a later one has a greater number.
         taken_us: the server's time at which it was taken.
         restorers: bring every part back.
     """
 
     snapshot_id: str
     operator_id: str
+    seq: int
     taken_us: int
     restorers: Sequence[Restore]
 
@@ -89,6 +91,7 @@ class Snapshots:
         self._restarted = restarted
         self._parts = None if parts is None else list(parts)
         self._start: list[Restore] = []
+        self._taken = 0
         self._kept: OrderedDict[str, Snapshot] = OrderedDict()
 
     def mark_start(self) -> None:
@@ -117,15 +120,22 @@ class Snapshots:
         # In memory nothing from here on waits: what is at rest stays so.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
         await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
+        self._taken += 1
         snapshot = self._kept[snapshot_id] = Snapshot(
             snapshot_id=snapshot_id,
             operator_id=principal.operator_id,
+            seq=self._taken,
             taken_us=self._context.clock.now_us(),
             restorers=self._captured(),
         )
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
         return snapshot
+
+    def of_operator(self, operator_id: str) -> Sequence[Snapshot]:
+        """Return the kept snapshots of an operator, newest first."""
+        kept = [snapshot for snapshot in self._kept.values() if snapshot.operator_id == operator_id]
+        return sorted(kept, key=lambda snapshot: snapshot.seq, reverse=True)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
         """Go back to a snapshot; what is under way is cut off, as if the server had died.

@@ -14,6 +14,7 @@ from agentpay.contract.deliveries import (
     ReplayEvent,
 )
 from agentpay.contract.errors import FieldFault
+from agentpay.contract.events import Event
 from agentpay.contract.pages import PageBody
 from agentpay_server import audit
 from agentpay_server.clock import from_us
@@ -73,10 +74,10 @@ class Deliveries:
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
-    async def newest_events(self, count: int) -> list[RecordedEvent]:
+    async def newest_events(self, count: int) -> list[Event]:
         """Return the newest events of all operators, newest last: what is shown in process alone."""
         rows = await self._context.database.read(event_store.newest, count)
-        return [_event(row.body) for row in reversed(rows)]
+        return [codec.structure(codec.parse_json(row.body.encode()), Event) for row in reversed(rows)]
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
         """Return the newest deliveries for all operators, newest last: as `newest_events`."""

@@ -15,7 +15,7 @@ import pytest
 import agentpay
 import agentpay_server
 from agentpay import errors, webhooks
-from agentpay._requests import Reply, _api_error
+from agentpay._requests import Reply, error_of
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
@@ -300,7 +300,7 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
     body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
-    return type(_api_error(GET_TRANSFER, Reply(HTTP_STATUS[code], {}, body), now=0.0))
+    return type(error_of(GET_TRANSFER, Reply(HTTP_STATUS[code], {}, body), now=0.0))
 
 
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:

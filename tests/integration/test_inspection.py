@@ -153,7 +153,7 @@ def test_events_and_deliveries_are_shown_newest_last(
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     transfer = client.transfers.create(from_=payer, to=payee, amount=5)
     assert [event.type for event in server.events] == ["transfer.initiated", "transfer.settled"]
-    assert server.events.one(type="transfer.settled").data["transfer_id"] == transfer.transfer_id
+    assert server.events.one(type="transfer.settled").data.transfer_id == transfer.transfer_id
     assert server.deliveries.one().status == "pending"
     inbox.wait_for("transfer.settled")
     (attempt,) = server.deliveries.one(webhook_id=inbox.webhook_id, status="delivered").attempts
@@ -165,7 +165,7 @@ def test_events_of_every_operator_are_shown(server: AgentPayServer) -> None:
     payer = other.accounts.create(name="Payer").account_id
     with pytest.raises(AgentPayError):
         other.transfers.create(from_=payer, to=other.accounts.create(name="B").account_id, amount=5)
-    assert server.events.one(type="transfer.rejected").data["account_id"] == payer
+    assert server.events.one(type="transfer.rejected").data.account_id == payer
 
 
 def test_chain_transactions_are_shown(server: AgentPayServer, client: AgentPay, paid: str) -> None:
@@ -217,7 +217,7 @@ def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, pa
 
 def test_a_field_that_does_not_exist_is_no_silent_nothing(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(
-        TypeError, match="RecordedEvent has no field 'typ'; it has created_at, data, id, type"
+        TypeError, match="TransferInitiated has no field 'typ'; it has created_at, data, id, type"
     ):
         server.events.where(typ="transfer.settled")
 

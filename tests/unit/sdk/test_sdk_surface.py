@@ -13,6 +13,7 @@ import agentpay
 from agentpay import UNSET, AgentPay, AsyncAgentPay
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.policies import Policies
+from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay.contract.requests import UnsetType
@@ -24,19 +25,19 @@ PUBLIC = """
     AccountPolicy AccountStatus Accounts AgentKey AgentPay AgentPayError AnswerMismatchError
     AsyncAccounts AsyncAgentPay AsyncPage AsyncPages AsyncPolicies AsyncTransfers AsyncWebhooks
     AuditEntry AuthenticationError Balance Budget CallOptions ChainUnavailableError
-    ClosedClientError ClosingReason ConfigurationError ConflictError CreateAccountParams
-    CreateTransferParams CreateWebhookParams DecodingError Delivery DeliveryAttempt Direction
-    ErrorBody ErrorCode EventType ExtensionNotOfferedError FieldFault IdempotencyConflictError
-    Identity InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError
-    InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams Model NewAgentKey
-    NewOperatorKey NewSecret NotFoundError OperatorKey Outcome OutcomeUnknownError Page
-    PendingTransfer PermissionDeniedError Policies Policy PolicyParams PolicyRecordView
-    PolicyViolationError PreconditionFailedError RateLimitedError RawResponse RecordedEvent
-    RegisteredWebhook ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
-    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
-    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
+    ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
+    ConflictError CreateAccountParams CreateTransferParams CreateWebhookParams DecodingError
+    Delivery DeliveryAttempt Direction ErrorBody ErrorCode EventType ExtensionNotOfferedError
+    FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
+    InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListTransactionsParams
+    ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams
+    OperatorKey Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies
+    Policy PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError
+    RateLimitedError RawResponse RecordedEvent RegisteredWebhook ServerError ServiceUnavailableError
+    Session SessionCapExceededError SessionClosedError SessionOutcomeUnknownError SessionStatus
+    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers
+    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
     __version__
 """
 
@@ -163,6 +164,10 @@ def test_every_parameter_is_described(resource):
         (agentpay.PolicyParams, Policies.replace),
         (agentpay.CreateTransferParams, Transfers.create),
         (agentpay.CreateWebhookParams, Webhooks.create),
+        (agentpay.ListTransfersParams, Transfers.list),
+        (agentpay.CheckTransferParams, Transfers.check),
+        (agentpay.OpenSessionParams, Sessions.open),
+        (agentpay.ChargeSessionParams, Sessions.charge),
     ],
 )
 def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):

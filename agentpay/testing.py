@@ -1,0 +1,399 @@
+"""What the service returns, raises and delivers, for unit tests that need no service.
+
+    client = Mock(spec=AgentPay)
+    client.transfers.create.side_effect = testing.error("insufficient_balance")
+
+Values are the examples of the OpenAPI documents, the same in every run; arguments replace them. Arguments are
+those of the client: amounts are `Decimal`, `int` or `str`, moments `datetime` or ISO 8601 text. To test how
+money moves, use a real server: `agentpay_server`.
+"""
+
+import secrets
+from collections.abc import Hashable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final, TypeVar, cast, get_args
+
+import attrs
+from attrs import field, frozen
+
+from agentpay._deliveries import signed_headers
+from agentpay._requests import Reply, error_of
+from agentpay.contract import choices, codec, json_text
+from agentpay.contract.accounts import Account, Balance
+from agentpay.contract.approvals import PendingTransfer
+from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+from agentpay.contract.deliveries import (
+    Delivery,
+    DeliveryAttempt,
+    NewSecret,
+    RecordedEvent,
+    RegisteredWebhook,
+)
+from agentpay.contract.endpoints import CREATE_TRANSFER
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event
+from agentpay.contract.examples import FIELDS, Examples
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.headers import REQUEST_ID, RETRY_AFTER, STATUS_HEADERS
+from agentpay.contract.identity import Identity
+from agentpay.contract.models import Model
+from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.policies import AccountPolicy, Policy
+from agentpay.contract.schemas import Schemas
+from agentpay.contract.sessions import Session
+from agentpay.contract.spending import Budget, TransferCheck
+from agentpay.contract.transactions import Transaction
+from agentpay.contract.transfers import Transfer
+from agentpay.contract.usdc import UsdcNumber, UsdcString, format_string, to_decimal
+from agentpay.contract.webhooks import Webhook
+from agentpay.errors import APIError
+from agentpay.webhooks import Secret, WebhookSecrets
+
+M = TypeVar("M", bound=Model)
+
+_UNSIGNED: Final = {"tx_signature": None, "chain_explorer_url": None}
+_REFUSED: Final = {"error": "policy_violation", "message": MEANINGS[ErrorCode.POLICY_VIOLATION]}
+
+_TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "settled": {},
+    "submitted": {"settled_at": None},
+    "pending_approval": {**_UNSIGNED, "settled_at": None},
+    "rejected": {**_UNSIGNED, **_REFUSED, "settled_at": None},
+    "failed": {
+        "error": "transfer_failed",
+        "message": MEANINGS[ErrorCode.TRANSFER_FAILED],
+        "settled_at": None,
+    },
+}
+"""What a transfer has in each status, in the place of what a settled one has."""
+
+_UNSETTLED: Final = {
+    "settled_usdc": None,
+    "returned_usdc": None,
+    "settlement_tx_signature": None,
+    "settled_at": None,
+    "closing_reason": None,
+}
+_SESSIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "settled": {"closing_reason": None},
+    "opening": {**_UNSETTLED, "running_total_usdc": "0.000000", "opened_at": None},
+    "open": _UNSETTLED,
+    "closing": _UNSETTLED,
+    "failed": {**_UNSETTLED, "running_total_usdc": "0.000000", "opened_at": None},
+}
+"""The same of a session."""
+
+_ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "transfer": {},
+    "session_settlement": {"transfer_id": None, "session_id": FIELDS["session_id"]},
+    "rejection": {**_UNSIGNED, "status": "rejected", "rejection_reason": "policy_violation"},
+    "deposit": {"direction": "in", "transfer_id": None, "memo": None, "category": None},
+}
+"""The same of an entry of the history, by its type."""
+
+
+def transfer(status: choices.TransferStatus = "settled", **fields: Any) -> Transfer:  # noqa: ANN401
+    """Return a transfer; one that is rejected or failed has an `error` and a `message`."""
+    return _made(Transfer, {"status": status, **_TRANSFERS[status]}, fields)
+
+
+def pending_transfer(**fields: Any) -> PendingTransfer:  # noqa: ANN401
+    """Return a transfer as it waits for an operator's approval."""
+    return _made(PendingTransfer, {}, fields)
+
+
+def transfer_check(would: choices.Outcome = "settle", **fields: Any) -> TransferCheck:  # noqa: ANN401
+    """Return what a transfer would come to."""
+    refused = _REFUSED if would == "reject" else {"error": None, "message": None}
+    return _made(TransferCheck, {**refused, "would": would}, fields)
+
+
+def account(status: choices.AccountStatus = "active", **fields: Any) -> Account:  # noqa: ANN401
+    """Return an account; the policy of a paused one is paused."""
+    return _made(Account, {"status": status, "policy": policy(paused=status == "paused")}, fields)
+
+
+def account_detail(status: choices.AccountStatus = "active", **fields: Any) -> AccountDetail:  # noqa: ANN401
+    """Return an account with what the console shows of it; the policy of a paused one is paused."""
+    return _made(AccountDetail, {"status": status, "policy": policy(paused=status == "paused")}, fields)
+
+
+def balance(**fields: Any) -> Balance:  # noqa: ANN401
+    """Return the balance of an account."""
+    return _made(Balance, {}, fields)
+
+
+def budget(**fields: Any) -> Budget:  # noqa: ANN401
+    """Return what an account may still spend."""
+    return _made(Budget, {}, fields)
+
+
+def policy(**fields: Any) -> Policy:  # noqa: ANN401
+    """Return a policy; one without limits is `Policy()`."""
+    return _made(Policy, {}, fields)
+
+
+def account_policy(**fields: Any) -> AccountPolicy:  # noqa: ANN401
+    """Return the policy of an account."""
+    return _made(AccountPolicy, {}, fields)
+
+
+def policy_record_view(**fields: Any) -> PolicyRecordView:  # noqa: ANN401
+    """Return the record of a policy on chain."""
+    return _made(PolicyRecordView, {}, fields)
+
+
+def transaction(type: choices.TransactionType = "transfer", **fields: Any) -> Transaction:  # noqa: A002, ANN401
+    """Return an entry of an account's history."""
+    return _made(Transaction, {"type": type, **_ENTRIES[type]}, fields)
+
+
+def session(status: choices.SessionStatus = "settled", **fields: Any) -> Session:  # noqa: ANN401
+    """Return a session."""
+    return _made(Session, {"status": status, **_SESSIONS[status]}, fields)
+
+
+def webhook(**fields: Any) -> Webhook:  # noqa: ANN401
+    """Return a webhook as it is registered, with its secret."""
+    return _made(Webhook, {}, fields)
+
+
+def registered_webhook(**fields: Any) -> RegisteredWebhook:  # noqa: ANN401
+    """Return a webhook as the console lists it."""
+    return _made(RegisteredWebhook, {}, fields)
+
+
+def new_secret(**fields: Any) -> NewSecret:  # noqa: ANN401
+    """Return a new secret of a webhook."""
+    return _made(NewSecret, {}, fields)
+
+
+def recorded_event(**fields: Any) -> RecordedEvent:  # noqa: ANN401
+    """Return an event as the console lists it."""
+    return _made(RecordedEvent, {}, fields)
+
+
+def delivery_record(**fields: Any) -> Delivery:  # noqa: ANN401
+    """Return a delivery as the console lists it; `delivery` is one as a receiver gets it."""
+    return _made(Delivery, {}, fields)
+
+
+def delivery_attempt(**fields: Any) -> DeliveryAttempt:  # noqa: ANN401
+    """Return an attempt to deliver."""
+    return _made(DeliveryAttempt, {}, fields)
+
+
+def agent_key(**fields: Any) -> AgentKey:  # noqa: ANN401
+    """Return an agent-scoped key, without the key itself."""
+    return _made(AgentKey, {}, fields)
+
+
+def new_agent_key(**fields: Any) -> NewAgentKey:  # noqa: ANN401
+    """Return an agent-scoped key as it is created."""
+    return _made(NewAgentKey, {}, fields)
+
+
+def operator_key(**fields: Any) -> OperatorKey:  # noqa: ANN401
+    """Return an operator key, without the key itself."""
+    return _made(OperatorKey, {}, fields)
+
+
+def new_operator_key(**fields: Any) -> NewOperatorKey:  # noqa: ANN401
+    """Return an operator key as it is created."""
+    return _made(NewOperatorKey, {}, fields)
+
+
+def identity(**fields: Any) -> Identity:  # noqa: ANN401
+    """Return which key a client has, as `whoami` does."""
+    return _made(Identity, {}, fields)
+
+
+def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
+    """Return an entry of the audit trail."""
+    return _made(AuditEntry, {}, fields)
+
+
+def field_fault(**fields: Any) -> FieldFault:  # noqa: ANN401
+    """Return one thing that is wrong with a request."""
+    return _made(FieldFault, {}, fields)
+
+
+def error_body(error: choices.ErrorCode = "policy_violation", **fields: Any) -> ErrorBody:  # noqa: ANN401
+    """Return the body of an error, with the fields that this error has."""
+    return _made(ErrorBody, _error_fields(ErrorCode(error)), fields)
+
+
+def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields: Any) -> APIError:  # noqa: ANN401
+    """Return the exception that a call raises for an error of the service.
+
+    Args:
+        code: the error code; the class of the exception and its HTTP status follow from it.
+        retry_after: seconds after which the service asks to be called again; 1 for 429 and 503 by default.
+        fields: fields of the body: `message`, `request_id`, `transfer_id`, `session_id`, `status`, `details`.
+
+    Raises:
+        ValueError: the service has no such code.
+        TypeError: the body of an error has no such field.
+    """
+    body = error_body(code, **fields)
+    status = HTTP_STATUS[ErrorCode(code)]
+    headers = {REQUEST_ID.name.lower(): str(fields.get("request_id") or REQUEST_ID.example)}
+    if RETRY_AFTER in STATUS_HEADERS.get(status, ()):
+        headers[RETRY_AFTER.name.lower()] = "1"
+    raised = error_of(CREATE_TRANSFER, Reply(status, headers, body.to_json().encode()), now=0.0)
+    if retry_after is not None:
+        raised.retry_after = retry_after
+    return raised
+
+
+@frozen(kw_only=True)
+class SignedDelivery:
+    """A delivery as the service posts it: hand `body` and `headers` to a receiver.
+
+    Attributes:
+        event: what it tells.
+        body: the raw body.
+        headers: the headers, the signature among them; not in `repr`.
+    """
+
+    __module__ = "agentpay.testing"
+
+    event: AnyEvent
+    body: bytes
+    headers: dict[str, str] = field(repr=False)
+
+
+def event(type: choices.EventType, *, id: str | None = None, **data: Any) -> AnyEvent:  # noqa: A002, ANN401
+    """Return an event.
+
+    Args:
+        type: name of its type.
+        id: its identifier; a new one by default, since receivers handle each event once.
+        data: fields of its `data`, and `created_at`.
+
+    Raises:
+        ValueError: there is no such type.
+        TypeError: the event has no such field.
+    """
+    if type not in EVENT_CLASSES:
+        raise ValueError(f"no event type is named {type!r}; there are {', '.join(EVENT_CLASSES)}")
+    kind = EVENT_CLASSES[type]
+    envelope = {"created_at": data.pop("created_at")} if "created_at" in data else {}
+    model: Any = attrs.fields_dict(cast("Any", kind))["data"].type
+    held = _made(model, {}, data)
+    made = _made(kind, {"id": id or f"evt_{_ulid()}", "type": type, "data": held}, envelope)
+    return cast("AnyEvent", made)
+
+
+def delivery(
+    event: choices.EventType | AnyEvent,
+    secret: Secret,
+    *,
+    attempt: int = 1,
+    next_secret: Secret | None = None,
+    **data: Any,  # noqa: ANN401
+) -> SignedDelivery:
+    """Return a delivery of an event, signed as the service signs it.
+
+    Args:
+        event: name of a type, or an event, such as an `UnknownEvent` of a type newer than your version.
+        secret: the secret of the receiver's webhook.
+        attempt: number of the attempt, from 1.
+        next_secret: signs a second header, as while a rotation overlaps.
+        data: fields of the event's `data`, and `id` and `created_at`, where `event` is the name of a type.
+
+    Raises:
+        ValueError: there is no such type.
+        TypeError: the event has no such field.
+        ConfigurationError: no secret.
+    """
+    made = _named(event, data)
+    body = json_text.print_json(codec.unstructure(made))
+    hidden = [None if each is None else WebhookSecrets(each) for each in (secret, next_secret)]
+    headers = signed_headers(
+        body,
+        event_id=made.id,
+        attempt=attempt,
+        secret=cast("WebhookSecrets", hidden[0]),
+        next_secret=hidden[1],
+    )
+    return SignedDelivery(event=made, body=body, headers=headers)
+
+
+def _named(of: choices.EventType | AnyEvent, data: dict[str, Any]) -> AnyEvent:
+    if not isinstance(of, Event):
+        return event(of, **data)
+    if data:
+        raise TypeError(f"an event has its data: pass a type's name with {', '.join(data)}")
+    return of
+
+
+def _made(model: type[M], defaults: Mapping[str, Any], given: Mapping[str, Any]) -> M:
+    """Return the example of a model with other values, checked as a response of the service is.
+
+    Raises:
+        TypeError: the model has no such field, or an amount is a float.
+        ValueError: a value is not one that the field can have.
+    """
+    kinds = {each.name: each.type for each in attrs.fields(cast("Any", model))}
+    for name in given:
+        if name not in kinds:
+            raise TypeError(f"{model.__name__} has no field {name!r}; it has {', '.join(kinds)}")
+    values = {
+        name.removesuffix("_"): _sent(value, kinds[name]) for name, value in {**defaults, **given}.items()
+    }
+    return codec.structure({**_example(cast("Hashable", model)), **values}, model)
+
+
+def _sent(value: object, kind: object) -> object:
+    """Return a value as it is sent."""
+    of = (kind, *get_args(kind))
+    if isinstance(value, Decimal | int | str | float) and not isinstance(value, bool):
+        if UsdcString in of:
+            return format_string(to_decimal(cast("Decimal | int | str", value)))
+        if UsdcNumber in of:
+            return to_decimal(cast("Decimal | int | str", value))
+    if isinstance(value, datetime):
+        return format_timestamp(value)
+    if isinstance(value, Model):
+        return codec.unstructure(value)
+    if isinstance(value, tuple | list):
+        return [_sent(item, None) for item in value]
+    return value
+
+
+@cache
+def _example(model: Hashable) -> dict[str, Any]:
+    schemas = Schemas()
+    schema = schemas.of(model)
+    example: dict[str, Any] = Examples(schemas.components).of(schema)
+    return example
+
+
+_TRANSFER_ERRORS: Final = {
+    ErrorCode.POLICY_VIOLATION: "rejected",
+    ErrorCode.ACCOUNT_PAUSED: "rejected",
+    ErrorCode.INSUFFICIENT_BALANCE: "rejected",
+    ErrorCode.TRANSFER_FAILED: "failed",
+}
+"""The status of the transfer that these errors name."""
+
+
+def _error_fields(code: ErrorCode) -> dict[str, Any]:
+    fields: dict[str, Any] = {"error": code.value, "message": MEANINGS[code]}
+    if code in _TRANSFER_ERRORS:
+        return {**fields, "transfer_id": FIELDS["transfer_id"], "status": _TRANSFER_ERRORS[code]}
+    if code is ErrorCode.SESSION_CAP_EXCEEDED:
+        return {**fields, "session_id": FIELDS["session_id"], "status": "open"}
+    if code is ErrorCode.INVALID_REQUEST:
+        fields["details"] = (field_fault(),)
+    return {**fields, "request_id": FIELDS["request_id"]}
+
+
+_CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def _ulid() -> str:
+    return "0" + "".join(secrets.choice(_CROCKFORD) for _ in range(25))

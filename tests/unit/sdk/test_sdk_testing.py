@@ -1,0 +1,198 @@
+"""`agentpay.testing`: what the service returns, raises and delivers, made without it."""
+
+import inspect
+import json
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, get_args
+from unittest.mock import Mock
+
+import attrs
+import pytest
+from test_sdk_objects import models
+
+import agentpay
+from agentpay import AgentPay, Transfer, errors, testing
+from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.integrations import WebhookRouter
+from agentpay.webhooks import EVENT_CLASSES, SIGNATURE_HEADER, TransferSettled, UnknownEvent, unwrap
+from agentpay_server import AgentPayServer
+
+SECRET = "whsec_test"
+NAMES = {"Delivery": "delivery_record", "Event": "event"}
+
+
+def maker(model: type) -> Any:
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
+    return getattr(testing, NAMES.get(model.__name__, snake))
+
+
+def returned() -> list[type]:
+    return [
+        model
+        for model in models()
+        if not model.__name__.endswith("Data") and model not in EVENT_CLASSES.values()
+    ]
+
+
+@pytest.mark.parametrize("model", returned(), ids=lambda model: model.__name__)
+def test_every_model_can_be_made(model: Any) -> None:
+    made = maker(model)()
+
+    assert type(made) is model
+    assert model.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert maker(model)() == made
+
+
+@pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
+def test_a_transfer_is_like_one_of_its_status(status: Any) -> None:
+    made = testing.transfer(status)
+
+    assert made.status == status
+    assert (made.settled_at is not None) == (status == "settled")
+    assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
+    assert (made.tx_signature is None) == (status in ("rejected", "pending_approval"))
+
+
+@pytest.mark.parametrize("status", get_args(agentpay.SessionStatus))
+def test_a_session_is_like_one_of_its_status(status: Any) -> None:
+    made = testing.session(status)
+
+    assert made.status == status
+    assert (made.settled_usdc is not None) == (made.settled_at is not None) == (status == "settled")
+
+
+def test_a_paused_account_has_a_paused_policy() -> None:
+    assert testing.account("paused").policy.paused
+    assert not testing.account().policy.paused
+
+
+def test_values_are_taken_as_the_client_takes_them() -> None:
+    moment = datetime(2026, 5, 1, tzinfo=UTC)
+
+    made = testing.transfer(amount_usdc=5, from_="acct_1", settled_at=moment)
+
+    assert (made.amount_usdc, made.from_, made.settled_at) == (Decimal(5), "acct_1", moment)
+    assert testing.transfer(amount_usdc="0.5").to_dict()["amount_usdc"] == "0.500000"
+    assert testing.account(policy=testing.policy(max_daily_spend="7.5")).policy.max_daily_spend == Decimal(
+        "7.5"
+    )
+    assert testing.policy(max_daily_spend=None, categories=["data"]).categories == ("data",)
+
+
+def test_what_a_model_cannot_be_is_refused() -> None:
+    with pytest.raises(TypeError, match="Transfer has no field 'amount'; it has transfer_id, status"):
+        testing.transfer(amount=5)
+    with pytest.raises(TypeError, match="not float"):
+        testing.transfer(amount_usdc=0.1)
+    with pytest.raises(ValueError, match="memo must be"):
+        testing.transfer(memo=7)
+
+
+@pytest.mark.parametrize("code", get_args(agentpay.ErrorCode))
+def test_every_error_can_be_made(code: Any) -> None:
+    made = testing.error(code)
+
+    assert made.code == code
+    assert made.status == HTTP_STATUS[ErrorCode(code)]
+    assert made.request_id is not None
+    assert made.body is not None
+    assert made.body.error == code
+    assert (made.retry_after is not None) == (made.status in (429, 503))
+
+
+def test_an_error_is_of_the_class_that_a_call_raises() -> None:
+    refused = testing.error("policy_violation", message="Too much.", transfer_id="txn_7")
+
+    assert type(refused) is errors.PolicyViolationError
+    assert (refused.message, refused.transfer_id, refused.transfer_status) == (
+        "Too much.",
+        "txn_7",
+        "rejected",
+    )
+    assert type(testing.error("rate_limited", retry_after=30)) is errors.RateLimitedError
+    assert testing.error("rate_limited", retry_after=30).retry_after == 30
+    assert testing.error("invalid_request").details
+    with pytest.raises(ValueError, match="no_such"):
+        testing.error("no_such")  # type: ignore[arg-type]
+
+
+def test_a_mock_of_the_client_returns_and_raises_them() -> None:
+    client = Mock(spec=AgentPay)
+    client.transfers.create.side_effect = [testing.error("insufficient_balance"), testing.transfer()]
+
+    with pytest.raises(errors.InsufficientBalanceError):
+        client.transfers.create(from_="a", to="b", amount=1)
+    assert isinstance(client.transfers.create(from_="a", to="b", amount=1), Transfer)
+
+
+@pytest.mark.parametrize("kind", get_args(agentpay.EventType))
+def test_a_delivery_of_every_type_is_one_that_a_receiver_accepts(kind: Any) -> None:
+    posted = testing.delivery(kind, SECRET)
+
+    event = unwrap(posted.body, posted.headers, SECRET)
+
+    assert type(event) is EVENT_CLASSES[kind]
+    assert event == posted.event
+    assert testing.delivery(kind, SECRET).event.id != event.id
+
+
+def test_a_delivery_holds_what_it_is_given() -> None:
+    posted = testing.delivery("transfer.settled", SECRET, amount_usdc="5", id="evt_1", attempt=3)
+
+    event = unwrap(posted.body, posted.headers, SECRET)
+
+    assert isinstance(event, TransferSettled)
+    assert (event.id, event.data.amount_usdc) == ("evt_1", 5)
+    assert posted.headers["X-Service-Delivery-Attempt"] == "3"
+    assert posted.headers["X-Service-Event-Id"] == "evt_1"
+    assert SECRET not in repr(posted)
+    assert posted.headers[SIGNATURE_HEADER] not in repr(posted)
+
+
+def test_a_delivery_in_a_rotation_carries_both_signatures() -> None:
+    posted = testing.delivery("transfer.settled", "whsec_old", next_secret="whsec_new")
+
+    for secret in ("whsec_old", "whsec_new"):
+        assert unwrap(posted.body, posted.headers, secret) == posted.event
+
+
+def test_an_event_of_tomorrow_can_be_delivered() -> None:
+    coupon = UnknownEvent(
+        id="evt_1", type="coupon.issued", created_at=datetime(2026, 1, 1, tzinfo=UTC), data={"a": 1}
+    )
+
+    posted = testing.delivery(coupon, SECRET)
+
+    assert unwrap(posted.body, posted.headers, SECRET) == coupon
+    assert WebhookRouter(secret=SECRET).accept(posted.body, posted.headers) == coupon
+    with pytest.raises(TypeError, match="pass a type's name with amount_usdc"):
+        testing.delivery(coupon, SECRET, amount_usdc=5)
+    with pytest.raises(ValueError, match=r"no event type is named 'transfer\.setled'"):
+        testing.delivery("transfer.setled", SECRET)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="TransferSettledData has no field 'amount'"):
+        testing.event("transfer.settled", amount=5)
+
+
+def test_deliveries_and_objects_have_the_form_of_the_service() -> None:
+    with AgentPayServer(seed=7) as server:
+        client = server.client()
+        bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
+        server.sandbox.fund(bot, "10")
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+        transfer = client.transfers.create(from_=bot, to=shop, amount="5")
+        real = inbox.wait_for("transfer.settled")
+
+        assert set(testing.transfer().to_dict()) == set(transfer.to_dict())
+        assert set(testing.account().to_dict()) == set(client.accounts.get(bot).to_dict())
+        made = testing.event("transfer.settled").to_dict()
+        assert list(made) == list(real.to_dict())
+        assert list(made["data"]) == list(real.to_dict()["data"])
+
+
+def test_every_function_says_what_it_returns() -> None:
+    for name, value in vars(testing).items():
+        if inspect.isfunction(value) and value.__module__ == testing.__name__ and not name.startswith("_"):
+            assert inspect.getdoc(value), name
+            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error")
