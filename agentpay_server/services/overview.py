@@ -7,13 +7,13 @@ from attrs import frozen
 
 from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
 from agentpay.contract.pages import PageBody
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import from_us
-from agentpay_server.domain.cursors import List
-from agentpay_server.domain.principals import Principal
-from agentpay_server.services.context import Context
-from agentpay_server.services.treasury import LAMPORTS, Treasury
+from agentpay_server.context import Context
+from agentpay_server.database.pages import List
+from agentpay_server.principals import Principal
 from agentpay_server.store import summary as store
+from agentpay_server.treasury import LAMPORTS, Treasury
 
 KEPT: Final = 1000
 """How many requests of one operator are kept."""

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import accounts, deliveries, sessions, transfers
 
 UNDELIVERED_MAX: Final = 10_000
