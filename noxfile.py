@@ -7,6 +7,7 @@ lowest                               the tests with the lowest allowed versions 
 successor                            the tests with httpx2 in place of httpx
 quickstart                           the example in the README
 picture                              the picture in the README, from a run of the quickstart
+screenshots                          the pictures of the operator console
 bench                                benchmarks, as ratios to a minimum measured in the same run
 validator                            the behaviour tests and the network faults, on a real validator
 deep                                 tests that take minutes to hours
@@ -242,6 +243,14 @@ def picture(session: nox.Session) -> None:
     """Draw the picture in the README from a run of the quickstart."""
     session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, "picture"))
     session.run("python", "scripts/picture.py")
+
+
+@nox.session
+def screenshots(session: nox.Session) -> None:
+    """Take the pictures of the operator console, in a browser."""
+    install(session, "test")
+    install_browser(session)
+    session.run("python", "scripts/screenshots.py")
 
 
 @nox.session

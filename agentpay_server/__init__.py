@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncSandbox, Sandbox
     from agentpay_server.embedded.inbox import Receipt, WebhookInbox
-    from agentpay_server.embedded.inspection import ChainTransaction, RecordedRequest, Records
+    from agentpay_server.embedded.recorder import ChainTransaction, RecordedRequest, Records
     from agentpay_server.embedded.server import AgentPayServer
     from agentpay_server.embedded.world import CannotListenError
     from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
@@ -38,13 +38,13 @@ _HOMES = {
     "AgentPayServer": "agentpay_server.embedded.server",
     "AsyncSandbox": "agentpay_server.clients",
     "CannotListenError": "agentpay_server.embedded.world",
-    "ChainTransaction": "agentpay_server.embedded.inspection",
+    "ChainTransaction": "agentpay_server.embedded.recorder",
     "Finality": "agentpay_server.chain.rpc.settings",
     "OnchainMemo": "agentpay_server.settings",
     "PolicyUpdate": "agentpay_server.settings",
     "Receipt": "agentpay_server.embedded.inbox",
-    "RecordedRequest": "agentpay_server.embedded.inspection",
-    "Records": "agentpay_server.embedded.inspection",
+    "RecordedRequest": "agentpay_server.embedded.recorder",
+    "Records": "agentpay_server.embedded.recorder",
     "RpcSettings": "agentpay_server.chain.rpc.settings",
     "Sandbox": "agentpay_server.clients",
     "Settings": "agentpay_server.settings",

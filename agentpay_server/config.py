@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 from attrs import field, frozen
 
-from agentpay_server.chain.deposits import WatchedChain
+from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.chain.rpc.client import RpcCaller
 from agentpay_server.chain.rpc.connecting import http_client
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.randomness import Randomness, SystemRandomness, randomness
 from agentpay_server.settings import Settings
 

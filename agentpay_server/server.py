@@ -4,61 +4,60 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server import identity
+from agentpay_server.audit import AuditTrail
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
-from agentpay_server.chain.deposits import Deposit
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.chain.faulty import FaultyChain
-from agentpay_server.chain.ledger import ForeignLedgerError
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.persistence import ForeignLedgerError
+from agentpay_server.chain.embedded.store import DatabaseLedger
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import EndpointRefusesError
 from agentpay_server.chain.rpc.connecting import connect
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SECOND_US, Clock, ManualClock
 from agentpay_server.config import ServerConfig
-from agentpay_server.domain.principals import Principal
+from agentpay_server.context import Context
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.runner import Database, StartRefusedError
+from agentpay_server.operators.keys import FirstOperator, Keys
+from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
-from agentpay_server.sandbox import Sandbox
-from agentpay_server.services import identity
+from agentpay_server.sandbox.faults import Faults
+from agentpay_server.sandbox.faulty_chain import FaultyChain
+from agentpay_server.sandbox.http_faults import HttpFaults
+from agentpay_server.sandbox.service import Sandbox
+from agentpay_server.sandbox.snapshots import Part, Snapshots
+from agentpay_server.scheduler import Schedule, Worker
 from agentpay_server.services.accounts import Accounts
-from agentpay_server.services.audit import AuditTrail
 from agentpay_server.services.confirmations import Confirmations
-from agentpay_server.services.context import Context
 from agentpay_server.services.decisions import Decisions
-from agentpay_server.services.deliveries import Deliveries
 from agentpay_server.services.deposits import Arrivals, Deposits
-from agentpay_server.services.faults import Faults
 from agentpay_server.services.history import History
-from agentpay_server.services.http_faults import HttpFaults
-from agentpay_server.services.keys import FirstOperator, Keys
 from agentpay_server.services.late_landings import LateLandings
+from agentpay_server.services.overview import Overview, RequestLog
 from agentpay_server.services.policies import Policies
 from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
-from agentpay_server.services.posting import HttpPoster
-from agentpay_server.services.sender import WebhookSender
 from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
 from agentpay_server.services.sessions.opening import SessionOpenHandler
 from agentpay_server.services.sessions.service import Sessions
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.snapshots import Part, Snapshots
-from agentpay_server.services.tasks import Tasks, Wakeup
 from agentpay_server.services.transfers.approvals import Approvals
 from agentpay_server.services.transfers.checking import Checks
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.services.transfers.service import Transfers
 from agentpay_server.services.transfers.settling import TransferHandler
-from agentpay_server.services.treasury import Treasury
-from agentpay_server.services.vault import KEY_BYTES, Vault
-from agentpay_server.services.webhooks import Webhooks
 from agentpay_server.storage import Storage, open_storage
-from agentpay_server.store.database import Database, StartRefusedError
-from agentpay_server.store.ledger import DatabaseLedger
-from agentpay_server.store.memory import MemoryDatabase
-from agentpay_server.workers.approvals import ApprovalWorker
+from agentpay_server.tasks import Tasks, Wakeup
+from agentpay_server.treasury import Treasury
+from agentpay_server.vault import KEY_BYTES, Vault
+from agentpay_server.webhooks.deliveries import Deliveries
+from agentpay_server.webhooks.http import HttpPoster
+from agentpay_server.webhooks.sender import WebhookSender
+from agentpay_server.webhooks.service import Webhooks
 from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandingWorker
 from agentpay_server.workers.deposits import DepositWorker
-from agentpay_server.workers.schedule import Schedule, Worker
 from agentpay_server.workers.sessions import SessionWorker
 from agentpay_server.workers.settlement import SettlementWorker
 
@@ -98,6 +97,8 @@ class Services:
         audit: who changed what.
         sandbox: what only a test chain can do.
         treasury: what pays fees and rents.
+        overview: counts for the console.
+        requests: the newest requests, which going back does not undo.
         schedule: due work.
     """
 
@@ -126,6 +127,8 @@ class Services:
         self.audit: AuditTrail = AuditTrail(context)
         # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
         self.treasury: Treasury = Treasury(context, server.chain)
+        self.overview: Overview = Overview(context, self.treasury)
+        self.requests: RequestLog = server.requests
         self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
         self._session_worker = SessionWorker(context, closing)
         look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
@@ -135,7 +138,7 @@ class Services:
             self._deposit_worker,
             self._session_worker,
             records,
-            ApprovalWorker(self.approvals),
+            self.approvals,
             self.sender,
             self.treasury,
         ]
@@ -155,7 +158,7 @@ class Services:
         )
         self.sandbox: Sandbox = Sandbox(
             context,
-            keys=self.keys,
+            create_tenant=self.keys.create_operator,
             deposits=self.deposits,
             settlement=self.settlement,
             schedule=self.schedule,
@@ -198,6 +201,7 @@ class Server:
         http_faults: what the sandbox lets fail of requests.
         faults: all that it lets fail.
         snapshots: all that the server has known, and the way back.
+        requests: the newest requests of each operator.
         services: what it does.
         operator: the operator that it was first started with.
     """
@@ -222,6 +226,7 @@ class Server:
         self.faults: Faults = Faults(faulty, self.http_faults, may_crash=config.may_crash)
         names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
         self.snapshots: Snapshots = Snapshots(context, names, self._parts(), self._restarted)
+        self.requests: RequestLog = RequestLog()
         self.services: Services = Services(self)
         if isinstance(chain, EmbeddedChain):
             # Not a service itself: the next ones hear of it too.

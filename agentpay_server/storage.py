@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from agentpay_server import identity_store as state
 from agentpay_server.config import ServerConfig
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA
-from agentpay_server.services.resealing import CUSTODY_SEED
-from agentpay_server.services.vault import KEY_BYTES
+from agentpay_server.database.file import FileDatabase
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.runner import Database, DatabaseUnavailableError, StartRefusedError
+from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.resealing import CUSTODY_SEED
 from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
-from agentpay_server.store import state
-from agentpay_server.store.database import Database, DatabaseUnavailableError, StartRefusedError
-from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.vault import KEY_BYTES
 
 if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
-    from agentpay_server.store.postgres import PostgresDatabase
+    from agentpay_server.database.postgres import PostgresDatabase
 
 _STORE_NAME: Final = "store.sqlite3"
 _LEDGER_NAME: Final = "chain.sqlite3"
@@ -186,7 +186,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
 def _postgres(url: str, schema: str) -> "PostgresDatabase":
     """Return a database on PostgreSQL, which is not connected yet."""
     try:
-        from agentpay_server.store.postgres import PostgresDatabase  # noqa: PLC0415
+        from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         from agentpay_server.installation import install_command  # noqa: PLC0415
 

@@ -19,10 +19,10 @@ from agentpay_server.clock import SECOND_US, manual_clock
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.server import Server, start_server
-from agentpay_server.services.outbox import new_delivery
-from agentpay_server.services.sender import WebhookSender
-from agentpay_server.store import deliveries as store
-from agentpay_server.store import events as event_store
+from agentpay_server.webhooks import delivery_store as store
+from agentpay_server.webhooks import event_store
+from agentpay_server.webhooks.outbox import new_delivery
+from agentpay_server.webhooks.sender import WebhookSender
 
 BOUND_US = 300.0
 URL = "http://receiver.invalid/"

@@ -1,8 +1,9 @@
 """A server for each test: what setting one up and tearing it down costs, warm, beside moto's `mock_aws`.
 
 Warm means that a virtual machine is at hand: the first server of a process makes one, which takes longer than
-all the rest, and every later one takes over the machine of the one before, emptied (`chain/machines.py`).
-The floor here is that making: what every test would pay if machines were thrown away.
+all the rest, and every later one takes over the machine of the one before, emptied
+(`chain/embedded/machines.py`). The floor here is that making: what every test would pay if machines were
+thrown away.
 """
 
 import time

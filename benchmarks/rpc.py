@@ -36,9 +36,9 @@ from rpc_processes import Server
 from surfpool import Surfpool
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc.settings import RpcSettings
 
 ROUNDS = 8

@@ -22,13 +22,13 @@ from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
+from agentpay_server.database.postgres_connections import Session
+from agentpay_server.database.runner import Database
+from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.store import accounts, entries, spends
-from agentpay_server.store.database import Database
-from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.migrations import upgrade
-from agentpay_server.store.postgres import POOL_SIZE, PostgresDatabase
-from agentpay_server.store.postgres_connections import Session
 
 KEY = bytes(range(32))
 NOW_US = 1_767_225_600 * SECOND_US

@@ -27,8 +27,8 @@ from sqlalchemy.pool import StaticPool
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.embedded.transports import EmbeddedTransport
 from agentpay_server.store.tables import operators
 

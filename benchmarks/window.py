@@ -6,9 +6,9 @@ from harness import Result, compare
 from sqlalchemy import insert
 
 from agentpay_server.clock import SECOND_US
+from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.store import accounts, spends
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.store.tables import chain_transactions
 
 NOW_US = 1_767_225_600 * SECOND_US

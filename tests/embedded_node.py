@@ -11,11 +11,11 @@ from solders.account import Account
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.clock import Clock, SystemClock
-from agentpay_server.embedded.listener import bound_socket, url_of
-from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.port import bound_socket, url_of
 from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
 
 T = TypeVar("T")

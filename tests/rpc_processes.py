@@ -15,7 +15,7 @@ from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.storage import KEY_VARIABLE
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))

@@ -13,7 +13,6 @@ from solders.token.state import Mint
 from surfpool import Surfpool
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import (
     TEST_MINT_AUTHORITY,
     TREASURY,
@@ -21,6 +20,7 @@ from agentpay_server.chain.custody import (
     KeyPath,
     spending_key,
 )
+from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.connecting import connect
 from agentpay_server.chain.rpc.settings import RpcSettings

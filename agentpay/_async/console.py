@@ -11,7 +11,7 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import approvals, console
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
-from agentpay.contract.console import AccountDetail, AuditEntry
+from agentpay.contract.console import AccountDetail, AuditEntry, ConsoleSummary, ServedRequest
 from agentpay.contract.transfers import Transfer
 
 
@@ -135,7 +135,23 @@ class AsyncAudit(AsyncResource):
         return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
 
 
-class AsyncConsole:
+class AsyncServedRequests(AsyncResource):
+    """The requests that the server has answered (interface CO17). Needs an operator key."""
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[ServedRequest]:
+        """List the last 1,000 requests of the operator to this server process, newest first.
+
+        Args:
+            limit: requests per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
+
+
+class AsyncConsole(AsyncResource):
     """What an operator does on the dashboard, by subject. All of it needs an operator key.
 
     Attributes:
@@ -147,9 +163,11 @@ class AsyncConsole:
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
         audit: what was changed by whom.
+        requests: requests that the server has answered.
     """
 
     def __init__(self, caller: AsyncCaller) -> None:
+        super().__init__(caller)
         self.accounts: AsyncAccountDetails = AsyncAccountDetails(caller)
         self.agent_keys: AsyncAgentKeys = AsyncAgentKeys(caller)
         self.operator_keys: AsyncOperatorKeys = AsyncOperatorKeys(caller)
@@ -158,3 +176,13 @@ class AsyncConsole:
         self.events: AsyncEvents = AsyncEvents(caller)
         self.deliveries: AsyncDeliveries = AsyncDeliveries(caller)
         self.audit: AsyncAudit = AsyncAudit(caller)
+        self.requests: AsyncServedRequests = AsyncServedRequests(caller)
+
+    async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
+        """Count accounts, waiting approvals, undelivered deliveries and open sessions (interface CO16).
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
+        return summary

@@ -12,7 +12,7 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import approvals, console
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
-from agentpay.contract.console import AccountDetail, AuditEntry
+from agentpay.contract.console import AccountDetail, AuditEntry, ConsoleSummary, ServedRequest
 from agentpay.contract.transfers import Transfer
 
 
@@ -136,7 +136,23 @@ class Audit(Resource):
         return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
 
 
-class Console:
+class ServedRequests(Resource):
+    """The requests that the server has answered (interface CO17). Needs an operator key."""
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[ServedRequest]:
+        """List the last 1,000 requests of the operator to this server process, newest first.
+
+        Args:
+            limit: requests per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
+
+
+class Console(Resource):
     """What an operator does on the dashboard, by subject. All of it needs an operator key.
 
     Attributes:
@@ -148,9 +164,11 @@ class Console:
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
         audit: what was changed by whom.
+        requests: requests that the server has answered.
     """
 
     def __init__(self, caller: Caller) -> None:
+        super().__init__(caller)
         self.accounts: AccountDetails = AccountDetails(caller)
         self.agent_keys: AgentKeys = AgentKeys(caller)
         self.operator_keys: OperatorKeys = OperatorKeys(caller)
@@ -159,3 +177,13 @@ class Console:
         self.events: Events = Events(caller)
         self.deliveries: Deliveries = Deliveries(caller)
         self.audit: Audit = Audit(caller)
+        self.requests: ServedRequests = ServedRequests(caller)
+
+    def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
+        """Count accounts, waiting approvals, undelivered deliveries and open sessions (interface CO16).
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        summary: ConsoleSummary = self._call(prepare(console.GET_SUMMARY), options)
+        return summary

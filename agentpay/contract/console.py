@@ -167,6 +167,84 @@ class ListAudit(Request):
     cursor: Cursor = ""
 
 
+@frozen(kw_only=True)
+class ConsoleSummary(Model):
+    """What there is and what waits, in numbers (interface CO16).
+
+    Attributes:
+        accounts: accounts of the operator.
+        paused_accounts: those of them that are paused.
+        pending_approvals: transfers that wait for an operator.
+        undelivered_deliveries: deliveries whose retries have all failed; counted up to 10,000.
+        open_sessions: sessions that are neither settled nor failed.
+        treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
+            answer.
+    """
+
+    accounts: int
+    paused_accounts: int
+    pending_approvals: int
+    undelivered_deliveries: int
+    open_sessions: int
+    treasury_lamports: int | None
+
+
+@frozen(kw_only=True)
+class ServedRequest(Model):
+    """A request that the server has answered, without any of its content (interface CO17).
+
+    Attributes:
+        request_id: its `X-Request-Id`.
+        at: when it was answered, by the server's clock, UTC.
+        method: its HTTP method; `other` for one that HTTP does not define.
+        route: path of its endpoint, with the names of parameters in the place of their values; `none` where
+            no endpoint was found.
+        status: HTTP status of the response; None where the connection ended without one.
+        duration_ms: how long the response took, in milliseconds of real time.
+        key_id: the key that it was made with.
+    """
+
+    request_id: str
+    at: datetime
+    method: str
+    route: str
+    status: int | None
+    duration_ms: int
+    key_id: str
+
+
+@frozen(kw_only=True)
+class ListServedRequests(Request):
+    """Query of `GET /console/requests`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+GET_SUMMARY: Final = Endpoint(
+    name="console.summary",
+    method="GET",
+    path="/console/summary",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: ConsoleSummary},
+    summary="Count accounts, waiting approvals, undelivered deliveries and open sessions.",
+)
+LIST_SERVED_REQUESTS: Final = Endpoint(
+    name="console.requests.list",
+    method="GET",
+    path="/console/requests",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListServedRequests,
+    responses={200: PageBody[ServedRequest]},
+    summary="List the last 1,000 requests to this server process, newest first.",
+)
 CREATE_AGENT_KEY: Final = Endpoint(
     name="console.agent_keys.create",
     method="POST",
@@ -238,5 +316,7 @@ CONSOLE_ENDPOINTS: Final = (
     GET_ACCOUNT_DETAIL,
     ALLOW_SIGNING,
     LIST_AUDIT,
+    GET_SUMMARY,
+    LIST_SERVED_REQUESTS,
 )
 """Every operation of the console."""

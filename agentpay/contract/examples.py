@@ -90,6 +90,14 @@ FIELDS: Final[Mapping[str, Any]] = {
 _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
     "BalanceLowThresholdData": {"balance_usdc": "9.250000"},
+    "ConsoleSummary": {
+        "accounts": 12,
+        "paused_accounts": 1,
+        "pending_approvals": 2,
+        "undelivered_deliveries": 0,
+        "open_sessions": 3,
+        "treasury_lamports": 4_980_000_000,
+    },
     "Delivery": {"status": "delivered"},
     "ErrorBody": {"error": "policy_violation", "message": "max_single_transfer is 25 and 30 was asked for."},
     "Fault": {"name": "http:POST /v1/transfers", "times": 1, "effect": "reply_lost", "delay_ms": None},
@@ -109,6 +117,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },
+    "ServedRequest": {"method": "POST", "route": "/v1/transfers", "status": 200},
     "Session": {"status": "settled", "running_total_usdc": "12.500000"},
     "SessionCapReachedData": {"running_total_usdc": "20.000000"},
     "Transaction": {"session_id": None, "rejection_reason": None, "counterparty": f"acct_{_ULID}"},

@@ -27,8 +27,10 @@ from agentpay_server._simulation.faults import Faults
 from agentpay_server._simulation.loop import SimulatedLoop
 from agentpay_server._simulation.plan import Plan
 from agentpay_server._simulation.timeline import Timeline
-from agentpay_server.chain import instructions, machine, machines
-from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.chain import instructions
+from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded import virtual_machine as machine
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
 
 FINALIZED_SLOTS: Final = 31

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from agentpay_server._simulation.chance import ACTOR
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.domain.problems import Problem
-from agentpay_server.store.database import DatabaseUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.errors import Problem
 
 _EXPECTED: Final = (ChainUnavailableError, DatabaseUnavailableError, Problem, TimeoutError)
 _LOGGERS: Final = ("agentpay_server", "agentpay")

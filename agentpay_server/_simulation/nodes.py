@@ -13,7 +13,7 @@ from solders.account import Account
 
 from agentpay_server._simulation.cluster import FINALIZED_SLOTS, GENESIS, USDC_MINT, Cluster, Landed
 from agentpay_server._simulation.faults import Faults
-from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import transaction_of
 

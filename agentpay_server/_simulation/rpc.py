@@ -14,7 +14,7 @@ from agentpay_server._simulation.loop import SimulatedLoop, never
 from agentpay_server._simulation.nodes import Node, Nodes
 from agentpay_server._simulation.plan import Plan
 from agentpay_server._simulation.timeline import Timeline
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 _NODE_IS_BEHIND = -32005

@@ -37,7 +37,7 @@ from agentpay_server._simulation.servers import Life, Server, close_task
 from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.domain.api_keys import new_key
+from agentpay_server.credentials import new_key
 from agentpay_server.settings import Settings
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01

@@ -1,9 +1,11 @@
 """Which Solana cluster a node belongs to, told by its genesis hash: the one thing that no URL can misstate.
 
-Pure rules: what money means on a cluster, and on which a server must not start. They ask no chain.
+Pure rules: what money means on a cluster, on which a server must not start, and where a person looks up a
+transaction of one. They ask no chain.
 """
 
 from typing import Final
+from urllib.parse import quote, urlsplit
 
 from attrs import frozen
 
@@ -77,3 +79,24 @@ def choose_cluster(
     if name is not None and usdc_mint is None:
         raise ClusterRefusedError(f"Circle issues no USDC on {name}: name the mint to use, or use devnet")
     return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=usdc_mint or USDC_MINTS[MAINNET])
+
+
+_EXPLORER: Final = "https://explorer.solana.com/tx/"
+_NAMED_BY_EXPLORER: Final = frozenset({"devnet", "testnet"})
+
+
+def explorer_url(signature: str, cluster: str) -> str:
+    """Return the explorer's page of a transaction.
+
+    Args:
+        signature: base58 text.
+        cluster: `mainnet-beta`, `devnet`, `testnet`, or the RPC URL of any other cluster. Of a URL only
+            scheme, host and port are shown: the rest is where providers put their keys.
+    """
+    if cluster == "mainnet-beta":
+        return _EXPLORER + signature
+    if cluster in _NAMED_BY_EXPLORER:
+        return f"{_EXPLORER}{signature}?cluster={cluster}"
+    parts = urlsplit(cluster)
+    origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return f"{_EXPLORER}{signature}?cluster=custom&customUrl={quote(origin, safe='')}"

@@ -22,9 +22,9 @@ from typing import Final
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, Signer, escrow_authority, spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, TOKEN_PROGRAM
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES

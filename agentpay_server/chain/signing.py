@@ -14,7 +14,6 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.base import MOST_COMPUTE_UNITS, Blockhash, ComputeBudget, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
 from agentpay_server.chain.instructions import (
     ASSOCIATED_TOKEN_PROGRAM,
@@ -23,6 +22,7 @@ from agentpay_server.chain.instructions import (
     set_compute_unit_limit,
     set_compute_unit_price,
 )
+from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS, Blockhash, ComputeBudget, SignedTransaction
 
 MAX_TRANSACTION_BYTES: Final = 1_232
 """The largest transaction that Solana's network forwards: one IPv6 packet."""

@@ -13,7 +13,6 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -30,6 +29,7 @@ from agentpay_server.chain.policy_record import (
     VERSION_FIELD,
     PolicyRecord,
 )
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction, with_units_for
 
 MAX_MEMO_BYTES: Final = 769

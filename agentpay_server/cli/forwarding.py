@@ -18,8 +18,8 @@ from agentpay.contract.errors import FieldFault
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.deliveries import after_attempt
-from agentpay_server.services.posting import HttpPoster
+from agentpay_server.webhooks.http import HttpPoster
+from agentpay_server.webhooks.rules import after_attempt
 
 _ANY_TYPE: Final = "transfer.settled"
 

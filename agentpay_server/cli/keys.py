@@ -10,7 +10,7 @@ from agentpay.contract.identity import KeyKind
 from agentpay_server.cli.connection import takes_server
 from agentpay_server.cli.output import Output, takes_json, takes_limit, up_to
 from agentpay_server.cli.values import Identifier
-from agentpay_server.domain.api_keys import new_key
+from agentpay_server.credentials import new_key
 
 
 @click.group()

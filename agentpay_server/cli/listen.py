@@ -23,7 +23,7 @@ from agentpay_server.cli.connection import Address, address_of, reported_errors,
 from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Identifier, Seconds
-from agentpay_server.domain.webhook_secrets import new_secret
+from agentpay_server.credentials import new_secret
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one
 

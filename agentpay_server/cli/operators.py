@@ -12,7 +12,7 @@ import click
 from agentpay_server.cli.output import Output, takes_json
 from agentpay_server.cli.values import Label, SchemaName
 from agentpay_server.contract.sandbox import Operator
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.database.schema_name import DATABASE_SCHEMA
 
 
 @click.group()
@@ -60,12 +60,9 @@ def create_operator(
     if database_schema is not None and database_url is None:
         raise click.UsageError("--database-schema requires --database-url.")
     # Imported late: loading the store takes longer than reporting a usage error.
-    from agentpay_server.services.operators import create_operator as create  # noqa: PLC0415
+    from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
+    from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
     from agentpay_server.storage import open_database  # noqa: PLC0415
-    from agentpay_server.store.database import (  # noqa: PLC0415
-        DatabaseUnavailableError,
-        StartRefusedError,
-    )
 
     async def created() -> Operator:
         database = await open_database(

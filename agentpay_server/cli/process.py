@@ -22,15 +22,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.config import ServerConfig
-from agentpay_server.domain.hosts import Hosts
-from agentpay_server.embedded.listener import bound_socket, url_of
+from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
+from agentpay_server.embedded.port import bound_socket, url_of
 from agentpay_server.http.app import Application
+from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.server import ClusterAwayError, Server, start_server
 from agentpay_server.storage import open_storage
-from agentpay_server.store.database import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from agentpay_server.chain.base import MOST_COMPUTE_UNITS
 from agentpay_server.chain.custody import read_key
+from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
 from agentpay_server.cli.values import Seconds
 

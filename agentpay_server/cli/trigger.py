@@ -11,8 +11,8 @@ from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.cli.connection import RefusedError, takes_server
-from agentpay_server.cli.happenings import CannotHappenError, Stage, Trace, happening, new_account
 from agentpay_server.cli.output import Output
+from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, happening, new_account
 from agentpay_server.cli.values import Identifier, Usdc
 from agentpay_server.clients import Sandbox
 

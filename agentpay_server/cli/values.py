@@ -2,15 +2,18 @@
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from agentpay.contract.fields import text
 from agentpay.contract.usdc import to_decimal
-from agentpay_server.domain.database_schema import check_database_schema
-from agentpay_server.domain.hosts import allowed_host
+from agentpay_server.database.schema_name import check_database_schema
+from agentpay_server.http.hosts import allowed_host
+
+T = TypeVar("T")
 
 _LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
@@ -57,79 +60,59 @@ class Sol(click.ParamType[Decimal]):
         return amount
 
 
-class Host(click.ParamType[str]):
+class _Parsed(click.ParamType[T]):
+    """A value that a function of the contract reads; what it refuses, it says why."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> T:
+        """Return what was read."""
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def _amount(value: str) -> Decimal:
+    amount = to_decimal(value)
+    if not amount:
+        raise ValueError("an amount must be at least 0.000001")
+    return amount
+
+
+class Host(_Parsed[str]):
     """A host name or an IP address, without scheme and port."""
 
-    name = "host"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the host."""
-        try:
-            return allowed_host(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    def __init__(self) -> None:
+        super().__init__("host", allowed_host)
 
 
-class Usdc(click.ParamType[Decimal]):
+class Usdc(_Parsed[Decimal]):
     """An amount of USDC to move."""
 
-    name = "usdc"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Decimal:
-        """Return the amount."""
-        try:
-            amount = to_decimal(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        if not amount:
-            self.fail("an amount must be at least 0.000001.", param, ctx)
-        return amount
+    def __init__(self) -> None:
+        super().__init__("usdc", _amount)
 
 
-class SchemaName(click.ParamType[str]):
+class SchemaName(_Parsed[str]):
     """The name of a PostgreSQL schema."""
 
-    name = "schema"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the name."""
-        try:
-            return check_database_schema(str(value))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    def __init__(self) -> None:
+        super().__init__("schema", check_database_schema)
 
 
-class Label(click.ParamType[str]):
-    """A display name: 1 to 100 characters, no control characters."""
+class Label(_Parsed[str]):
+    """A display name: 1 to 100 characters, no control characters; trimmed."""
 
-    name = "label"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the name, trimmed."""
-        try:
-            return str(_LABEL.parse(str(value)))
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    def __init__(self) -> None:
+        super().__init__("label", lambda value: str(_LABEL.parse(value)))
 
 
 class Identifier(click.ParamType[str]):

@@ -194,6 +194,19 @@ class Snapshot(Model):
     created_at: datetime
 
 
+@frozen(kw_only=True)
+class ListSnapshots(Request):
+    """Query of `GET /sandbox/snapshots`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
 FUND: Final = Endpoint(
     name="sandbox.accounts.fund",
     method="POST",
@@ -301,6 +314,16 @@ CREATE_SNAPSHOT: Final = Endpoint(
     summary="Remember all that the server knows.",
     description="For a server in memory. It waits up to 5 seconds for what is under way to end.",
 )
+LIST_SNAPSHOTS: Final = Endpoint(
+    name="sandbox.snapshots.list",
+    method="GET",
+    path="/sandbox/snapshots",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListSnapshots,
+    responses={200: PageBody[Snapshot]},
+    summary="List the snapshots that the server keeps, newest first.",
+)
 RESTORE_SNAPSHOT: Final = Endpoint(
     name="sandbox.snapshots.restore",
     method="POST",
@@ -336,6 +359,7 @@ SANDBOX_ENDPOINTS: Final = (
     LIST_FAULTS,
     CLEAR_FAULTS,
     CREATE_SNAPSHOT,
+    LIST_SNAPSHOTS,
     RESTORE_SNAPSHOT,
     RESET,
 )

@@ -38,7 +38,7 @@ function agents(view) {
   }, "key");
   feed(view, {
     path: "/console/agent-keys", keyOf: (it) => it.key_id, before: (items) => learn(view, items.map((it) => it.account_id)),
-    none: empty("No agent has a key. Create one here, or:", "server.console.create_agent_key(account_id)"),
+    none: empty("No agent has a key. Create one here, or:", "client.console.agent_keys.create(account_id)"),
     row: (it) => h("li.row", { "data-row": true }, moment(it.created_at), code(it.key_id), h("span.grow", it.name ? said(it.name) : quiet("no name"), quiet(" for "), party(it.account_id)),
       remove(view, "Revoke", `/console/agent-keys/${it.key_id}`, "The agent that uses it is refused from its next request on.")),
   });

@@ -9,9 +9,6 @@ const CHAIN = { chain_down: "No call to the chain is answered", chain_reply_lost
 const OPERATIONS = ["POST /v1/transfers", "GET /v1/transfers/{transfer_id}", "GET /v1/accounts", "GET /v1/accounts/{account_id}/balance", "POST /sessions", "POST /sessions/{session_id}/charges"];
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
 
-// Those that this tab has saved.
-let saved = [];
-
 export function bench(view) {
   const time = h("p.amount"), faults = h("ul.rows"), points = h("ul.rows"), payee = select("account_id", []), input = (props) => h("input", { autocomplete: "off", ...props });
   const advance = (seconds) => view.act(() => call("POST", "/sandbox/clock/advance", { body: { seconds } }), seconds ? "The clock has moved, and what fell due has run." : "What was due has run.");
@@ -37,9 +34,9 @@ export function bench(view) {
     h("section.card", h("h2", "Request faults"), form(({ operation, effect }) => fault(`http:${operation}`, { times: 1, effect, ...(effect === "delay" && { delay_ms: 3000 }) }), "Arm once",
       field("Request", select("operation", OPERATIONS.map((it) => [it, it]))), field("Outcome", select("effect", Object.entries(EFFECTS))))),
     h("section.card", h("h2", "Armed"), faults, h("div.actions", button("Disarm all", () => view.act(() => call("DELETE", "/sandbox/faults"), "Nothing fails any more.")))),
-    h("section.card", h("h2", "Rewind"), points, h("div.actions", button("Save this point", () => view.act(async () => { saved = [await call("POST", "/sandbox/snapshots"), ...saved]; }, "Saved."), { look: "primary" })))));
+    h("section.card", h("h2", "Rewind"), points, h("div.actions", button("Save this point", () => view.act(() => call("POST", "/sandbox/snapshots"), "Saved."), { look: "primary" })))));
   view.load(async () => {
-    const [clock, list] = await Promise.all(["/sandbox/clock", "/sandbox/faults?limit=100"].map(view.get));
+    const [clock, list, saved] = await Promise.all(["/sandbox/clock", "/sandbox/faults?limit=100", "/sandbox/snapshots?limit=64"].map(view.get));
     time.replaceChildren(moment(clock.now));
     armed.clear();
     for (const it of list.data) armed.add(it.name);
@@ -48,7 +45,7 @@ export function bench(view) {
       toggle.textContent = armed.has(name) ? "On" : "Off";
     }
     show(faults, list.data, (it) => it.name, (it) => h("li.row", h("span.grow", plain(it.name), quiet(it.effect ? ` · ${words(it.effect)}` : "", it.times ? ` · ${it.times} times` : " · until disarmed")), button("Disarm", () => disarm(it.name), { "aria-label": `Disarm ${it.name}` })), empty("Nothing is armed."));
-    show(points, saved, (it) => it.snapshot_id, (it) => h("li.row", moment(it.created_at), h("span.grow", quiet(it.snapshot_id)), button("Go back…", () => rewind(it))), empty("No points yet. Save one, try something, and go back; or:", "server.sandbox.snapshot()"));
+    show(points, saved.data, (it) => it.snapshot_id, (it) => h("li.row", moment(it.created_at), h("span.grow", quiet(it.snapshot_id)), button("Go back…", () => rewind(it))), empty("No points yet. Save one, try something, and go back; or:", "server.sandbox.snapshot()"));
     // Once: a chain that is down tells no balances.
     if (!payee.firstChild) payee.append(...(await accounts(view)).data.map((it) => h("option", { value: it.account_id }, plain(it.name))));
   });

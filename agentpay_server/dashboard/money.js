@@ -7,12 +7,14 @@ import { ask, badge, big, button, code, empty, facts, field, fromMicro, h, json,
 
 // --- Overview
 
+const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
+
 export function overview(view) {
   const tiles = h("ul.tiles"), cards = h("ul.cards");
   view.root.append(tiles, h("h2", "Accounts"), cards);
   view.load(async () => {
     const [told, page] = await Promise.all([summary(view.signal), accounts(view)]);
-    show(tiles, [["Waiting for approval", told.pending_approvals, "#/approvals", "warn"], ["Undelivered", told.undelivered_deliveries, "#/deliveries?status=undelivered", "bad"], ["Open sessions", told.open_sessions, "#/sessions?status=open", ""]],
+    show(tiles, [["Waiting for approval", told.pending_approvals, "#/approvals", "warn"], ["Undelivered", told.undelivered_deliveries, "#/deliveries?status=undelivered", "bad"], ["Open sessions", told.open_sessions, "#/sessions", ""], ["Treasury, SOL", told.treasury_lamports === null ? "–" : SOL.format(told.treasury_lamports / 1e9), "#/overview", ""]],
       ([label]) => label, ([label, count, href, look]) => h("li", h(count && look ? `a.tile.${look}` : "a.tile", { href }, h("strong", String(count)), h("span", label))));
     show(cards, page.data, (it) => it.account_id, (it) => h("li.card", { "data-row": true },
       h("div.head", party(it.account_id), it.status === "active" ? null : badge(it.status)), big(it.balance_usdc), budget(it)),
@@ -23,8 +25,9 @@ export function overview(view) {
 /** What is spent, reserved and left of the daily limit. */
 function budget(it) {
   if (it.signing_stopped_at) return h("p.problem", "Signing is stopped: a transaction landed after it was believed expired. Compare its history with the chain.");
-  const limit = it.policy.max_daily_spend, spent = micro(it.spent_usdc);
-  if (limit === null) return h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`);
+  const limit = it.policy.max_daily_spend;
+  if (limit === null) return h("p.quiet", it.spent_usdc ? `${usdc(it.spent_usdc)} spent in 24 h, no daily limit` : "No daily limit");
+  const spent = micro(it.spent_usdc);
   const reserved = micro(it.reserved_usdc), held = reserved < spent ? reserved : spent, text = `${usdc(it.remaining_usdc)} left of ${usdc(limit)} a day`;
   return [meter(`${text}: ${usdc(fromMicro(spent - held))} spent, ${usdc(fromMicro(held))} reserved`, ["spent", percent(spent - held, micro(limit))], ["reserved", percent(held, micro(limit))]),
     h("p", text, it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at)))];

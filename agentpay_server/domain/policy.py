@@ -19,7 +19,7 @@ from attrs import frozen
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string, from_micro, to_micro
-from agentpay_server.domain.problems import shown
+from agentpay_server.errors import shown
 
 _LISTED: Final = 50
 """How many names of an allowlist a refusal shows."""

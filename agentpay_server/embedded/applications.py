@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.types import Message
 
 from agentpay.integrations.router import HANDLING
-from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.owner_thread import OwnerThread
 
 T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]

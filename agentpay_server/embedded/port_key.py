@@ -10,7 +10,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.identity import KeyKind
-from agentpay_server.domain.api_keys import new_key
+from agentpay_server.credentials import new_key
 
 _HEADER: Final = b"authorization"
 

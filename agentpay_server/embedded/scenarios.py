@@ -17,8 +17,8 @@ from agentpay.contract.deliveries import Delivery
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.deliveries import RETRY_DELAYS_US
 from agentpay_server.embedded.inbox import WebhookInbox
+from agentpay_server.webhooks.rules import RETRY_DELAYS_US
 
 if TYPE_CHECKING:
     from agentpay_server.embedded.server import AgentPayServer

@@ -27,17 +27,17 @@ from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.config import ServerConfig
-from agentpay_server.domain.database_schema import DATABASE_SCHEMA
+from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.embedded.applications import Application, application
 from agentpay_server.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
-from agentpay_server.embedded.inspection import (
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.recorder import (
     RECORDS_MAX,
     ChainTransaction,
     RecordedRequest,
     Recorder,
     Records,
 )
-from agentpay_server.embedded.owner import OwnerThread
 from agentpay_server.embedded.scenarios import (
     LowBalance,
     NearDailyLimit,

@@ -18,13 +18,7 @@ from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.clock import from_us
 from agentpay_server.contract.sandbox import ADVANCE_CLOCK
-from agentpay_server.embedded.inspection import (
-    RECORDS_MAX,
-    ChainTransaction,
-    RecordedRequest,
-    Recorder,
-    masked,
-)
+from agentpay_server.embedded.recorder import RECORDS_MAX, ChainTransaction, RecordedRequest, Recorder, masked
 from agentpay_server.server import Server
 
 LINES_MAX: Final = 100

@@ -7,8 +7,8 @@ import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay_server.embedded.owner import OwnerThread
-from agentpay_server.http.exchange import WHOLE
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.http.requests import WHOLE
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 

@@ -13,10 +13,10 @@ from agentpay._sync.client import AgentPay
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock
 from agentpay_server.embedded.inbox import InboxTransport
-from agentpay_server.embedded.inspection import Recorder
-from agentpay_server.embedded.listener import Listener, bound_socket
-from agentpay_server.embedded.owner import OwnerThread
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.port import Listener, bound_socket
 from agentpay_server.embedded.port_key import PortKey
+from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
 from agentpay_server.logs import log

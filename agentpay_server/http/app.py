@@ -23,39 +23,37 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem, service_unavailable
+from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import dashboard, openapi
-from agentpay_server.http.auth import authenticated
-from agentpay_server.http.bodies import (
-    DisconnectedError,
-    read_body,
-    require_json,
-    structured_body,
-    structured_query,
-)
-from agentpay_server.http.exchange import (
+from agentpay_server.http.errors import Headers, rendered
+from agentpay_server.http.operations import Answer, Operations
+from agentpay_server.http.rate_limit import RateLimit
+from agentpay_server.http.requests import (
     DROP,
     JSON_TYPE,
     REFUSED,
     SHARE,
     WHOLE,
     Call,
+    DisconnectedError,
     DroppedError,
     Reply,
+    authenticated,
+    read_body,
+    require_json,
+    structured_body,
+    structured_query,
 )
-from agentpay_server.http.operations import Answer, Operations
-from agentpay_server.http.problems import Headers, rendered
-from agentpay_server.http.rate_limits import RateLimit
 from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.metrics import Metrics
+from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, SystemRandomness
+from agentpay_server.sandbox.http_faults import HttpFault
 from agentpay_server.server import Server
-from agentpay_server.services.http_faults import HttpFault
 from agentpay_server.settings import Settings
-from agentpay_server.store.database import DatabaseUnavailableError
 
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
@@ -219,8 +217,19 @@ class Application:
         """Count an answered request, and log it if anybody reads that."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
+        principal: Principal | None = scope.get("agentpay.principal")
+        duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
+        if principal is not None:
+            self._server.requests.record(
+                principal,
+                request_id=trace.request_id,
+                at_us=self._server.context.clock.now_us(),
+                method=method,
+                route=trace.route,
+                status=trace.status,
+                duration_ms=round(duration_ms),
+            )
         if logger.isEnabledFor(level):
-            principal: Principal | None = scope.get("agentpay.principal")
             log(
                 logger,
                 level,
@@ -231,7 +240,7 @@ class Application:
                 error=trace.error,
                 transfer_id=trace.transfer_id,
                 key_id=None if principal is None else principal.key_id,
-                duration_ms=round((asyncio.get_running_loop().time() - start) * 1000, 3),
+                duration_ms=duration_ms,
             )
 
 

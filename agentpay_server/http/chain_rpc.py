@@ -18,14 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.chain import transactions
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.node.errors import INTERNAL_ERROR, RpcError
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
 from agentpay_server.chain.node.subscriptions import Subscriptions
-from agentpay_server.domain.problems import Problem
-from agentpay_server.http.bodies import DisconnectedError, read_body, require_json
-from agentpay_server.http.exchange import JSON_TYPE, REFUSED
+from agentpay_server.errors import Problem
+from agentpay_server.http.requests import JSON_TYPE, REFUSED, DisconnectedError, read_body, require_json
 from agentpay_server.logs import log
 from agentpay_server.server import Server
 

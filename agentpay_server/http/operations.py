@@ -12,11 +12,11 @@ from attrs import frozen
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.http.exchange import JSON_TYPE
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.server import Server
 from agentpay_server.store import operations as store
-from agentpay_server.store.database import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition

@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract.transfers import Transfer
-from agentpay_server.http.exchange import Call, Reply
+from agentpay_server.http.requests import Call, Reply
 from agentpay_server.server import Services
 from agentpay_server.services.policies import VersionedPolicy
 
@@ -96,6 +96,8 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.approvals.reject": Route(
         200, lambda s, c: s.approvals.reject(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
+    "console.summary": Route(200, lambda s, c: s.overview.summary(c.principal)),
+    "console.requests.list": Route(200, lambda s, c: s.requests.list(c.principal, c.query)),
     "console.audit.list": Route(200, lambda s, c: s.audit.list(c.principal, c.query)),
     "console.webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
     "console.webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
@@ -128,6 +130,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "sandbox.faults.list": Route(200, lambda s, c: s.sandbox.list_faults(c.principal, c.query)),
     "sandbox.faults.clear": Route(204, lambda s, c: s.sandbox.clear_faults(c.principal), is_owned=True),
     "sandbox.snapshots.create": Route(201, lambda s, c: s.sandbox.snapshot(c.principal)),
+    "sandbox.snapshots.list": Route(200, lambda s, c: s.sandbox.list_snapshots(c.principal, c.query)),
     "sandbox.snapshots.restore": Route(
         200, lambda s, c: s.sandbox.restore(c.principal, c.path["snapshot_id"])
     ),

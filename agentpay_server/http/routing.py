@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.domain.problems import Problem
+from agentpay_server.errors import Problem
 
 _PATHS: Final = "agentpay.paths"
 

@@ -16,7 +16,6 @@ from solders.message import MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay_server.chain.base import Blockhash
 from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
 from agentpay_server.chain.instructions import (
     associated_token_address,
@@ -25,6 +24,7 @@ from agentpay_server.chain.instructions import (
     set_compute_unit_price,
     transfer_checked,
 )
+from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.payments.terms import Protocol, Terms
 

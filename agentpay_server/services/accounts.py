@@ -18,28 +18,28 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
 from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.chain.base import ChainUnavailableError, SignedTransaction, TokenAccount
+from agentpay_server import audit
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
 from agentpay_server.clock import from_us
-from agentpay_server.domain.cursors import List
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.domain.handles import handle_of
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import chain_unavailable
 from agentpay_server.domain.spending import remaining
-from agentpay_server.faults import Operation, Step, fault_point
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
-from agentpay_server.services.policies import canonical_policy, own_account, stored_policy
+from agentpay_server.errors import chain_unavailable
+from agentpay_server.principals import Principal
+from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.provisioning import Provisioning
 from agentpay_server.services.settlement import Settlement, watched_transaction
 from agentpay_server.services.sight import spendable_micro, unsure_micro
 from agentpay_server.store import accounts as store
 from agentpay_server.store import chain_transactions, policy_records, sessions, spends
-from agentpay_server.store.accounts import AccountRecord
+from agentpay_server.store.accounts import AccountRecord, own_account
 from agentpay_server.store.chain_transactions import Kind
-from agentpay_server.store.connection import Connection
-from agentpay_server.store.database import run_again_if_late
 
 _CUSTODIAL = "custodial"
 

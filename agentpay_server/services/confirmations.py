@@ -18,14 +18,14 @@ from typing import Final
 
 from attrs import evolve
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Landed, Settlement
 from agentpay_server.store import accounts
 from agentpay_server.store import chain_transactions as store
 from agentpay_server.store.chain_transactions import ChainTransaction, State
-from agentpay_server.store.connection import Connection
 
 _AT_ONCE: Final = 256
 

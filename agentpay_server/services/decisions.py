@@ -10,16 +10,16 @@ from typing import Generic, Protocol, TypeVar
 
 from attrs import frozen
 
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.domain.problems import chain_unavailable, signing_stopped
-from agentpay_server.faults import Operation, Step, fault_point
-from agentpay_server.services.context import Context
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import chain_unavailable, signing_stopped
 from agentpay_server.services.deposits import Deposits
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import Contended, Sight, look
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import ChainTransaction
-from agentpay_server.store.connection import Connection
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")

@@ -20,17 +20,16 @@ from attrs import define, field
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.deposits import Deposit, DepositBatch
-from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
 from agentpay_server.services import low_balance
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions, entries
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are looked at to find what need not be read from the chain."""
@@ -273,8 +272,7 @@ class Deposits:
         None: the cursor is no longer where the stretch begins.
         """
         # Whoever settles a transfer to the account changes this row too: from here on it has or it has not.
-        account = account_store.account(connection, account_id, lock=True)
-        assert account is not None  # noqa: S101 - accounts are never deleted
+        account = account_store.existing_account(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
         now_us = self._context.clock.now_us()

@@ -11,11 +11,11 @@ from agentpay.contract.transactions import (
 )
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import end_of_millisecond_us, from_us
-from agentpay_server.domain.cursors import List
-from agentpay_server.domain.principals import Principal
-from agentpay_server.services.context import Context
-from agentpay_server.services.policies import own_account
+from agentpay_server.context import Context
+from agentpay_server.database.pages import List
+from agentpay_server.principals import Principal
 from agentpay_server.store import entries as store
+from agentpay_server.store.accounts import own_account
 from agentpay_server.store.entries import EntryRecord
 
 

@@ -14,15 +14,15 @@ from typing import Final
 
 from attrs import define
 
-from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server import audit
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Ages, Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions as store
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State
-from agentpay_server.store.connection import Connection
 
 _AT_ONCE: Final = 256
 _LIVES: Final = 2

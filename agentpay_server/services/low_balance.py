@@ -6,12 +6,12 @@ may not be: then it is judged once they are no longer behind, by whoever next co
 
 from functools import partial
 
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.services.context import Context
-from agentpay_server.services.outbox import Outbox
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.services.settlement import Unit
 from agentpay_server.store import accounts
-from agentpay_server.store.connection import Connection
+from agentpay_server.webhooks.outbox import Outbox
 
 
 def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:

@@ -10,22 +10,22 @@ from functools import lru_cache
 
 from attrs import frozen
 
-from agentpay.contract import codec, identifiers
+from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
+from agentpay_server import audit
 from agentpay_server.chain.custody import record_key
 from agentpay_server.clock import from_us
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, not_found
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import Problem
+from agentpay_server.principals import Principal
 from agentpay_server.services.policy_records import PolicyRecords
 from agentpay_server.settings import PolicyUpdate
 from agentpay_server.store import accounts as store
 from agentpay_server.store import policy_records as record_store
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 
 
 @frozen
@@ -60,7 +60,7 @@ class Policies:
         Raises:
             Problem: `not_found`.
         """
-        return _versioned(await self._context.database.read(own_account, principal, account_id))
+        return _versioned(await self._context.database.read(store.own_account, principal, account_id))
 
     async def put(
         self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
@@ -89,7 +89,7 @@ class Policies:
         change: PolicyChange,
         if_match: str | None,
     ) -> AccountRecord:
-        account = own_account(connection, principal, account_id, lock=True)
+        account = store.own_account(connection, principal, account_id, lock=True)
         if if_match is not None and not _matches(if_match, _etag(account)):
             raise Problem(
                 ErrorCode.PRECONDITION_FAILED,
@@ -119,7 +119,7 @@ class Policies:
             before=codec.unstructure(before),
             after=codec.unstructure(after),
         )
-        return own_account(connection, principal, account_id)
+        return store.own_account(connection, principal, account_id)
 
     def _queue_record(self, connection: Connection, account: AccountRecord, now_us: int) -> None:
         record = record_store.record(connection, account.account_id)
@@ -128,22 +128,6 @@ class Policies:
             record_store.insert_record(connection, account.account_id, address=address, due_us=now_us)
         else:
             record_store.set_due(connection, account.account_id, due_us=now_us, failures=0)
-
-
-def own_account(
-    connection: Connection, principal: Principal, account_id: str, *, lock: bool = False
-) -> AccountRecord:
-    """Return an account that the principal's operator has.
-
-    Raises:
-        Problem: `not_found`, the same for an account of another operator and for one that does not exist.
-    """
-    record = None
-    if identifiers.is_identifier(account_id, identifiers.ACCOUNT):
-        record = store.account(connection, account_id, lock=lock)
-    if record is None or record.operator_id != principal.operator_id:
-        raise not_found("account", account_id)
-    return record
 
 
 def _versioned(account: AccountRecord) -> VersionedPolicy:

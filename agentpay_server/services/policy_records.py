@@ -16,20 +16,20 @@ import math
 from typing import Final
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.clock import SECOND_US
-from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.services.settlement import Handler, Means, Settlement, Unit, pending_transaction
-from agentpay_server.services.tasks import all_ended
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store import policy_records as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind
-from agentpay_server.store.connection import Connection
+from agentpay_server.tasks import all_ended
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US

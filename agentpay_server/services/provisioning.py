@@ -12,10 +12,10 @@ from typing import Final
 from attrs import frozen
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.faults import Operation
-from agentpay_server.services.context import Context
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
 from agentpay_server.services.settlement import Landed, Settlement
 
 COLLECTING_SECONDS: Final = 0.02

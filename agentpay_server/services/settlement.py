@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.chain.base import (
+from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
@@ -38,14 +38,14 @@ from agentpay_server.chain.base import (
     SignedTransaction,
 )
 from agentpay_server.clock import SECOND_US, real_now_us
-from agentpay_server.faults import Operation, Step, fault_point
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State
-from agentpay_server.store.connection import Connection
 
 S = TypeVar("S")
 

@@ -8,9 +8,9 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.base import Blockhash, Chain, TokenAccount
+from agentpay_server.chain.protocol import Blockhash, Chain, TokenAccount
 from agentpay_server.domain.policy import Recipient, Refusal
-from agentpay_server.domain.problems import Problem, shown
+from agentpay_server.errors import Problem, shown
 from agentpay_server.store.accounts import AccountRecord
 
 

@@ -5,8 +5,10 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import BigInteger, bindparam, case, insert, null, or_, select, update
 
-from agentpay.contract.identifiers import ACCOUNT
-from agentpay_server.store.connection import Connection
+from agentpay.contract.identifiers import ACCOUNT, is_identifier
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import not_found
+from agentpay_server.principals import Principal
 from agentpay_server.store.tables import accounts, counters
 
 
@@ -192,6 +194,22 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
     """Return an account; with `lock`, nobody else changes it before the transaction ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
+
+
+def own_account(
+    connection: Connection, principal: Principal, account_id: str, *, lock: bool = False
+) -> AccountRecord:
+    """Return an account that the principal's operator has.
+
+    Raises:
+        Problem: `not_found`, the same for an account of another operator and for one that does not exist.
+    """
+    record = None
+    if is_identifier(account_id, ACCOUNT):
+        record = account(connection, account_id, lock=lock)
+    if record is None or record.operator_id != principal.operator_id:
+        raise not_found("account", account_id)
+    return record
 
 
 def existing_account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord:

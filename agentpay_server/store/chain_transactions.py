@@ -20,8 +20,8 @@ from typing import Final
 from attrs import evolve, field, frozen
 from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
 
-from agentpay_server.chain.base import SignedTransaction
-from agentpay_server.store.connection import Connection
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import chain_transactions as table
 
 

@@ -5,7 +5,7 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, insert, literal_column, select
 
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import entries
 
 

@@ -32,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.tables import accounts
 
 Row = TypeVar("Row")

@@ -5,8 +5,8 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.chain_transactions import Kind, State
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import accounts, chain_transactions, deliveries
 
 _STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))

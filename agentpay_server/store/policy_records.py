@@ -5,8 +5,8 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, exists, func, insert, literal_column, not_, select, update
 
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.chain_transactions import Kind, State
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import chain_transactions, policy_records
 
 

@@ -5,7 +5,7 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import and_, bindparam, insert, select, update
 
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.sessions import IS_OPEN, OF_SESSION, SessionRecord
 from agentpay_server.store.tables import accounts, session_charges, sessions
 

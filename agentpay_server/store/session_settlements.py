@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import bindparam, func, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.store.connection import Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.store.sessions import IS_CLOSING, IS_OPEN, OF_SESSION, SessionRecord
 from agentpay_server.store.tables import sessions
 

@@ -11,9 +11,9 @@ from attrs import frozen
 from sqlalchemy import Select, bindparam, func, insert, literal_column, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
+from agentpay_server.database.connection import Connection
 from agentpay_server.store import chain_transactions, held_keys
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
 from agentpay_server.store.tables import sessions
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from sqlalchemy import bindparam, func, select
 
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.spending import WINDOW_US, Release, spent_in_window, window_start_us
 from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.tables import chain_transactions as table
 
 _MOMENTS_AT_ONCE: Final = 50

@@ -8,8 +8,8 @@ from attrs import frozen
 from sqlalchemy import Select, and_, bindparam, func, insert, literal_column, select, update
 
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server.database.connection import Connection
 from agentpay_server.store import held_keys
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import HeldKeys
 from agentpay_server.store.tables import transfers
 

@@ -6,7 +6,7 @@ looked at every few seconds, in real time, as it goes on by itself.
 
 from typing import Final
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 from agentpay_server.services.deposits import Deposits
 

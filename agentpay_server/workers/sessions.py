@@ -8,10 +8,10 @@ import asyncio
 import math
 from typing import Any, Final
 
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
 from agentpay_server.services.sessions.closing import Closing
-from agentpay_server.services.tasks import all_ended
 from agentpay_server.store import sessions as store
+from agentpay_server.tasks import all_ended
 
 _BATCH: Final = 100
 _WAIT_SECONDS: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.tasks import all_ended
+from agentpay_server.tasks import all_ended
 
 LOOK_EVERY_US: Final = 10 * SECOND_US
 """Often enough to renew a lease twice before it runs out."""

@@ -135,11 +135,10 @@ def test_a_decision_elsewhere_is_shown_without_asking(server: AgentPayServer, co
 
 def test_real_money_is_typed_again(server: AgentPayServer, console: Console) -> None:
     def is_real(route: Route) -> None:
-        route.fulfill(status=403, json={"error": "forbidden", "message": "The sandbox is for test chains."})
+        route.fulfill(json={"kind": "operator", "cluster": "mainnet-beta", "is_test_money": False})
 
-    console.expects_failures = True
     transfer = waiting(server)
-    tab = console.open("approvals", before=lambda tab: tab.route("**/sandbox/clock", is_real))
+    tab = console.open("approvals", before=lambda tab: tab.route("**/whoami", is_real))
     tab.get_by_role("button", name="Approve…").click()
     pay = tab.get_by_role("button", name="Pay 31.17 USDC")
     expect(pay).to_be_disabled()

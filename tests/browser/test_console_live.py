@@ -63,7 +63,7 @@ def test_a_server_that_comes_back_is_followed_again(
 ) -> None:
     with AgentPayServer(data_dir=tmp_path / "data") as first:
         port = int(first.listen().rpartition(":")[2])
-        made = first.console.operator_keys.create("Console")
+        made = first.console.operator_keys.create(name="Console")
         console = console_of(first)
         console.key, console.expects_failures = made.key, True
         tab = console.open("timeline")

@@ -16,7 +16,7 @@ AXE = "async () => { %s; return (await axe.run()).violations.map(({id, nodes}) =
 def world() -> Iterator[AgentPayServer]:
     """A server on which something of every kind has happened."""
     with AgentPayServer() as server:
-        demo = DemoWorld(server, seed=7, tell=lambda _: None)
+        demo = DemoWorld(server, 7, lambda _: None)
         demo.begin(lambda _: None)
         for _ in range(12):
             demo.step()
@@ -106,7 +106,7 @@ def test_an_empty_server_names_what_fills_each_page(console: Console) -> None:
         "timeline": "agentpay-server trigger",
         "deliveries": "webhooks.create",
         "sessions": "sessions.open",
-        "access": "create_agent_key",
+        "access": "agent_keys.create",
         "access/webhooks": "webhooks.create",
         "bench": "sandbox.snapshot",
     }.items():

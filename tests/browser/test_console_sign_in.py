@@ -40,7 +40,7 @@ def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Con
 
 def test_a_revoked_key_leads_back_to_the_sign_in(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
-    made = server.console.operator_keys.create("For a tab")
+    made = server.console.operator_keys.create(name="For a tab")
     tab = console.open(signed_in=False)
     sign_in(tab, made.key)
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
@@ -61,10 +61,9 @@ def test_a_page_under_another_name_is_refused(server: AgentPayServer, console: C
 
 def test_real_money_says_so_on_every_page(server: AgentPayServer, console: Console) -> None:
     def is_real(route: Route) -> None:
-        route.fulfill(status=403, json={"error": "forbidden", "message": "The sandbox is for test chains."})
+        route.fulfill(json={"kind": "operator", "cluster": "mainnet-beta", "is_test_money": False})
 
-    console.expects_failures = True
-    tab = console.open(before=lambda tab: tab.route("**/sandbox/clock", is_real))
+    tab = console.open(before=lambda tab: tab.route("**/whoami", is_real))
     for page in ("overview", "approvals", "timeline", "deliveries", "sessions", "access"):
         console.go(tab, page)
         expect(tab.locator(".money")).to_have_text("REAL MONEY")

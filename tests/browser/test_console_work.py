@@ -168,7 +168,7 @@ def hostile(server: AgentPayServer) -> str:
     client.policies.update(payer.account_id, escalation_threshold=20)
     client.webhooks.create(url=f"http://127.0.0.1:1/{MARKUP}?{MARKUP}", events=["transfer.settled"])
     server.console.agent_keys.create(payer.account_id, name=MARKUP)
-    server.console.operator_keys.create(MARKUP)
+    server.console.operator_keys.create(name=MARKUP)
     payment = {"from_": payer.account_id, "to": payee.account_id, "memo": MARKUP, "category": MARKUP}
     client.transfers.create(amount="30", idempotency_key=MARKUP, **payment)
     transfer = client.transfers.create(amount="1", **payment)

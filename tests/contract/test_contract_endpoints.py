@@ -87,6 +87,8 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),
     "console.accounts.allow_signing": lambda c: c.console.accounts.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit.list()),
+    "console.summary": lambda c: c.console.summary(),
+    "console.requests.list": lambda c: list(c.console.requests.list()),
     "console.approvals.list": lambda c: list(c.console.approvals.list()),
     "console.approvals.approve": lambda c: c.console.approvals.approve("txn_a"),
     "console.approvals.reject": lambda c: c.console.approvals.reject("txn_a"),
@@ -106,6 +108,7 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "sandbox.faults.list": lambda c: list(Sandbox(c).faults()),
     "sandbox.faults.clear": lambda c: Sandbox(c).clear_faults(),
     "sandbox.snapshots.create": lambda c: Sandbox(c).snapshot(),
+    "sandbox.snapshots.list": lambda c: list(Sandbox(c).snapshots()),
     "sandbox.snapshots.restore": lambda c: Sandbox(c).restore("snap_a"),
     "sandbox.reset": lambda c: Sandbox(c).reset(),
 }

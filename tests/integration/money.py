@@ -15,15 +15,15 @@ from sqlalchemy import Select, Table, select
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.base import TokenAccount
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.chain.faulty import FaultyChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.protocol import TokenAccount
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.store import tables
-from agentpay_server.store.connection import Connection
 
 T = TypeVar("T")
 

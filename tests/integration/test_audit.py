@@ -14,12 +14,11 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint
-from agentpay_server import AgentPayServer, Settings
+from agentpay_server import AgentPayServer, Settings, audit_store
+from agentpay_server.audit import UNPROMPTED
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.domain.api_keys import KeyKind, new_key
-from agentpay_server.services.audit import UNPROMPTED
+from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.store import accounts as account_store
-from agentpay_server.store import audit as audit_store
 from agentpay_server.store import tables
 
 DAY = 24 * 3600

@@ -21,7 +21,7 @@ from agentpay import (
 )
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 
 DAY = timedelta(hours=24)
 UNIT = Decimal("0.000001")

@@ -15,7 +15,7 @@ from agentpay import AgentPay, AuthenticationError
 from agentpay._sync.deliveries import Events
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import _COMMANDS, main
-from agentpay_server.domain.api_keys import digest_of
+from agentpay_server.credentials import digest_of
 
 # --- What there is
 

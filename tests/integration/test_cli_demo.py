@@ -13,7 +13,7 @@ from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.cli.demo_world import DemoWorld, Step
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
 
 
 def demo(*arguments: str) -> Result:

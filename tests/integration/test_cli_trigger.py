@@ -10,8 +10,8 @@ from server_world import UNKNOWN_ACCOUNT, Funded
 from agentpay import AgentPay
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.faulty import FaultyChain
 from agentpay_server.cli.trigger import trigger
+from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:

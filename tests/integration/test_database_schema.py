@@ -17,8 +17,8 @@ import stores
 from sqlalchemy import make_url
 
 from agentpay_server import AgentPayServer
-from agentpay_server.store.database import DatabaseInUseError, StartRefusedError
-from agentpay_server.store.postgres_schema import SchemaRefusedError
+from agentpay_server.database.postgres_schema import SchemaRefusedError
+from agentpay_server.database.runner import DatabaseInUseError, StartRefusedError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 KEY_VARIABLE = "AGENTPAY_SERVER_ENCRYPTION_KEY"
@@ -97,7 +97,7 @@ def test_a_schema_of_another_name_is_found_again(url: str) -> None:
 def test_servers_with_schemas_of_their_own_run_side_by_side(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentpay_server.store.postgres._HOLD_TRIES", 1)
+    monkeypatch.setattr("agentpay_server.database.postgres._HOLD_TRIES", 1)
     # Each has its chain within it, and holds its schema alone.
     with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
         assert paid(one) == paid(two) == 4

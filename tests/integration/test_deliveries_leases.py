@@ -21,19 +21,19 @@ from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, manual_clock, to_us
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.domain.deliveries import LEASE_US
-from agentpay_server.domain.principals import Principal
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.principals import Principal
 from agentpay_server.server import start_server
-from agentpay_server.services import sender as service
-from agentpay_server.services.posting import HttpPoster
-from agentpay_server.services.sender import WebhookSender
-from agentpay_server.services.tasks import Tasks
-from agentpay_server.services.vault import Vault
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import deliveries as store
 from agentpay_server.store import tables
-from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.tasks import Tasks
+from agentpay_server.vault import Vault
+from agentpay_server.webhooks import delivery_store as store
+from agentpay_server.webhooks import sender as service
+from agentpay_server.webhooks.http import HttpPoster
+from agentpay_server.webhooks.rules import LEASE_US
+from agentpay_server.webhooks.sender import WebhookSender
 
 pytestmark = pytest.mark.anyio
 

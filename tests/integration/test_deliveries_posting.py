@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from receivers import Receiver, answer, closed_port, drop, hang, without_end
 
-from agentpay_server.services import posting
-from agentpay_server.services.look_ups import LookUps
-from agentpay_server.services.posting import HttpPoster
+from agentpay_server.webhooks import http as posting
+from agentpay_server.webhooks.http import HttpPoster
+from agentpay_server.webhooks.look_ups import LookUps
 
 pytestmark = pytest.mark.anyio
 

@@ -12,10 +12,10 @@ from receivers import Receiver, answer, drop, eventually, hang
 
 from agentpay import InsufficientBalanceError, webhooks
 from agentpay_server import AgentPayServer
-from agentpay_server.domain import deliveries as rules
-from agentpay_server.services.sender import ATTEMPTS_AT_ONCE
-from agentpay_server.store.deliveries import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
-from agentpay_server.workers import schedule
+from agentpay_server import scheduler as schedule
+from agentpay_server.webhooks import rules
+from agentpay_server.webhooks.delivery_store import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
+from agentpay_server.webhooks.sender import ATTEMPTS_AT_ONCE
 
 SETTLED = ["transfer.settled"]
 

@@ -16,7 +16,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.fields import parse_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
 from agentpay_server.store import tables
 
 LOW = "balance.low_threshold"

@@ -19,8 +19,8 @@ from server_world import START, raw_client
 import agentpay
 from agentpay import AgentPay, APITimeoutError, AsyncAgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, CannotListenError
-from agentpay_server.domain.api_keys import KeyKind, new_key
-from agentpay_server.embedded import owner as owner_module
+from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.embedded import owner_thread as owner_module
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
 

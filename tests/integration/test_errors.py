@@ -19,7 +19,7 @@ from server_world import (
 
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.settings import Settings
 
 KIB = 1024

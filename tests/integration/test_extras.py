@@ -31,8 +31,8 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.installation": frozenset(),
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
     "agentpay_server.http.port.fast": frozenset({"server", "fast"}),
-    "agentpay_server.store.postgres": frozenset({"server", "postgres"}),
-    "agentpay_server.store.postgres_connections": frozenset({"server", "postgres"}),
+    "agentpay_server.database.postgres": frozenset({"server", "postgres"}),
+    "agentpay_server.database.postgres_connections": frozenset({"server", "postgres"}),
 }
 """What a module may need beside the client's dependencies; the nearest entry above a module decides."""
 
@@ -148,7 +148,10 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
     ("module", "source"),
     [
         ("agentpay_server.store.migrations", "import asyncpg"),
-        ("agentpay_server.store.migrations", "from agentpay_server.store.postgres import PostgresDatabase"),
+        (
+            "agentpay_server.store.migrations",
+            "from agentpay_server.database.postgres import PostgresDatabase",
+        ),
         ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),
         ("agentpay_server.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
         ("agentpay_server.storage", "import uvloop"),
@@ -172,10 +175,10 @@ def test_what_must_not_be_imported_would_be_seen(module: str, source: str) -> No
     [
         (
             "agentpay_server.storage",
-            "def f():\n    from agentpay_server.store.postgres import PostgresDatabase",
+            "def f():\n    from agentpay_server.database.postgres import PostgresDatabase",
         ),
         ("agentpay_server.storage", "if TYPE_CHECKING:\n    import asyncpg"),
-        ("agentpay_server.store.postgres", "import asyncpg, sqlalchemy"),
+        ("agentpay_server.database.postgres", "import asyncpg, sqlalchemy"),
         (
             "agentpay_server.pytest_plugin",
             "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",

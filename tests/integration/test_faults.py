@@ -11,8 +11,8 @@ from server_world import START, UNKNOWN_ACCOUNT, Funded, faults, raw_client, ref
 from agentpay import AgentPay, InvalidRequestError, ServiceUnavailableError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.faulty import ChainFault
 from agentpay_server.contract.sandbox import Fault
+from agentpay_server.sandbox.faulty_chain import ChainFault
 
 FAULTS = "/sandbox/faults"
 CHAIN_FAULTS = [str(fault) for fault in ChainFault]

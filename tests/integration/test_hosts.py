@@ -247,3 +247,54 @@ def test_an_allowed_host_that_is_none_is_a_usage_error(command: str) -> None:
     assert result.exit_code == 2
     assert "--allowed-host" in result.stderr
     assert "without scheme and port" in result.stderr
+
+
+# --- Writes from pages
+
+
+def write(base_url: str, *headers: str) -> Answered:
+    """Return the answer to a write without a key, which is 401 once it is let in."""
+    host = base_url.removeprefix("http://")
+    with Peer(base_url) as peer:
+        lines = ("POST /v1/accounts HTTP/1.1", f"Host: {host}", "Content-Length: 0", *headers, "", "")
+        return peer.send("\r\n".join(lines).encode("latin-1")).answer()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        ["Origin: {base_url}"],
+        ["Sec-Fetch-Site: same-origin", "Origin: {base_url}"],
+        # A proxy that ends TLS: the browser's own word counts.
+        ["Sec-Fetch-Site: same-origin", "Origin: https://pay.example"],
+        ["Sec-Fetch-Site: none"],
+    ],
+)
+def test_programs_and_pages_of_the_server_may_write(local: AgentPayServer, headers: list[str]) -> None:
+    answered = write(local.base_url, *(header.format(base_url=local.base_url) for header in headers))
+    assert answered.status == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Origin: https://evil.example"],
+        ["Origin: http://localhost:1"],
+        ["Origin: null"],
+        ["Origin: "],
+        ["Sec-Fetch-Site: cross-site", "Origin: {base_url}"],
+        ["Sec-Fetch-Site: same-site"],
+        ["Sec-Fetch-Site: "],
+    ],
+)
+def test_pages_of_other_origins_may_not_write(local: AgentPayServer, headers: list[str]) -> None:
+    answered = write(local.base_url, *(header.format(base_url=local.base_url) for header in headers))
+    assert (answered.status, answered.json()["error"]) == (403, "forbidden")
+    assert not any(name.lower().startswith("access-control") for name in answered.headers)
+
+
+def test_pages_of_other_origins_read_without_leave_to_see_it(local: AgentPayServer) -> None:
+    answered = ask(local.base_url, "localhost", "GET /healthz HTTP/1.1", "Sec-Fetch-Site: cross-site")
+    assert answered.status == 200
+    assert not any(name.lower().startswith("access-control") for name in answered.headers)

@@ -23,7 +23,7 @@ from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.endpoints import Scope
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
 
 # What the table says is one thing; what the decisions say is written out here a second time.
 ALLOWED = {

@@ -17,27 +17,59 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
     ["agentpay_server.server"],
-    ["agentpay_server.sandbox"],
-    ["agentpay_server.storage"],
+    ["agentpay_server.storage", "agentpay_server.identity", "agentpay_server.resealing"],
     ["agentpay_server.config"],
-    ["agentpay_server.workers"],
+    ["agentpay_server.sandbox"],
+    ["agentpay_server.operators", "agentpay_server.webhooks", "agentpay_server.workers"],
     ["agentpay_server.services"],
-    ["agentpay_server.payments"],
-    ["agentpay_server.store", "agentpay_server.chain"],
+    ["agentpay_server.webhooks.outbox"],
     [
-        "agentpay_server.domain",
+        "agentpay_server.store",
+        "agentpay_server.webhooks.store",
+        "agentpay_server.webhooks.event_store",
+        "agentpay_server.webhooks.delivery_store",
+    ],
+    ["agentpay_server.audit", "agentpay_server.treasury"],
+    ["agentpay_server.context"],
+    ["agentpay_server.payments"],
+    ["agentpay_server.chain"],
+    ["agentpay_server.audit_store", "agentpay_server.identity_store"],
+    ["agentpay_server.database", "agentpay_server.store.tables", "agentpay_server.store.migrations"],
+    [
+        "agentpay_server.scheduler",
+        "agentpay_server.tasks",
+        "agentpay_server.principals",
+        "agentpay_server.vault",
+    ],
+    [
         "agentpay_server.clock",
-        "agentpay_server.faults",
+        "agentpay_server.crash_points",
+        "agentpay_server.credentials",
+        "agentpay_server.domain",
+        "agentpay_server.errors",
         "agentpay_server.installation",
         "agentpay_server.logs",
         "agentpay_server.metrics",
         "agentpay_server.settings",
         "agentpay_server.randomness",
+        "agentpay_server.webhooks.rules",
     ],
     ["agentpay_server.contract"],
     ["agentpay"],
     ["agentpay.contract"],
 ]
+
+# What happens to one kind of thing, in a folder of its own. None knows of another.
+FEATURES = [
+    "agentpay_server.operators",
+    "agentpay_server.sandbox",
+    "agentpay_server.services.sessions",
+    "agentpay_server.services.transfers",
+    "agentpay_server.webhooks",
+]
+# What is in the folder of a feature and is everybody's: every feature writes events.
+CORE = ["agentpay_server.webhooks.outbox"]
+
 RANKS = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 
 MODULES = sorted(
@@ -100,17 +132,16 @@ def test_imports_run_down_only(path):
                 "agentpay_server.domain",
                 "agentpay_server.clock",
                 "agentpay_server.contract",
+                "agentpay_server.errors",
                 "agentpay.contract",
             ],
         ),
         (
-            "agentpay_server.store",
+            "agentpay_server.database",
             [
-                "agentpay_server.store",
-                "agentpay_server.domain",
-                "agentpay_server.clock",
-                "agentpay_server.chain",
-                "agentpay_server.contract",
+                "agentpay_server.database",
+                "agentpay_server.errors",
+                "agentpay_server.store.tables",
                 "agentpay.contract",
             ],
         ),
@@ -119,8 +150,10 @@ def test_imports_run_down_only(path):
             [
                 "agentpay_server.chain",
                 "agentpay_server.clock",
-                "agentpay_server.faults",
+                "agentpay_server.crash_points",
+                "agentpay_server.database",
                 "agentpay_server.randomness",
+                "agentpay_server.store.tables",
                 "agentpay.contract",
             ],
         ),
@@ -165,30 +198,58 @@ def test_the_sdk_does_not_import_the_server():
             assert not [name for name in imports_of(path) if name.startswith("agentpay_server")], path
 
 
+def feature_of(module):
+    return next(
+        (feature for feature in FEATURES if module == feature or module.startswith(f"{feature}.")), None
+    )
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if feature_of(module_name(path))], ids=module_name)
+def test_a_feature_imports_no_other_feature(path):
+    for imported in imports_of(path):
+        other = feature_of(imported)
+        if other is not None and imported not in CORE:
+            assert other == feature_of(module_name(path)), f"{module_name(path)} imports {imported}"
+
+
+def test_the_core_imports_no_feature():
+    for path in MODULES:
+        importer = module_name(path)
+        is_core = RANKS[layer_of(importer)] > RANKS["agentpay_server.services"] or importer in CORE
+        if is_core and layer_of(importer).startswith("agentpay_server"):
+            found = [name for name in imports_of(path) if layer_of(name) in FEATURES and name not in CORE]
+            assert not found, f"{importer} imports {found}"
+
+
+def libraries_of(path):
+    """The packages of others that a module imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+IO = {"asyncio", "socket", "time", "random", "secrets", "sqlite3", "sqlalchemy", "httpx", "os", "threading"}
+
+
 def test_the_rules_are_without_input_and_output():
-    forbidden = {
-        "asyncio",
-        "socket",
-        "time",
-        "random",
-        "secrets",
-        "sqlite3",
-        "sqlalchemy",
-        "httpx",
-        "os",
-        "threading",
-    }
     for path in MODULES:
         module = module_name(path)
-        if not module.startswith(("agentpay.contract", "agentpay_server.domain", "agentpay_server.contract")):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            assert not forbidden & {name.split(".")[0] for name in names}, module
+        is_pure = path.stem == "rules" or module.startswith(
+            ("agentpay.contract", "agentpay_server.domain", "agentpay_server.contract")
+        )
+        if is_pure:
+            assert not IO & set(libraries_of(path)), module
+
+
+def test_sql_is_written_in_stores_alone():
+    """In modules that are named for it, and where tables and runners are; a simulation is a database."""
+    may = ("agentpay_server.database", "agentpay_server.store", "agentpay_server._simulation")
+    for path in MODULES:
+        module = module_name(path)
+        if not module.startswith(may) and not path.stem.endswith("store"):
+            assert "sqlalchemy" not in set(libraries_of(path)), module
 
 
 def loaded_by(statement):

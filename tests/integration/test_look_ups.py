@@ -16,7 +16,7 @@ import pytest
 from receivers import Receiver
 
 from agentpay_server import AgentPayServer
-from agentpay_server.services.look_ups import OF_ONE_OPERATOR_AT_ONCE, LookUps
+from agentpay_server.webhooks.look_ups import OF_ONE_OPERATOR_AT_ONCE, LookUps
 
 SLOW = ".slow.test"
 

@@ -15,16 +15,16 @@ from sqlalchemy import select, update
 from agentpay.contract.deliveries import Delivery
 from agentpay_server import AgentPayServer, RpcSettings
 from agentpay_server.config import ServerConfig
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.postgres import PostgresDatabase
+from agentpay_server.identity import WrongKeyError, custody_seed
 from agentpay_server.randomness import randomness
-from agentpay_server.services.identity import WrongKeyError, custody_seed
-from agentpay_server.services.vault import Place as PlaceOfSecret
-from agentpay_server.services.vault import Vault, VaultError
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 from agentpay_server.store import tables
-from agentpay_server.store import webhooks as webhook_store
-from agentpay_server.store.connection import Connection
-from agentpay_server.store.postgres import PostgresDatabase
+from agentpay_server.vault import Place as PlaceOfSecret
+from agentpay_server.vault import Vault, VaultError
+from agentpay_server.webhooks import store as webhook_store
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
@@ -220,7 +220,7 @@ def test_a_migration_that_is_cut_off_is_done_at_the_next_start(
         patch.setattr(webhook_store, "reseal", cut_off)
         if writes == 2:
             # After the last write, before the commit.
-            patch.setattr("agentpay_server.services.resealing.log", cut_off)
+            patch.setattr("agentpay_server.resealing.log", cut_off)
         with pytest.raises(RuntimeError, match="the process ends here"):
             place.server().start()
     assert place.run(ciphertexts) == before

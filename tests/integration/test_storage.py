@@ -20,10 +20,15 @@ from attrs import frozen
 
 from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
 from agentpay_server import AgentPayServer
-from agentpay_server.domain.api_keys import KeyKind, new_key
+from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.database.runner import (
+    DatabaseInUseError,
+    DatabaseUnavailableError,
+    NewerSchemaError,
+    StartRefusedError,
+)
+from agentpay_server.identity import ForeignChainError, WrongKeyError, custody_seed
 from agentpay_server.logs import LogFormat, logging_to
-from agentpay_server.services.identity import ForeignChainError, WrongKeyError, custody_seed
-from agentpay_server.services.webhooks import secret_place
 from agentpay_server.settings import Settings
 from agentpay_server.storage import (
     KEY_VARIABLE,
@@ -31,14 +36,9 @@ from agentpay_server.storage import (
     ExposedDirectoryError,
     MissingDriverError,
 )
-from agentpay_server.store import webhooks
-from agentpay_server.store.database import (
-    DatabaseInUseError,
-    DatabaseUnavailableError,
-    NewerSchemaError,
-    StartRefusedError,
-)
 from agentpay_server.store.migrations import HEAD
+from agentpay_server.webhooks import store as webhooks
+from agentpay_server.webhooks.service import secret_place
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -157,7 +157,7 @@ def test_one_seed_does_not_repeat_itself_at_the_next_start(place: Place) -> None
 def test_a_second_server_is_refused_and_the_first_goes_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentpay_server.store.file._LOCK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("agentpay_server.database.file._LOCK_WAIT_SECONDS", 0)
     with place.server() as first:
         with pytest.raises(DatabaseInUseError, match="another server"):
             place.server().start()
@@ -428,7 +428,7 @@ def test_a_database_without_its_driver_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
-    for name in [name for name in sys.modules if name.startswith("agentpay_server.store.postgres")]:
+    for name in [name for name in sys.modules if name.startswith("agentpay_server.database.postgres")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(MissingDriverError, match=r"PostgreSQL needs asyncpg, .*: pip install .*\[postgres\]"):

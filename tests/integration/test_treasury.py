@@ -21,11 +21,11 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.base import Blockhash, ComputeBudget
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.services.context import Context
-from agentpay_server.services.treasury import transfer_fee
+from agentpay_server.chain.protocol import Blockhash, ComputeBudget
+from agentpay_server.context import Context
+from agentpay_server.treasury import transfer_fee
 
 RENT_EXEMPT = 890_880
 """Lamports that keep an account without data alive."""

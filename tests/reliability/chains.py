@@ -19,9 +19,16 @@ from typing import Any
 
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, SignatureStatus, TokenAccount
-from agentpay_server.chain.deposits import Booked, DepositBatch, nothing_booked
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.protocol import (
+    Blockhash,
+    Booked,
+    ChainUnavailableError,
+    DepositBatch,
+    SignatureStatus,
+    TokenAccount,
+    nothing_booked,
+)
 
 Proceed = Callable[[], Awaitable[Any]]
 Act = Callable[["FaultyChain", Proceed], Awaitable[Any]]

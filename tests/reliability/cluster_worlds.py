@@ -15,8 +15,8 @@ from worlds import InterruptedDatabase, Party, World, micro
 
 from agentpay_server import clock
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SystemClock

@@ -25,9 +25,9 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
-from agentpay_server.chain import machine as machines
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.embedded import virtual_machine as machines
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM, USDC_MINTS
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"

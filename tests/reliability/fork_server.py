@@ -16,9 +16,10 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]  # noqa: F401 - loaded for the children
 import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
 
-from agentpay_server import AgentPayServer, cli, faults
+from agentpay_server import AgentPayServer, cli
+from agentpay_server import crash_points as faults
 from agentpay_server.cli import process, serve  # noqa: F401 - loaded for the children
-from agentpay_server.store import postgres  # noqa: F401
+from agentpay_server.database import postgres  # noqa: F401
 
 
 def tell(**words: object) -> None:

@@ -8,8 +8,8 @@ import pytest
 from chains import FaultyChain, Proceed
 from worlds import Answer, World
 
-from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason, SignatureStatus
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason, SignatureStatus
 from agentpay_server.chain.transactions import MOST_PROVISIONED
 from agentpay_server.services import provisioning
 from agentpay_server.services.provisioning import COLLECTING_SECONDS

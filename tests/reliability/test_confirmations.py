@@ -11,7 +11,7 @@ import pytest
 from chains import FaultyChain, Proceed
 from worlds import Party, World
 
-from agentpay_server.chain.base import SignatureStatus
+from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.services.confirmations import Confirmations
 from agentpay_server.store import chain_transactions, tables
 

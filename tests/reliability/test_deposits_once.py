@@ -19,13 +19,12 @@ from worlds import Party, World
 
 from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.deposits import Deposit, DepositBatch
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
+from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.services import deposits as deposits_module
 from agentpay_server.services.deposits import Arrivals, Deposits
 from agentpay_server.store import chain_transactions, tables
-from agentpay_server.store.postgres import PostgresDatabase
 from agentpay_server.workers import deposits as worker_module
 from agentpay_server.workers.deposits import RETRY_US, DepositWorker
 

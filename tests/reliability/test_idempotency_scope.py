@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from test_two_servers import started
 from worlds import Answer, Party, World
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.store import tables
 
 DAY_SECONDS = 24 * 3600

@@ -15,7 +15,7 @@ from killing import Directory, Postgres, Prepared, Survey, child, expiring, prep
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
-from agentpay_server.faults import Operation, points_of
+from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.

@@ -11,7 +11,7 @@ import test_kill_approvals
 import test_kill_sessions
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
-from agentpay_server.faults import POINTS, Operation, points_of
+from agentpay_server.crash_points import POINTS, Operation, points_of
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.

@@ -12,7 +12,7 @@ import signed
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay_server import AgentPayServer
-from agentpay_server.faults import Operation, points_of
+from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.store import tables
 
 # The first page that a server writes is that of its own start.

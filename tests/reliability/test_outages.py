@@ -21,11 +21,11 @@ from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.database import postgres, postgres_connections
+from agentpay_server.database.postgres import PostgresDatabase
+from agentpay_server.database.postgres_connections import Session
+from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError
 from agentpay_server.settings import KEY_VARIABLE
-from agentpay_server.store import postgres, postgres_connections
-from agentpay_server.store.database import DatabaseAwayError, DatabaseUnavailableError
-from agentpay_server.store.postgres import PostgresDatabase
-from agentpay_server.store.postgres_connections import Session
 from agentpay_server.store.tables import counters
 
 pytestmark = pytest.mark.anyio

@@ -17,16 +17,16 @@ from chains import FaultyChain, Proceed
 from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.services import settlement as engine
 from agentpay_server.services.settlement import LEASE_US, Settlement
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import chain_transactions, tables
-from agentpay_server.store.memory import MemoryDatabase
 from agentpay_server.workers import settlement as worker_module
 from agentpay_server.workers.settlement import LOOK_EVERY_US, SettlementWorker
 

@@ -14,7 +14,7 @@ from rpc_trouble import FAULTS
 from rpc_world import RpcWorld
 from surfpool import Surfpool
 
-from agentpay_server.chain.base import ChainUnavailableError, SignatureStatus, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnavailableError, SignatureStatus, SignedTransaction
 
 pytestmark = pytest.mark.anyio
 

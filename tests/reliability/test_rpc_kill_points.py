@@ -14,7 +14,7 @@ from killing import Child, OnValidator, Prepared, Survey, child, expiring, prepa
 from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
-from agentpay_server.faults import Operation, points_of
+from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.store import tables
 
 pytestmark = pytest.mark.validator

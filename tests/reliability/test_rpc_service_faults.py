@@ -12,9 +12,9 @@ from rpc_service import Party, Service
 from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
+from agentpay_server.database.connection import Connection
 from agentpay_server.settings import Settings
 from agentpay_server.store import tables
-from agentpay_server.store.connection import Connection
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Answer, Party, World
 
-from agentpay_server.chain.base import Blockhash
+from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.server import HANDLERS
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import chain_transactions, tables

@@ -12,37 +12,30 @@ import attrs
 from sqlalchemy import bindparam, update
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.base import ChainUnavailableError, Failure, FailureReason
+from agentpay_server import audit as audit_service
+from agentpay_server import scheduler as schedule
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason
 from agentpay_server.chain.rpc import heights, tips
+from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.domain import sessions as session_rules
-from agentpay_server.domain.deliveries import DeliveryStatus, NextStep
-from agentpay_server.domain.problems import Problem
 from agentpay_server.domain.transfers import Verdict
+from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
-from agentpay_server.services import audit as audit_service
 from agentpay_server.services import deposits as deposit_service
-from agentpay_server.services import outbox as outbox_service
-from agentpay_server.services import sender
 from agentpay_server.services import settlement as engine
 from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.sessions import charging, closing
 from agentpay_server.services.sessions import service as session_service
 from agentpay_server.services.transfers import acceptance, approvals, booking, creation
 from agentpay_server.services.transfers import service as transfer_service
-from agentpay_server.store import (
-    accounts,
-    chain_transactions,
-    deliveries,
-    entries,
-    migrations,
-    session_charges,
-    spends,
-)
+from agentpay_server.store import accounts, chain_transactions, entries, migrations, session_charges, spends
 from agentpay_server.store import sessions as session_store
 from agentpay_server.store import transfers as transfer_store
-from agentpay_server.store.database import NewerSchemaError
 from agentpay_server.store.tables import sessions, transfers
-from agentpay_server.workers import schedule
+from agentpay_server.webhooks import delivery_store as deliveries
+from agentpay_server.webhooks import outbox as outbox_service
+from agentpay_server.webhooks import sender
+from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 from agentpay_server.workers.settlement import SettlementWorker
 
 Patch = Callable[[Any, str, Any], None]

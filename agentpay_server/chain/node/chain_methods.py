@@ -8,7 +8,7 @@ from typing import Final
 from solders.hash import Hash
 from solders.message import Message, MessageV0, from_bytes_versioned
 
-from agentpay_server.chain.blocks import FIRST_SLOT, slot_at
+from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
 from agentpay_server.chain.node.errors import BLOCK_NOT_AVAILABLE, RpcError, invalid_params
 from agentpay_server.chain.node.group import VERSION, Json, Method, MethodGroup

@@ -6,7 +6,7 @@ from typing import Any
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.node import parsed
 from agentpay_server.chain.node.errors import CONTEXT_SLOT_NOT_REACHED, RpcError
 from agentpay_server.chain.node.params import Options, Params

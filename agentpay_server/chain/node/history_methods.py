@@ -9,8 +9,8 @@ from typing import Final
 
 from solders.litesvm import LiteSVM
 
-from agentpay_server.chain.blocks import slot_at
-from agentpay_server.chain.executed import Executed
+from agentpay_server.chain.embedded.blocks import slot_at
+from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.node import rendering
 from agentpay_server.chain.node.group import Json, Method, MethodGroup, decimals_on
 from agentpay_server.chain.node.params import Params

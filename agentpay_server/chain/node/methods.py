@@ -7,8 +7,7 @@ transactions.
 from collections.abc import Mapping
 from typing import Final
 
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.node.account_methods import AccountMethods
 from agentpay_server.chain.node.chain_methods import ChainMethods
 from agentpay_server.chain.node.errors import METHOD_NOT_FOUND, NODE_UNHEALTHY, RpcError
@@ -17,6 +16,7 @@ from agentpay_server.chain.node.history_methods import HistoryMethods
 from agentpay_server.chain.node.params import Params
 from agentpay_server.chain.node.requests import RpcCall
 from agentpay_server.chain.node.transaction_methods import Airdrop, TransactionMethods
+from agentpay_server.chain.protocol import ChainUnavailableError
 
 
 class Node:

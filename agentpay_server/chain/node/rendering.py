@@ -12,8 +12,8 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
-from agentpay_server.chain.blocks import slot_at
-from agentpay_server.chain.executed import Executed
+from agentpay_server.chain.embedded.blocks import slot_at
+from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.node import base58, parsed
 from agentpay_server.chain.node.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, RpcError, invalid_params
 from agentpay_server.chain.node.params import Options

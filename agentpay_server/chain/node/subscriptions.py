@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
-from agentpay_server.chain.executed import Executed
+from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.node.errors import INVALID_REQUEST, RpcError, invalid_params
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.params import Params

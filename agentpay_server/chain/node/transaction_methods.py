@@ -10,8 +10,8 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import TransactionErrorFieldless, TransactionErrorType
 
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.chain.machine import has_lookups
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.virtual_machine import has_lookups
 from agentpay_server.chain.node import rendering
 from agentpay_server.chain.node.errors import (
     INTERNAL_ERROR,

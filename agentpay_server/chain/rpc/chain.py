@@ -23,29 +23,29 @@ from attrs import evolve
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay_server.chain.base import (
+from agentpay_server.chain.clusters import Cluster, explorer_url
+from agentpay_server.chain.parsing import json_failure_reason, read_token_account
+from agentpay_server.chain.protocol import (
     Blockhash,
+    Booked,
     ChainUnavailableError,
+    Deposit,
+    DepositBatch,
     Failure,
     SignatureStatus,
     TokenAccount,
+    nothing_booked,
 )
-from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.deposits import Booked, Deposit, DepositBatch, nothing_booked
-from agentpay_server.chain.explorer import explorer_url
-from agentpay_server.chain.failures import json_failure_reason
 from agentpay_server.chain.rpc import blocks, replies
-from agentpay_server.chain.rpc.budgets import Budgets
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
-from agentpay_server.chain.rpc.history import read_deposit
-from agentpay_server.chain.rpc.notices import Notices
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
-from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.deposits import read_deposit
+from agentpay_server.chain.rpc.fees import Budgets
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.rpc.tips import Tips
+from agentpay_server.chain.rpc.websocket import Notices
 from agentpay_server.chain.signing import shape_of, transaction_of
-from agentpay_server.chain.token_accounts import read_token_account
 
 _IDENTITY_SECONDS: Final = 30.0
 _RENT_SECONDS: Final = 600.0

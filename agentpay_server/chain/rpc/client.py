@@ -12,7 +12,7 @@ import httpx2
 from solana.rpc.jsonrpc import JsonRpcRequest, JsonRpcResponseEnvelope, SolanaJsonRpcError
 
 from agentpay.contract.bodies import Body, BodyError
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0

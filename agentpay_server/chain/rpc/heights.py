@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.base import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 MOST_UNFINALIZED_BLOCKS: Final = 150
 """Blocks between the newest confirmed and the newest finalized one, at most; some 31 on a healthy cluster."""

@@ -13,7 +13,7 @@ from attrs import frozen
 from solders.hash import Hash, ParseHashError
 from solders.signature import Signature
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 import httpx2
 from attrs import Attribute, field, frozen, validators
 
-from agentpay_server.chain.base import MOST_COMPUTE_UNITS
+from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
 
 
 class Finality(StrEnum):

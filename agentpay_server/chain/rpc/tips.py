@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, DoubtfulNodeError
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,
@@ -21,7 +21,7 @@ from agentpay_server.chain.rpc.heights import (
     has_plausible_life,
     life_seconds,
 )
-from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import Epoch
 
 _TRIES: Final = 3

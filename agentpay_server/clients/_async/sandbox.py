@@ -263,6 +263,18 @@ class AsyncSandbox(AsyncResource):
         snapshot: Snapshot = await self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
         return snapshot
 
+    def snapshots(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[Snapshot]:
+        """List the snapshots of the operator that the server keeps, newest first.
+
+        Args:
+            limit: snapshots per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
+
     async def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
         """Go back to a snapshot, for every tenant: what has happened since has not happened.
 

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from agentpay.contract.errors import ErrorCode, FieldFault
-from agentpay_server.domain.hosts import Hosts, host_of
-from agentpay_server.domain.problems import Problem, invalid, shown
-from agentpay_server.http.exchange import REFUSED
+from agentpay_server.errors import Problem, invalid, shown
+from agentpay_server.http.hosts import Hosts, host_of
+from agentpay_server.http.requests import REFUSED
 
 HEAD_MAX_BYTES: Final = 16 * 1024
 """How large a request line with all its headers may be."""
@@ -23,6 +23,12 @@ TARGET: Final = "agentpay.target"
 """ASGI scope key of the request target, set by a parser whose path and query do not hold all of it."""
 
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing, which a page of any origin may try."""
+
+_SAME_SITES: Final = frozenset({b"same-origin", b"none"})
+"""Values of Sec-Fetch-Site for requests by a page of this server, and by the user."""
+
 _OTHER_FORMS: Final = frozenset({"CONNECT", "OPTIONS"})
 """Methods whose target may be neither a path nor a URL (RFC 9112, 3.2.3 and 3.2.4)."""
 
@@ -47,7 +53,9 @@ def admit(scope: Scope, hosts: Hosts) -> bool:
         scope[REFUSED] = malformed()
         return False
     try:
-        _check_host(_authority(scope), hosts)
+        authority = _authority(scope)
+        _check_host(authority, hosts)
+        _check_origin(scope, authority)
     except Problem as problem:
         scope[REFUSED] = problem
     return True
@@ -126,4 +134,35 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
             ErrorCode.MISDIRECTED_REQUEST,
             f"This server does not accept requests for the host {shown(host)}. To accept them, start it with "
             f"--allowed-host {shown(host)}, or pass allowed_hosts to listen().",
+        )
+
+
+def _check_origin(scope: Scope, authority: str | None) -> None:
+    """Refuse a write that a page of another origin asks a browser to send.
+
+    A browser says so itself: in Sec-Fetch-Site, or else in Origin. Programs send neither.
+
+    Args:
+        scope: the request.
+        authority: its host with the port.
+
+    Raises:
+        Problem: `forbidden`.
+    """
+    if scope["method"] in _READS:
+        return
+    named = {name: value for name, value in scope["headers"] if name in (b"sec-fetch-site", b"origin")}
+    site, origin = named.get(b"sec-fetch-site"), named.get(b"origin")
+    if site is not None:
+        is_allowed = site in _SAME_SITES
+    else:
+        is_allowed = origin is None or (
+            authority is not None
+            and origin.partition(b"://")[2].decode("latin-1").lower() == authority.lower()
+        )
+    if not is_allowed:
+        raise Problem(
+            ErrorCode.FORBIDDEN,
+            "A page of another origin sent this request. Send it from a program, or from the console of this "
+            "server.",
         )

@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.domain.hosts import Hosts
 from agentpay_server.http.app import Application
+from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.acceptor import Acceptor
 from agentpay_server.http.port.connections import Connections, connection_limit
 from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of

@@ -1,10 +1,10 @@
 """Which sessions a key may see: those of its operator, and of an agent-scoped key those of its account."""
 
 from agentpay.contract import identifiers
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import not_found
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import not_found
+from agentpay_server.principals import Principal
 from agentpay_server.store import sessions as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
 

@@ -8,11 +8,11 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.context import Context
 from agentpay_server.domain.policy import Refusal
-from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.domain.sessions import Limits
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.store.sessions import SessionRecord
 
 REJECTED: Final = "rejected"

@@ -13,16 +13,17 @@ from agentpay.contract import events, identifiers
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
+from agentpay_server import audit
 from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.sessions import cap_events
-from agentpay_server.services import audit, low_balance
-from agentpay_server.services.context import Context
-from agentpay_server.services.outbox import Happening, Outbox
+from agentpay_server.services import low_balance
 from agentpay_server.services.settlement import Unit
 from agentpay_server.store import accounts, chain_transactions, entries
 from agentpay_server.store.chain_transactions import ChainTransaction
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
+from agentpay_server.webhooks.outbox import Happening, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:

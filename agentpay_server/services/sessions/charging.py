@@ -10,19 +10,19 @@ from attrs import frozen
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import CHARGE_SESSION, ChargeSession
 from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.policy import Refusal
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem
 from agentpay_server.domain.sessions import Limits, charge_refusal, charge_verdict, closes_us
 from agentpay_server.domain.transfers import Verdict
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
+from agentpay_server.errors import Problem
+from agentpay_server.principals import Principal
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.access import visible
 from agentpay_server.services.sessions.answers import refused
 from agentpay_server.store import session_charges as charges
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.session_charges import Chargeable
 from agentpay_server.store.sessions import SessionRecord
 

@@ -16,10 +16,13 @@ from typing import Final
 import attrs
 
 from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
+from agentpay_server import audit
 from agentpay_server.chain import escrow
-from agentpay_server.chain.base import Blockhash, ChainUnavailableError, Failure, FailureReason
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure, FailureReason
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.principals import Principal
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.sessions import (
     MOST_PAYEES_CREATED,
     PAYEES_CREATED_WITHIN_US,
@@ -29,10 +32,8 @@ from agentpay_server.domain.sessions import (
     settlement,
 )
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
-from agentpay_server.faults import Operation, Step, fault_point
 from agentpay_server.logs import log
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
+from agentpay_server.principals import Principal
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, report
 from agentpay_server.services.sessions.payout import (
@@ -59,7 +60,6 @@ from agentpay_server.store import session_settlements as settlements
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.sessions import SessionRecord
 
 # What the look at the chain did not show yet, where the chain refused the first settlement.

@@ -13,12 +13,14 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
 from agentpay_server.chain import escrow
-from agentpay_server.chain.base import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Refusal
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import signing_stopped
 from agentpay_server.domain.sessions import (
     KeyHolder,
     Terms,
@@ -28,9 +30,9 @@ from agentpay_server.domain.sessions import (
     opening_refusal,
 )
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
-from agentpay_server.faults import Operation
-from agentpay_server.services import audit, settlement
-from agentpay_server.services.context import Context
+from agentpay_server.errors import signing_stopped
+from agentpay_server.principals import Principal
+from agentpay_server.services import settlement
 from agentpay_server.services.decisions import Decided
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
@@ -42,7 +44,6 @@ from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store import sessions as store
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.sessions import SessionRecord
 

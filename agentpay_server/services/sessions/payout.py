@@ -11,11 +11,11 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason
-from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
 from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
+from agentpay_server.context import Context
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.sessions import MOST_PAYEES_CREATED, Settlement
-from agentpay_server.services.context import Context
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.sessions import SessionRecord
 

@@ -18,15 +18,16 @@ from agentpay.contract.sessions import (
     SessionStatus,
 )
 from agentpay.contract.usdc import format_number
-from agentpay_server.chain.base import ChainUnavailableError
 from agentpay_server.chain.escrow import ESCROW_BYTES
-from agentpay_server.domain.cursors import List
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, chain_unavailable, invalid, not_found
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
 from agentpay_server.domain.sessions import closing_refusal, opening_verdict
 from agentpay_server.domain.transfers import Verdict
-from agentpay_server.faults import Operation, Step, fault_point
-from agentpay_server.services.context import Context
+from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found
+from agentpay_server.principals import Principal
 from agentpay_server.services.decisions import Decided, Decisions, Parties
 from agentpay_server.services.sessions.access import own_session
 from agentpay_server.services.sessions.answers import limits_of, refused, shown, stopped, unresolved
@@ -43,7 +44,6 @@ from agentpay_server.services.sight import invalid_recipient
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import sessions as store
 from agentpay_server.store.chain_transactions import Kind
-from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.held_keys import Held
 from agentpay_server.store.sessions import SessionRecord
 

@@ -12,11 +12,12 @@ from attrs import frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
-from agentpay_server.domain.problems import signing_stopped
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, Terms
-from agentpay_server.services.context import Context
+from agentpay_server.errors import signing_stopped
 from agentpay_server.services.decisions import Decided
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import pending_transaction
@@ -27,7 +28,6 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions, spends
 from agentpay_server.store.accounts import AccountRecord
 from agentpay_server.store.chain_transactions import Kind
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 

@@ -8,9 +8,9 @@ from typing import Final
 from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
-from agentpay_server.chain.base import Chain
+from agentpay_server.chain.protocol import Chain
 from agentpay_server.clock import from_us
-from agentpay_server.domain.problems import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.store.transfers import TransferRecord
 
 _REASONS: Final = frozenset(RejectionReason)

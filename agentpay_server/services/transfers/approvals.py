@@ -26,15 +26,16 @@ from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay_server import audit
 from agentpay_server.clock import from_us
-from agentpay_server.domain.cursors import List
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
 from agentpay_server.domain.policy import Refusal
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition, is_approvable
-from agentpay_server.faults import Operation, Step, fault_point
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
+from agentpay_server.errors import Problem
+from agentpay_server.principals import Principal
 from agentpay_server.services.decisions import Decided, Parties
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
@@ -45,7 +46,6 @@ from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.service import own_transfer
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 _BATCH: Final = 100
@@ -155,7 +155,7 @@ class Approvals:
         """Return when the next transfer has waited too long; None while none waits."""
         return await self._database.read(store.next_expiry_us)
 
-    async def expire_due(self) -> bool:
+    async def run_due(self) -> bool:
         """Reject what has waited too long, one batch of it, and return whether there was anything."""
         expired = await self._database.run(self._expire_due)
         self._tell(*expired)

@@ -6,19 +6,20 @@ Nothing is locked, claimed, reserved, signed or stored.
 from agentpay.contract.policies import Policy
 from agentpay.contract.spending import CheckTransfer, Outcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import not_found
 from agentpay_server.domain.spending import remaining
 from agentpay_server.domain.transfers import Terms
-from agentpay_server.services.context import Context
+from agentpay_server.errors import not_found
+from agentpay_server.principals import Principal
 from agentpay_server.services.decisions import Decisions, Parties
-from agentpay_server.services.policies import own_account, stored_policy
+from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers.acceptance import must_look_again, refusal_of
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import spends
-from agentpay_server.store.connection import Connection
+from agentpay_server.store.accounts import own_account
 
 _AGAIN = "check it again"
 

@@ -7,15 +7,15 @@ from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
 from agentpay_server.clock import SECOND_US
-from agentpay_server.domain.principals import Principal
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain.transfers import KeyHolder, Terms, check_transition
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
+from agentpay_server.principals import Principal
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.acceptance import Acceptance, Decision
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.transfers import TransferRecord
 

@@ -5,15 +5,15 @@ is the business of `service.py` and `approvals.py`; `acceptance.py` decides, `se
 `services/settlement.py` brings signed bytes to it.
 """
 
-from agentpay_server.faults import Operation
-from agentpay_server.services.context import Context
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.services.decisions import Decided, Decisions, Parties
 from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.transfers.acceptance import Acceptance
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.store import transfers as store
 from agentpay_server.store.chain_transactions import Kind
-from agentpay_server.store.database import DatabaseUnavailableError
 from agentpay_server.store.transfers import TransferRecord
 
 

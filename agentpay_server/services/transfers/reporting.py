@@ -3,8 +3,8 @@
 import logging
 
 from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
 from agentpay_server.logs import log
-from agentpay_server.services.context import Context
 from agentpay_server.store.transfers import TransferRecord
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -17,20 +17,20 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.spending import ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay_server.clock import HOUR_US, end_of_millisecond_us
-from agentpay_server.domain.cursors import List
-from agentpay_server.domain.principals import Principal
-from agentpay_server.domain.problems import Problem, not_found
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
 from agentpay_server.domain.transfers import Terms, Verdict, verdict
-from agentpay_server.faults import Operation
+from agentpay_server.errors import Problem, not_found
+from agentpay_server.principals import Principal
 from agentpay_server.randomness import earliest_identifier
-from agentpay_server.services.context import Context
 from agentpay_server.services.decisions import Decided, Parties
 from agentpay_server.services.transfers.answers import answered, shown
 from agentpay_server.services.transfers.creation import Creation, asked_under, key_holder_of, terms_of
 from agentpay_server.services.transfers.execution import Execution
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import transfers as store
-from agentpay_server.store.connection import ConflictError, Connection
 from agentpay_server.store.held_keys import Asked, Held
 from agentpay_server.store.transfers import TransferRecord
 

@@ -10,13 +10,14 @@ import attrs
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain.base import Failure, FailureReason
+from agentpay_server import audit
+from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
-from agentpay_server.faults import Operation
-from agentpay_server.services import audit
-from agentpay_server.services.context import Context
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.settlement import Again, Handler, Means, Unit
 from agentpay_server.services.transfers import booking
@@ -26,7 +27,6 @@ from agentpay_server.store import accounts as account_store
 from agentpay_server.store import entries
 from agentpay_server.store import transfers as store
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind
-from agentpay_server.store.connection import Connection
 from agentpay_server.store.transfers import TransferRecord
 
 _OTHER: Final = Refusal(

@@ -1,8 +1,8 @@
 """The transaction of a transfer, signed: nothing is sent before the commit that stores it."""
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
-from agentpay_server.services.context import Context
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
+from agentpay_server.context import Context
 from agentpay_server.store.accounts import AccountRecord
 
 

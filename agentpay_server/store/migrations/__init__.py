@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
 
-from agentpay_server.store import postgres_schema
-from agentpay_server.store.database import NewerSchemaError, OlderSchemaError
-from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.database import postgres_schema
+from agentpay_server.database.file import FileDatabase
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
 
 if TYPE_CHECKING:
     # Its driver is an extra of its own: a server on files runs without it.
-    from agentpay_server.store.postgres import PostgresDatabase
+    from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 """The newest step."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))

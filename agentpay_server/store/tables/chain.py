@@ -1,4 +1,4 @@
-"""The ledger of the embedded chain (`chain/ledger.py`): another system, that happens to be stored here."""
+"""What is kept of the embedded chain (`chain/embedded/persistence.py`): another system, stored here."""
 
 from typing import Final
 

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
 from agentpay_server.store.tables.base import metadata, seq
 
-# What a server is, across its starts (services/identity.py).
+# What a server is, across its starts (identity.py).
 server_state: Final = Table(
     "server_state",
     metadata,

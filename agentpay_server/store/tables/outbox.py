@@ -88,6 +88,14 @@ Index(
     postgresql_where=deliveries.c.due_us.is_not(None),
 )
 
+Index(
+    "ix_deliveries_undelivered",
+    deliveries.c.operator_id,
+    deliveries.c.seq,
+    sqlite_where=deliveries.c.status == "undelivered",
+    postgresql_where=deliveries.c.status == "undelivered",
+)
+
 delivery_attempts: Final = Table(
     "delivery_attempts",
     metadata,

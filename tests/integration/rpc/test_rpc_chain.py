@@ -11,15 +11,15 @@ from solders.keypair import Keypair
 from surfpool import Surfpool
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import (
+from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
     FailureReason,
     SignedTransaction,
 )
-from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
-from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES
 

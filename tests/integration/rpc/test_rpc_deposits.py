@@ -6,7 +6,7 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.deposits import Deposit
+from agentpay_server.chain.protocol import Deposit
 from agentpay_server.chain.rpc import chain as rpc_chain
 
 pytestmark = pytest.mark.anyio

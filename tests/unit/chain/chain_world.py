@@ -11,7 +11,6 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import Blockhash, SignatureStatus, SignedTransaction, TokenAccount
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -21,9 +20,10 @@ from agentpay_server.chain.custody import (
     record_key,
     spending_key,
 )
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.chain.ledger import Ledger
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.persistence import Ledger
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
+from agentpay_server.chain.protocol import Blockhash, SignatureStatus, SignedTransaction, TokenAccount
 from agentpay_server.chain.signing import sign_transaction
 
 SEED = bytes(range(64))

@@ -13,10 +13,10 @@ from solders.token import state
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import Blockhash, SignedTransaction
 from agentpay_server.chain.clusters import Cluster
 from agentpay_server.chain.custody import Custody, spending_key
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_MINTS
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.settings import RpcSettings
 

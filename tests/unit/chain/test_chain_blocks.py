@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solders.hash import Hash
 
-from agentpay_server.chain.blocks import BLOCK_US, FIRST_SLOT, Blocks, Standing, slot_at
+from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, Blocks, Standing, slot_at
 
 
 class Clock:

@@ -20,10 +20,12 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain import instructions, machine, machines, transactions
-from agentpay_server.chain.base import Blockhash, FailureReason, SignatureStatus, SignedTransaction
-from agentpay_server.chain.blocks import BLOCK_US
+from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
+from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded import virtual_machine as machine
+from agentpay_server.chain.embedded.blocks import BLOCK_US
+from agentpay_server.chain.protocol import Blockhash, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
 
 LANDED = SignatureStatus(is_final=True)

@@ -11,9 +11,9 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract.policies import Policy
 from agentpay_server.chain import escrow, instructions
-from agentpay_server.chain.base import ComputeBudget, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_key
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.protocol import ComputeBudget, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
 from agentpay_server.domain.sessions import charge_refusal, settlement
 

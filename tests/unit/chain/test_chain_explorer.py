@@ -2,10 +2,10 @@
 
 import pytest
 
-from agentpay_server.chain.base import FailureReason
-from agentpay_server.chain.explorer import explorer_url
-from agentpay_server.chain.failures import failure_reason, json_failure_reason
+from agentpay_server.chain.clusters import explorer_url
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.parsing import failure_reason, json_failure_reason
+from agentpay_server.chain.protocol import FailureReason
 
 
 @pytest.mark.parametrize(

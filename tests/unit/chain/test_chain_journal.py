@@ -7,12 +7,13 @@ from chain_world import World, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.chain import embedded, journal
-from agentpay_server.chain.deposits import Deposit
-from agentpay_server.chain.journal import RecentCredits, deposits_of
-from agentpay_server.chain.ledger import Credit
-from agentpay_server.store.ledger import DatabaseLedger
-from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.chain.embedded import chain as embedded
+from agentpay_server.chain.embedded import deposits as journal
+from agentpay_server.chain.embedded.deposits import RecentCredits, deposits_of
+from agentpay_server.chain.embedded.persistence import Credit
+from agentpay_server.chain.embedded.store import DatabaseLedger
+from agentpay_server.chain.protocol import Deposit
+from agentpay_server.database.memory import MemoryDatabase
 
 AMOUNTS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**63))
 

@@ -19,25 +19,27 @@ from solders.message import MessageAddressTableLookup, MessageHeader, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain import blocks, embedded, instructions
-from agentpay_server.chain.base import (
+from agentpay_server.chain import instructions
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain.embedded import blocks
+from agentpay_server.chain.embedded import chain as embedded
+from agentpay_server.chain.embedded.blocks import BLOCK_US
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.persistence import ChainState, ForeignLedgerError, LedgerMovedError, Page
+from agentpay_server.chain.embedded.seen_messages import SeenMessage
+from agentpay_server.chain.embedded.store import DatabaseLedger
+from agentpay_server.chain.embedded.virtual_machine import new_machine
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnavailableError,
     FailureReason,
     SignatureStatus,
     SignedTransaction,
 )
-from agentpay_server.chain.blocks import BLOCK_US
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
-from agentpay_server.chain.embedded import EmbeddedChain
-from agentpay_server.chain.ledger import ChainState, ForeignLedgerError, LedgerMovedError, Page
-from agentpay_server.chain.machine import new_machine
-from agentpay_server.chain.policy_record import PolicyRecord
-from agentpay_server.chain.seen_messages import SeenMessage
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.store.file import FileDatabase
-from agentpay_server.store.ledger import DatabaseLedger
-from agentpay_server.store.memory import MemoryDatabase
+from agentpay_server.database.file import FileDatabase
+from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.store.tables import metadata
 
 LANDED = SignatureStatus(is_final=True)

@@ -6,7 +6,7 @@ import pytest
 from chain_world import World
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain import machines
+from agentpay_server.chain.embedded import machines
 
 
 @pytest.fixture(autouse=True)

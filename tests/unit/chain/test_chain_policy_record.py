@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.base import SignatureStatus
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
@@ -21,6 +20,7 @@ from agentpay_server.chain.policy_record import (
     PolicyRecord,
     read_policy_record,
 )
+from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
 
 POLICY = '{"max_daily_spend":100,"paused":false}'

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rpc_node import FakeNode, rpc_chain
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 

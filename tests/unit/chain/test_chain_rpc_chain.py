@@ -22,16 +22,16 @@ from rpc_node import (
 )
 from solders.keypair import Keypair
 
-from agentpay_server.chain.base import (
+from agentpay_server.chain.clusters import Cluster
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM
+from agentpay_server.chain.protocol import (
     ChainUnavailableError,
     ComputeBudget,
+    Deposit,
     Failure,
     FailureReason,
     SignatureStatus,
 )
-from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.deposits import Deposit
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.rpc.settings import RpcSettings

@@ -12,7 +12,7 @@ import json_rpc_server
 import pytest
 from json_rpc_server import Answer
 
-from agentpay_server.chain.base import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc import client as client_module
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 

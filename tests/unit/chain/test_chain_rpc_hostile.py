@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rpc_node import SHORTFALL, SIGNED, TOKEN_ACCOUNT, FakeNode, rpc_chain, transaction_json
 
-from agentpay_server.chain.base import ChainUnavailableError, TokenAccount
-from agentpay_server.chain.deposits import DepositBatch
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.protocol import ChainUnavailableError, DepositBatch, TokenAccount
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.replies import Simulation
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentpay_server.chain.base import ChainUnavailableError
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller
-from agentpay_server.chain.rpc.recent import Recent
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 
 pytestmark = pytest.mark.anyio
 

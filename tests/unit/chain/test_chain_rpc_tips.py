@@ -10,7 +10,7 @@ import pytest
 from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
 from virtual_time import VirtualTimeLoop
 
-from agentpay_server.chain.base import ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError
 from agentpay_server.chain.rpc.chain import RpcChain
 
 pytestmark = pytest.mark.anyio

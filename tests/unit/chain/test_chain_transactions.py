@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import Blockhash, ComputeBudget, FailureReason, SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
 from agentpay_server.chain.instructions import (
     COMPUTE_BUDGET_PROGRAM,
@@ -18,6 +17,7 @@ from agentpay_server.chain.instructions import (
     USDC_MINTS,
     associated_token_address,
 )
+from agentpay_server.chain.protocol import Blockhash, ComputeBudget, FailureReason, SignedTransaction
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES, MOST_PROVISIONED, memo_text
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay_server.clock import SECOND_US, ManualClock
-from agentpay_server.domain.problems import Problem
-from agentpay_server.http.rate_limits import RateLimit
+from agentpay_server.errors import Problem
+from agentpay_server.http.rate_limit import RateLimit
 
 MINUTE_US = 60 * SECOND_US
 

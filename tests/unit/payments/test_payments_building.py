@@ -15,16 +15,16 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.base import SignatureStatus, SignedTransaction
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, spending_key
-from agentpay_server.chain.embedded import EmbeddedChain
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import (
     COMPUTE_BUDGET_PROGRAM,
     MEMO_PROGRAM,
     TOKEN_PROGRAM,
     associated_token_address,
 )
-from agentpay_server.chain.movements import movements
+from agentpay_server.chain.parsing import movements
+from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.payments.building import (
     MOST_UNITS,

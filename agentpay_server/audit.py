@@ -1,0 +1,146 @@
+"""Recording who changed what: into the audit trail, in the commit that makes the change.
+
+An entry's action is the name of the endpoint that makes such a change, in process or over HTTP. Changes that
+the server makes on its own, driven by the clock or the chain, have no key. Four changes have no endpoint: an
+approval that expires, a transfer or a session that provably moved nothing, and an operator that is created
+without the sandbox.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from attrs import frozen
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.console import AuditEntry, ListAudit
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import format_string, from_micro
+from agentpay_server import audit_store as store
+from agentpay_server.audit_store import AuditRecord
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.principals import Principal
+
+APPROVAL_EXPIRED: Final = "console.approvals.expire"
+TRANSFER_FAILED: Final = "transfers.fail"
+SESSION_FAILED: Final = "sessions.fail"
+OPERATOR_CREATED: Final = "operators.create"
+
+LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
+
+UNPROMPTED: Final = frozenset(
+    {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
+)
+"""The actions that are no endpoint's."""
+
+
+class Actor(Protocol):
+    """The author of a change: a principal, or the server on its own."""
+
+    @property
+    def operator_id(self) -> str:
+        """The operator in whose trail it is."""
+        ...
+
+    @property
+    def key_id(self) -> str | None:
+        """The key; None for the server."""
+        ...
+
+    @property
+    def request_id(self) -> str | None:
+        """The request; None in process."""
+        ...
+
+
+@frozen
+class Server:
+    """The server acting on its own, on behalf of an operator."""
+
+    operator_id: str
+    key_id: None = None
+    request_id: None = None
+
+
+class AuditTrail:
+    """Reads the audit trail."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
+        """Return a page of what was changed by whom.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("audit", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_entry)
+
+
+def record(
+    connection: Connection,
+    actor: Actor,
+    *,
+    action: str,
+    subject: str,
+    now_us: int,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
+) -> None:
+    """Write one entry.
+
+    Args:
+        connection: the unit's.
+        actor: who makes the change.
+        action: the name of the endpoint, or one of `UNPROMPTED`.
+        subject: identifier of what is changed.
+        now_us: when.
+        before: JSON values, never a secret; None for an entry without them.
+        after: as `before`.
+    """
+    store.insert_entry(
+        connection,
+        operator_id=actor.operator_id,
+        key_id=actor.key_id,
+        action=action,
+        subject=subject,
+        before=_text(before),
+        after=_text(after),
+        request_id=actor.request_id,
+        created_us=now_us,
+    )
+
+
+def given(**values: object) -> dict[str, object]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def usdc(micro: int) -> str:
+    """Return an amount as it is on the wire."""
+    return format_string(from_micro(micro))
+
+
+def _entry(row: AuditRecord) -> AuditEntry:
+    return AuditEntry(
+        key_id=row.key_id,
+        action=row.action,
+        subject=row.subject,
+        before=_values(row.before),
+        after=_values(row.after),
+        request_id=row.request_id,
+        created_at=from_us(row.created_us),
+    )
+
+
+def _values(text: str | None) -> Any:  # noqa: ANN401 - a JSON value
+    return None if text is None else json_text.parse_json(text.encode())
+
+
+def _text(values: Mapping[str, object] | None) -> str | None:
+    return None if values is None else codec.print_json(values).decode("ascii")

@@ -1,0 +1,1 @@
+"""The chain within the process."""

@@ -1,0 +1,536 @@
+"""The embedded chain: LiteSVM, a Solana virtual machine inside the process, behind the `Chain` protocol.
+
+It runs the real System, Token, Token-2022 and Memo programs, and holds a USDC mint at its mainnet address,
+under an authority of ours. A send executes at once and its outcome is final at once. The chain belongs to the
+thread that made it.
+
+Which blockhashes are valid, `blocks.py` says; the machine's own check of them is off. A message executes at
+most once (`seen_messages.py`), and what is refused before it executes is barred for good.
+
+Without a ledger it keeps nothing beyond the process, and no coroutine here ever suspends. With one, nothing
+is answered that the ledger does not hold: by turns, the machine executes what has been sent meanwhile and the
+page of it is written, and whoever asks waits for the end of the turn. When a page cannot be written the
+machine is ahead of what will be remembered: it is thrown away, and made again from the ledger.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from threading import get_ident
+from typing import Final, TypeVar
+
+from solders.hash import Hash
+from solders.litesvm import LiteSVM
+from solders.transaction import VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
+from solders.transaction_status import TransactionErrorFieldless
+
+from agentpay_server.chain.clusters import explorer_url
+from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded.blocks import FIRST_SLOT, Blocks, Standing, slot_at
+from agentpay_server.chain.embedded.deposits import DepositListener, RecentCredits, deposits_of
+from agentpay_server.chain.embedded.executed import Executed, History, execute
+from agentpay_server.chain.embedded.persistence import ChainState, Credit, Draft, ForeignLedgerError, Ledger
+from agentpay_server.chain.embedded.seen_messages import (
+    SeenMessage,
+    SeenMessages,
+    is_signed_by_payer,
+    message_hash_of,
+)
+from agentpay_server.chain.embedded.virtual_machine import (
+    account_at,
+    accounts_of,
+    bring_back,
+    first_accounts,
+    has_lookups,
+    serialized,
+    set_accounts,
+    set_clock,
+    token_account_at,
+    usdc_held,
+)
+from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Blockhash,
+    ChainUnavailableError,
+    Deposit,
+    DepositBatch,
+    SignatureStatus,
+    TokenAccount,
+)
+from agentpay_server.chain.signing import transaction_of
+from agentpay_server.crash_points import ChainPoint, chain_fault_point
+
+_REMEMBERED_STATUSES: Final = 4_096  # With a ledger, which has them all.
+_CREDITS_PER_BATCH: Final = 100
+_LOCAL_RPC_URL: Final = "http://localhost:8899"
+_REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class EmbeddedChain:
+    """A chain of its own, in the process.
+
+    Attributes:
+        history: its newest transactions.
+
+    A transaction can land for 150 blocks after that of its blockhash, so "unknown, and the height is above
+    the last valid one" proves that it never will. That holds across restarts: a chain that is made again from
+    its ledger goes on above every height that was told.
+    """
+
+    def __init__(
+        self, *, treasury: str, mint_authority: str, now_us: Callable[[], int], ledger: Ledger | None = None
+    ) -> None:
+        """Start a chain, owned by the calling thread.
+
+        Args:
+            treasury: address that starts with SOL for every fee and rent.
+            mint_authority: address that may mint and freeze the USDC of this chain.
+            now_us: the time of each transaction, in microseconds since the epoch.
+            ledger: where the chain is kept, and taken up from; None keeps it in memory.
+        """
+        self._owner_thread = get_ident()
+        self._treasury = treasury
+        self._mint_authority = mint_authority
+        self._now_us = now_us
+        self._svm = machines.take()
+        self._slot = FIRST_SLOT
+        self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
+        self._blocks = Blocks(self._genesis, now_us)
+        # Which height the ledger must hold before anybody hears of it.
+        self._told = self._blocks.standing()
+        # LiteSVM forgets; what was executed once must stay known, and must never execute again.
+        self._statuses: dict[str, SignatureStatus] = {}
+        self._seen = SeenMessages()
+        self.history: History = History()
+        self._ledger = ledger
+        # Whether the machine is not the ledger's: before the first look at it, and when a page was lost.
+        self._is_astray = ledger is not None
+        self._turns = asyncio.Lock()
+        self._sent: list[VersionedTransaction] = []
+        self._written: ChainState | None = None
+        self._draft = Draft()
+        self._unwritten: list[Executed] = []
+        # Without a ledger: what came in and nobody has passed yet.
+        self._recent_credits = RecentCredits()
+        self._listener: DepositListener | None = None
+        self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
+        if ledger is None:
+            self._set_clock()
+            set_accounts(self._svm, self._first_accounts())
+
+    async def restore(self) -> None:
+        """Take the chain up from its ledger now, rather than at the first call; without one, do nothing.
+
+        Raises:
+            ForeignLedgerError: the ledger is of a chain that began with other keys.
+        """
+        self._check_thread()
+        if self._ledger is not None:
+            async with self._turns:
+                await self._restore(self._ledger)
+
+    def listen(self, listener: DepositListener) -> None:
+        """Tell `listener` of what comes in from now on, once it is certain to be remembered.
+
+        What came before is told by `deposits`.
+        """
+        self._listener = listener
+
+    def observe(self, observer: Callable[[VersionedTransaction, SignatureStatus], None]) -> None:
+        """Tell `observer` of every transaction that executes from now on, and of what became of it."""
+        self._observer = observer
+
+    def release(self) -> None:
+        """Let go of the machine, for the next chain of this process; this one is of no use afterwards."""
+        self._check_thread()
+        machines.give_back(self._svm)
+        del self._svm
+
+    @property
+    def usdc_mint(self) -> str:
+        """The real mint's address: token accounts have the addresses that they have on mainnet."""
+        return USDC_MINTS["mainnet-beta"]
+
+    @property
+    def cluster_name(self) -> str:
+        """Its own: it is no cluster."""
+        return "embedded"
+
+    @property
+    def is_test_chain(self) -> bool:
+        """It is: whoever holds the mint authority makes its money."""
+        return True
+
+    @property
+    def landing_seconds(self) -> float:
+        """Nothing: a send executes at once."""
+        return 0.0
+
+    @property
+    def blockhash_life_seconds(self) -> float:
+        """Nothing: its height is the truth."""
+        return 0.0
+
+    def explorer_url(self, signature: str) -> str:
+        """Return the page that the explorer would have, were this chain served at the usual local address."""
+        return explorer_url(signature, _LOCAL_RPC_URL)
+
+    async def latest_blockhash(self) -> Blockhash:
+        """Return the blockhash of the newest block."""
+        await self._settled()
+        # Nothing is written of it: a restart computes it again, and no proof rests on it.
+        height, blockhash = self._blocks.latest()
+        return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
+
+    async def block_height(self) -> int:
+        """Return the height of the newest block."""
+        # Once it is told it may prove an expiry, and then no restart may go back behind it.
+        self._told = told = self._blocks.standing()
+        await self._settled()
+        return told.height
+
+    async def signature_status(self, signature: str) -> SignatureStatus | None:
+        """Return what became of a transaction, however long ago; None when it never landed."""
+        await self._settled()
+        status = self._statuses.get(signature)
+        if status is None and self._ledger is not None:
+            try:
+                status = await self._ledger.status(signature)
+            except Exception as error:
+                raise ChainUnavailableError("the ledger of the chain cannot be read") from error
+        return status
+
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
+        """Return True: it forgets nothing."""
+        return True
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
+        """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Do nothing: what is remembered is written, and the rest ends with the process."""
+
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
+        """Execute a transaction, unless its message was executed before or its blockhash is not valid.
+
+        A transaction that is refused before it executes, for want of a signature or of the fee, is barred:
+        its message never executes. What fails has failed for good, whatever `even_if_failing` says: nothing
+        is ever undone here.
+
+        Raises:
+            TransactionTooLargeError: `raw` is more than a packet.
+            ValueError: `raw` is not a transaction, or one that takes accounts from a look-up table.
+            ChainUnavailableError: the ledger does not answer; whether the transaction landed is unknown.
+        """
+        self._check_thread()
+        transaction = transaction_of(raw)
+        if has_lookups(transaction):
+            raise ValueError("a transaction with address look-up tables was sent; list its accounts instead")
+        if self._ledger is None:
+            self._execute(transaction)
+        else:
+            self._sent.append(transaction)
+            await self._turn(self._ledger)
+
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        await self._settled()
+        return [self._token_account(address) for address in addresses]
+
+    async def deposits(
+        self, token_account: str, *, after: str | None, **_: object
+    ) -> AsyncIterator[DepositBatch]:
+        """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
+        await self._settled()
+        slot = 0 if after is None else int(after)
+        self._recent_credits.forget(token_account, slot)
+        while page := await self._credits(token_account, slot):
+            slot = page[-1].slot
+            yield DepositBatch(deposits=tuple(credit.deposit for credit in page), cursor=str(slot))
+            if self._ledger is None or len(page) < _CREDITS_PER_BATCH:
+                return
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        """Return lamports and bytes of data of any account; None where there is none."""
+        await self._settled()
+        account = account_at(self._svm, address)
+        return None if account is None else (account.lamports, len(account.data))
+
+    async def rent_exemption(self, size: int) -> int:
+        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        await self._settled()
+        return self._svm.minimum_balance_for_rent_exemption(size)
+
+    @property
+    def genesis_hash(self) -> str:
+        """What names the chain to clients that ask for the hash of its first block."""
+        return str(Hash.from_bytes(bytes.fromhex(self._genesis)))
+
+    @property
+    def slot(self) -> int:
+        """The slot of the newest block. It proves nothing: a restart may go back behind it."""
+        return slot_at(self._blocks.height())
+
+    async def look(self, look: Callable[[LiteSVM], T]) -> T:
+        """Return what `look` finds on the machine, which it leaves as it is."""
+        await self._settled()
+        return look(self._svm)
+
+    async def is_blockhash_valid(self, blockhash: Hash) -> bool:
+        """Return whether a transaction with a blockhash can land now."""
+        await self._settled()
+        return self._blocks.height_of(blockhash) is not None
+
+    async def simulate(
+        self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
+    ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
+        """Return how a transaction would fare now, and leave everything as it is.
+
+        Args:
+            transaction: the transaction.
+            with_signatures: whether its signatures must be valid.
+            with_blockhash: whether its blockhash must be valid.
+        """
+        await self._settled()
+        if has_lookups(transaction):
+            return TransactionErrorFieldless.AddressLookupTableNotFound
+        if with_blockhash and self._blocks.height_of(transaction.message.recent_blockhash) is None:
+            return TransactionErrorFieldless.BlockhashNotFound
+        if self._seen.get(message_hash_of(transaction)) is not None:
+            return TransactionErrorFieldless.AlreadyProcessed
+        self._set_clock()
+        self._svm.with_sigverify(with_signatures)
+        try:
+            return self._svm.simulate_transaction(transaction)
+        finally:
+            self._svm.with_sigverify(True)  # noqa: FBT003 - positional only
+
+    def expire_blockhash(self) -> None:
+        """Let all blockhashes expire: what was signed before and has not landed never will."""
+        self._check_thread()
+        self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
+        self._told = self._blocks.standing()
+
+    def capture(self) -> Callable[[], None]:
+        """Begin a block, and return what brings the chain back to where it stands now and all it remembers.
+
+        What was signed before can then land in any future; what is signed from now on, only in its own.
+
+        Raises:
+            RuntimeError: it has a ledger, which only ever goes on.
+        """
+        self._check_thread()
+        if self._ledger is not None:
+            raise RuntimeError("a chain with a ledger cannot be brought back")
+        accounts, statuses = accounts_of(self._svm), self._statuses.copy()
+        parts = (self._recent_credits, self._seen, self.history, self._blocks)
+        restorers = [part.capture() for part in parts]
+        slot = self._slot
+
+        def restore() -> None:
+            self._check_thread()
+            bring_back(self._svm, accounts)
+            self._statuses = statuses.copy()
+            for bring_part_back in restorers:
+                bring_part_back()
+            self._slot = slot
+
+        return restore
+
+    def _execute(self, transaction: VersionedTransaction) -> None:
+        message_hash = message_hash_of(transaction)
+        seen = self._seen.get(message_hash)
+        if seen is not None:
+            if seen.refused:
+                self._bar(transaction, message_hash, seen)
+            return
+        if self._blocks.height_of(transaction.message.recent_blockhash) is None:
+            return
+        self._set_clock()
+        executed = execute(self._svm, transaction, height=self._blocks.height(), time_us=self._now_us())
+        if executed is None:
+            # Of a real chain the height rises until it expires. The clock of this one may stand still, and
+            # whoever waits for it would wait for ever.
+            self._bar(transaction, message_hash, None)
+        else:
+            self._record(executed, message_hash)
+
+    def _bar(self, transaction: VersionedTransaction, message_hash: Hash, seen: SeenMessage | None) -> None:
+        """Never execute a message, and say so to whoever waits for a transaction with this signature."""
+        signature = str(transaction.signatures[0])
+        if seen is not None and signature in seen.refused:
+            return
+        if signature in self._statuses or not is_signed_by_payer(transaction):
+            # Under a signature that is another message's, that one would be taken for expired.
+            return
+        self._seen.refused(message_hash, self._blocks.height(), signature)
+        self._note(signature, self._seen.get(message_hash), _REFUSED)
+        # What is signed in its place is another message, even where the clock stands still.
+        self._blocks.begin()
+
+    def _record(self, executed: Executed, message_hash: Hash) -> None:
+        self._slot += 1
+        self._journal(executed)
+        self._seen.landed(message_hash, executed.height)
+        self._note(executed.signature, self._seen.get(message_hash), executed.status)
+        if self._observer is not None:
+            self._observer(executed.transaction, executed.status)
+        if self._ledger is None:
+            self.history.add(executed)
+        else:
+            self._draft.accounts |= serialized(executed.after)
+            self._unwritten.append(executed)
+        self._blocks.land()
+
+    def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
+        """Remember what became of a transaction, and put it on the page that is written next."""
+        self._statuses[signature] = status
+        if self._ledger is None:
+            return
+        self._told = self._blocks.standing()
+        self._draft.statuses[signature] = status
+        if seen is not None:
+            self._draft.seen[signature] = seen
+        if len(self._statuses) > _REMEMBERED_STATUSES:
+            del self._statuses[next(iter(self._statuses))]
+
+    def _journal(self, executed: Executed) -> None:
+        """Keep what a transaction has brought, for whoever asks for deposits."""
+        if executed.error is not None:
+            return
+        before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)
+        for deposit in deposits_of(executed.signature, before, after):
+            credit = Credit(slot=self._slot, deposit=deposit)
+            if self._ledger is not None:
+                self._draft.credits.append(credit)
+                continue
+            self._recent_credits.add(credit)
+            self._tell(deposit)
+
+    async def _credits(self, token_account: str, slot: int) -> Sequence[Credit]:
+        if self._ledger is None:
+            return self._recent_credits.after(token_account, slot)
+        try:
+            return await self._ledger.credits(token_account, after_slot=slot, count=_CREDITS_PER_BATCH)
+        except Exception as error:
+            raise ChainUnavailableError("the ledger of the chain cannot be read") from error
+
+    def _tell(self, deposit: Deposit | None) -> None:
+        if self._listener is not None:
+            self._listener.arrived(deposit)
+
+    async def _settled(self) -> None:
+        """Wait until the ledger holds all that the machine has executed.
+
+        Raises:
+            ChainUnavailableError: it does not answer.
+        """
+        self._check_thread()
+        if self._ledger is not None and (self._is_astray or self._turns.locked() or self._has_unwritten()):
+            await self._turn(self._ledger)
+
+    async def _turn(self, ledger: Ledger) -> None:
+        """Execute what has been sent and write the page of it, one caller after the other.
+
+        Raises:
+            ChainUnavailableError: the ledger does not answer.
+        """
+        async with self._turns:
+            try:
+                if self._is_astray:
+                    await self._restore(ledger)
+                sent, self._sent = self._sent, []
+                # Until the ledger says that the page is written nobody knows, whatever goes wrong.
+                self._is_astray = True
+                for transaction in sent:
+                    self._execute(transaction)
+                if self._has_unwritten():
+                    await self._write_page(ledger)
+                self._is_astray = False
+            except ForeignLedgerError:
+                raise
+            except Exception as error:
+                logger.exception("the chain's ledger does not answer; the chain is made again from it")
+                raise ChainUnavailableError("the ledger of the chain does not answer") from error
+
+    async def _write_page(self, ledger: Ledger) -> None:
+        page = self._draft.page(before=self._written, after=self._state())
+        chain_fault_point(ChainPoint.EXECUTED)
+        await ledger.write(page)
+        chain_fault_point(ChainPoint.WRITTEN)
+        self._written, self._draft = page.after, Draft()
+        executed, self._unwritten = self._unwritten, []
+        for transaction in executed:
+            self.history.add(transaction)
+        for credit in page.credits:
+            self._tell(credit.deposit)
+
+    async def _restore(self, ledger: Ledger) -> None:
+        """Make the machine again from the ledger, in a new block.
+
+        The page of it makes certain that none of before can still be written.
+        """
+        found = await ledger.read()
+        self._svm = machines.take()
+        self._statuses, self._draft, self._unwritten = {}, Draft(), []
+        if found is None:
+            self._written, self._slot = None, FIRST_SLOT
+            self._draft.accounts |= self._first_accounts()
+            set_accounts(self._svm, self._draft.accounts)
+        else:
+            self._written, accounts = found
+            if self._written.genesis != self._genesis:
+                raise ForeignLedgerError(
+                    "the chain in this ledger began with other keys; give the server the keys that it had"
+                )
+            self._slot = self._written.slot
+            since_us = self._written.height_since_us or self._now_us()
+            self._blocks.resume(Standing(self._written.height, since_us))
+            oldest = self._written.height - BLOCKHASH_LIFE_BLOCKS
+            self._seen.load(await ledger.seen(from_height=oldest))
+            set_accounts(self._svm, accounts)
+        self._told = self._blocks.standing()
+        if not len(self.history):
+            self.history.first_height = self._told.height
+        self._set_clock()
+        await self._write_page(ledger)
+        self._is_astray = False
+        # The page that nobody knows of may have been written after all.
+        self._tell(None)
+
+    def _state(self) -> ChainState:
+        return ChainState(
+            genesis=self._genesis,
+            slot=self._slot,
+            height=self._told.height,
+            height_since_us=self._told.since_us,
+        )
+
+    def _has_unwritten(self) -> bool:
+        return self._written != self._state() or bool(self._draft.statuses)
+
+    def _first_accounts(self) -> dict[str, bytes | None]:
+        return first_accounts(
+            self._svm,
+            treasury=self._treasury,
+            usdc_mint=self.usdc_mint,
+            mint_authority=self._mint_authority,
+        )
+
+    def _set_clock(self) -> None:
+        set_clock(self._svm, slot_at(self._blocks.height()), self._now_us())
+
+    def _token_account(self, address: str) -> TokenAccount | None:
+        return token_account_at(self._svm, address, self.usdc_mint)
+
+    def _check_thread(self) -> None:
+        if get_ident() != self._owner_thread:
+            raise RuntimeError("an EmbeddedChain was used outside the thread that made it")

@@ -1,0 +1,82 @@
+"""What a transaction brought to token accounts, and the embedded chain's record of it: pure, and in memory.
+
+Nobody sends a machine's token accounts a statement: what came in is what they hold after a transaction less
+what they held before. Whose accounts they are is not known here, nor what becomes of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from agentpay_server.chain.embedded.persistence import Credit
+from agentpay_server.chain.protocol import Deposit
+
+_REMEMBERED_CREDITS: Final = 16_384
+
+
+class DepositListener(Protocol):
+    """Who is told of money that comes in, at once and without waiting."""
+
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Hear of a deposit that is in the journal; None: there may be some that were not told."""
+        ...
+
+
+def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
+    """Return what a transaction brought, from the micro-USDC that token accounts held before and after it."""
+    changes = {
+        token_account: after.get(token_account, 0) - before.get(token_account, 0)
+        for token_account in {**before, **after}
+    }
+    senders = [token_account for token_account, change in changes.items() if change < 0]
+    return [
+        Deposit(
+            signature=signature,
+            token_account=token_account,
+            amount_micro=change,
+            sender=senders[0] if len(senders) == 1 else None,
+        )
+        for token_account, change in changes.items()
+        if change > 0
+    ]
+
+
+class RecentCredits:
+    """The journal of a chain that keeps nothing beyond the process: what nobody has passed yet.
+
+    Much of it is about token accounts that nobody looks at: beyond some thousands, whoever has waited longest
+    makes way.
+    """
+
+    def __init__(self) -> None:
+        self._credits: dict[str, list[Credit]] = {}
+        self._count = 0
+
+    def add(self, credit: Credit) -> None:
+        """Remember a credit."""
+        self._credits.setdefault(credit.deposit.token_account, []).append(credit)
+        self._count += 1
+        if self._count > _REMEMBERED_CREDITS:
+            longest = next(iter(self._credits))
+            self.forget(longest, self._credits[longest][0].slot)
+
+    def after(self, token_account: str, slot: int) -> list[Credit]:
+        """Return the credits of a token account after a slot, oldest first."""
+        return [credit for credit in self._credits.get(token_account, ()) if credit.slot > slot]
+
+    def forget(self, token_account: str, slot: int) -> None:
+        """Forget the credits of a token account up to a slot."""
+        known = self._credits.pop(token_account, [])
+        left = [credit for credit in known if credit.slot > slot]
+        if left:
+            self._credits[token_account] = left
+        self._count -= len(known) - len(left)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what is remembered now."""
+        credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
+
+        def restore() -> None:
+            self._credits = {address: list(found) for address, found in credits_.items()}
+            self._count = count
+
+        return restore

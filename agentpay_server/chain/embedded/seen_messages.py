@@ -1,0 +1,94 @@
+"""The messages that the embedded chain has executed, and those that it has refused permanently.
+
+A message is what a transaction's signatures sign. Like a cluster, the chain executes a message at most once,
+whatever signatures come with it: a fee payer can sign one message in any number of valid ways. A message is
+remembered for as long as its blockhash may be valid. Nothing here does any I/O.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from attrs import frozen
+from solders.hash import Hash
+from solders.message import Message, to_bytes_versioned
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
+
+_NO_SIGNATURES: Final[frozenset[str]] = frozenset()
+
+
+@frozen
+class SeenMessage:
+    """A message that a chain has seen.
+
+    Attributes:
+        message_hash: names the message.
+        height: of the block in which it landed, or was refused.
+        refused: the first signatures with which it was refused; empty where it landed.
+    """
+
+    message_hash: Hash
+    height: int
+    refused: frozenset[str] = _NO_SIGNATURES
+
+
+def message_hash_of(transaction: VersionedTransaction) -> Hash:
+    """Return what names the message of a transaction."""
+    return Message.hash_raw_message(to_bytes_versioned(transaction.message))
+
+
+def is_signed_by_payer(transaction: VersionedTransaction) -> bool:
+    """Return whether the first signature, which names the transaction, is one of its fee payer over it."""
+    message = transaction.message
+    return transaction.signatures[0].verify(message.account_keys[0], to_bytes_versioned(message))
+
+
+class SeenMessages:
+    """The messages whose blockhashes may still be valid."""
+
+    def __init__(self) -> None:
+        # In the order of their heights.
+        self._seen: dict[Hash, SeenMessage] = {}
+
+    def get(self, message_hash: Hash) -> SeenMessage | None:
+        """Return what is known of a message; None where it is new."""
+        return self._seen.get(message_hash)
+
+    def landed(self, message_hash: Hash, height: int) -> None:
+        """Remember that a message was executed, successfully or not."""
+        self._seen[message_hash] = SeenMessage(message_hash, height)
+        self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
+
+    def refused(self, message_hash: Hash, height: int, signature: str) -> None:
+        """Remember that a message can never land, for callers that ask about `signature`."""
+        known = self._seen.get(message_hash)
+        signatures = _NO_SIGNATURES if known is None else known.refused
+        self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
+
+    def load(self, seen: Iterable[SeenMessage]) -> None:
+        """Remember what a ledger remembers, oldest first, and nothing else."""
+        self._seen = {}
+        for message in seen:
+            known = self._seen.get(message.message_hash)
+            refused = message.refused if known is None else known.refused | message.refused
+            self._seen[message.message_hash] = SeenMessage(message.message_hash, message.height, refused)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what is remembered now."""
+        seen = self._seen.copy()
+
+        def restore() -> None:
+            self._seen = seen.copy()
+
+        return restore
+
+    def _forget_before(self, height: int) -> None:
+        """Forget messages whose blockhashes have expired."""
+        expired = []
+        for message_hash, seen in self._seen.items():
+            if seen.height >= height:
+                break
+            expired.append(message_hash)
+        for message_hash in expired:
+            del self._seen[message_hash]

@@ -1,0 +1,216 @@
+"""The embedded chain's ledger in the database: accounts, signatures, credits, and where it stands."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from solders.hash import Hash
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from agentpay_server.chain.embedded.persistence import ChainState, Credit, LedgerMovedError, Page
+from agentpay_server.chain.embedded.seen_messages import SeenMessage
+from agentpay_server.chain.protocol import Deposit, Failure, FailureReason, SignatureStatus
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.runner import Database
+from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
+
+_STATE: Final = select(
+    chain_state.c.genesis, chain_state.c.slot, chain_state.c.height, chain_state.c.height_since_us
+)
+_BEGIN: Final = insert(chain_state)
+_MOVE: Final = (
+    update(chain_state)
+    # Whoever has gone on from the page before is the only one who may.
+    .where(
+        chain_state.c.genesis == bindparam("of_genesis"),
+        chain_state.c.slot == bindparam("from_slot"),
+        chain_state.c.height == bindparam("from_height"),
+    )
+    .values(
+        slot=bindparam("to_slot"),
+        height=bindparam("to_height"),
+        height_since_us=bindparam("to_height_since_us"),
+    )
+)
+_ACCOUNTS: Final = select(chain_accounts.c.address, chain_accounts.c.account)
+_REMOVE_ACCOUNT: Final = delete(chain_accounts).where(chain_accounts.c.address == bindparam("of_address"))
+_INSERT_ACCOUNT: Final = insert(chain_accounts)
+_INSERT_SIGNATURE: Final = insert(chain_signatures)
+_SIGNATURE: Final = select(chain_signatures.c.failure_reason, chain_signatures.c.failure_detail).where(
+    chain_signatures.c.signature == bindparam("signature")
+)
+_SEEN: Final = (
+    select(
+        chain_signatures.c.signature,
+        chain_signatures.c.message_hash,
+        chain_signatures.c.height,
+        chain_signatures.c.failure_reason,
+    )
+    .where(chain_signatures.c.height >= bindparam("from_height"))
+    .order_by(chain_signatures.c.height)
+)
+_INSERT_CREDIT: Final = insert(chain_credits)
+_CREDITS: Final = (
+    select(chain_credits.c.slot, chain_credits.c.signature, chain_credits.c.amount, chain_credits.c.sender)
+    .where(
+        chain_credits.c.token_account == bindparam("token_account"),
+        chain_credits.c.slot > bindparam("after_slot"),
+    )
+    .order_by(chain_credits.c.slot)
+    .limit(bindparam("count"))
+)
+_SUCCEEDED: Final = SignatureStatus(is_final=True)
+_REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
+_REFUSED_REASON: Final = "refused"
+
+
+class DatabaseLedger:
+    """Keeps the pages of one chain in a database.
+
+    Args:
+        database: runs the units of work; the chain's tables are laid out in it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
+        """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
+        return await self._database.read(_read)
+
+    async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        """Return the messages that landed or were refused from a height on, oldest first."""
+        return await self._database.read(_seen, from_height)
+
+    async def status(self, signature: str) -> SignatureStatus | None:
+        """Return what became of a transaction; None when no page tells of it."""
+        return await self._database.read(_status, signature)
+
+    async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        """Return up to `count` credits of a token account after a slot, oldest first."""
+        return await self._database.read(_credits, token_account, after_slot, count)
+
+    async def write(self, page: Page) -> None:
+        """Write a page; on return it is committed.
+
+        Raises:
+            LedgerMovedError: the ledger is not at `page.before`; nothing was written.
+        """
+        try:
+            await self._database.run(_write, page)
+        except ConflictError as error:
+            raise LedgerMovedError("the ledger has pages that this chain did not write") from error
+
+
+def _read(connection: Connection) -> tuple[ChainState, Mapping[str, bytes]] | None:
+    row = connection.execute(_STATE).one_or_none()
+    if row is None:
+        return None
+    genesis, slot, height, height_since_us = row
+    accounts = {address: bytes(account) for address, account in connection.execute(_ACCOUNTS)}
+    state = ChainState(genesis=genesis, slot=slot, height=height, height_since_us=height_since_us or 0)
+    return state, accounts
+
+
+def _seen(connection: Connection, from_height: int) -> list[SeenMessage]:
+    return [
+        SeenMessage(
+            Hash.from_bytes(bytes(message_hash)),
+            height,
+            frozenset({signature}) if reason == _REFUSED_REASON else frozenset(),
+        )
+        for signature, message_hash, height, reason in connection.execute(_SEEN, {"from_height": from_height})
+    ]
+
+
+def _status(connection: Connection, signature: str) -> SignatureStatus | None:
+    row = connection.execute(_SIGNATURE, {"signature": signature}).one_or_none()
+    if row is None:
+        return None
+    reason, detail = row
+    if reason is None:
+        return _SUCCEEDED
+    if reason == _REFUSED_REASON:
+        return _REFUSED
+    return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
+
+
+def _credits(connection: Connection, token_account: str, after_slot: int, count: int) -> list[Credit]:
+    values = {"token_account": token_account, "after_slot": after_slot, "count": count}
+    return [
+        Credit(
+            slot=slot,
+            deposit=Deposit(
+                signature=signature, token_account=token_account, amount_micro=amount, sender=sender
+            ),
+        )
+        for slot, signature, amount, sender in connection.execute(_CREDITS, values)
+    ]
+
+
+def _write(connection: Connection, page: Page) -> None:
+    before, after = page.before, page.after
+    if before is None:
+        values = {
+            "genesis": after.genesis,
+            "slot": after.slot,
+            "height": after.height,
+            "height_since_us": after.height_since_us,
+        }
+        connection.execute(_BEGIN, values)
+    else:
+        values = {
+            "of_genesis": before.genesis,
+            "from_slot": before.slot,
+            "from_height": before.height,
+            "to_slot": after.slot,
+            "to_height": after.height,
+            "to_height_since_us": after.height_since_us,
+        }
+        if connection.execute(_MOVE, values).rowcount != 1:
+            raise LedgerMovedError(f"the ledger is not at slot {before.slot}, height {before.height}")
+    if page.accounts:
+        connection.execute(_REMOVE_ACCOUNT, [{"of_address": address} for address in page.accounts])
+    standing = [
+        {"address": address, "account": account}
+        for address, account in page.accounts.items()
+        if account is not None
+    ]
+    if standing:
+        connection.execute(_INSERT_ACCOUNT, standing)
+    if page.statuses:
+        connection.execute(
+            _INSERT_SIGNATURE,
+            [
+                _signature_row(signature, status, page.seen.get(signature))
+                for signature, status in page.statuses.items()
+            ],
+        )
+    if page.credits:
+        connection.execute(
+            _INSERT_CREDIT,
+            [
+                {
+                    "token_account": credit.deposit.token_account,
+                    "slot": credit.slot,
+                    "signature": credit.deposit.signature,
+                    "amount": credit.deposit.amount_micro,
+                    "sender": credit.deposit.sender,
+                }
+                for credit in page.credits
+            ],
+        )
+
+
+def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage | None) -> dict[str, object]:
+    reason, detail = None, None
+    if status.is_refused:
+        reason = _REFUSED_REASON
+    elif status.failure is not None:
+        reason, detail = status.failure.reason.value, status.failure.detail
+    return {
+        "signature": signature,
+        "failure_reason": reason,
+        "failure_detail": detail,
+        "message_hash": None if seen is None else bytes(seen.message_hash),
+        "height": None if seen is None else seen.height,
+    }

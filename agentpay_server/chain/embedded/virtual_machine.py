@@ -1,0 +1,174 @@
+"""The virtual machine of the embedded chain: made, furnished, read, and brought back to what it held before.
+
+What is executed on it, under which blockhash, and what of it is remembered is the chain's business.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from solders.account import Account
+from solders.clock import Clock
+from solders.litesvm import LiteSVM
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.token.state import Mint
+from solders.transaction import VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
+
+from agentpay_server.chain.instructions import (
+    SYSTEM_PROGRAM,
+    TOKEN_2022_PROGRAM,
+    TOKEN_PROGRAM,
+    USDC_DECIMALS,
+)
+from agentpay_server.chain.parsing import failure_reason, read_token_account
+from agentpay_server.chain.protocol import Failure, FailureReason, TokenAccount
+
+HISTORY_TRANSACTIONS: Final = 4_096
+_PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)
+"""The owners of all accounts that a transaction of this service's can change."""
+_TREASURY_LAMPORTS: Final = 10**18
+_NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
+"""What a machine takes for nothing at all."""
+
+
+def new_machine() -> LiteSVM:
+    """Return a machine with the programs and nothing else; the caller says which blockhashes are valid."""
+    # Its own check knows one sequence of blockhashes, from its start, and cannot go back in it.
+    return LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
+
+
+def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
+    """Return every account that a transaction can change."""
+    return {address: account for program in _PROGRAMS for address, account in _owned(machine, program)}
+
+
+def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
+    """Let a machine hold these accounts and no others, and forget which transactions it has executed.
+
+    Those that were executed before the accounts were read must be known to the caller: the machine would
+    execute them again. Those that were executed since may be executed again, since what they did is undone.
+    """
+    present = accounts_of(machine)
+    for address, account in accounts.items():
+        if present.get(address) != account:
+            machine.set_account(address, account)
+    for address in present.keys() - accounts.keys():
+        machine.set_account(address, _NO_ACCOUNT)
+    machine.with_transaction_history(0)
+    machine.with_transaction_history(HISTORY_TRANSACTIONS)
+
+
+def first_accounts(
+    machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
+) -> dict[str, bytes | None]:
+    """Return what a chain begins with, by address, as Solana serialises it: SOL for all fees, and a mint."""
+    authority = Pubkey.from_string(mint_authority)
+    mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
+    rent = machine.minimum_balance_for_rent_exemption(len(mint))
+    return {
+        treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
+        usdc_mint: bytes(Account(rent, mint, TOKEN_PROGRAM)),
+    }
+
+
+def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
+    """Put accounts where they belong; None stands for one that is gone."""
+    for address, account in accounts.items():
+        if account is not None:
+            machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
+
+
+def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
+    """Let it be a slot and a time, in microseconds since the epoch."""
+    machine.set_clock(
+        Clock(
+            slot=slot,
+            epoch_start_timestamp=0,
+            epoch=0,
+            leader_schedule_epoch=0,
+            unix_timestamp=now_us // 1_000_000,
+        )
+    )
+
+
+def account_at(machine: LiteSVM, address: str) -> Account | None:
+    """Return the account at an address; None where there is none, or where the text is no address."""
+    try:
+        pubkey = Pubkey.from_string(address)
+    except ValueError:
+        return None
+    return machine.get_account(pubkey)
+
+
+def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAccount | None:
+    """Return the USDC token account at an address; None where there is none, or one of another mint."""
+    account = account_at(machine, address)
+    if account is None:
+        return None
+    return read_token_account(address, program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
+
+
+def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
+    """Return why a transaction that was executed has failed."""
+    error = result.err()
+    logs = result.meta().logs()
+    reason = FailureReason.OTHER
+    if isinstance(error, TransactionErrorInstructionError):
+        message = transaction.message
+        program = message.account_keys[message.instructions[error.index].program_id_index]
+        cause = error.err
+        code = cause.code if isinstance(cause, InstructionErrorCustom) else str(cause).rpartition(".")[2]
+        reason = failure_reason(str(program), code)
+    return Failure(reason=reason, detail=f"{error}: {logs[-1]}" if logs else str(error))
+
+
+def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
+    """Return the accounts that a transaction may have changed, the payer of its fee among them."""
+    header, keys = transaction.message.header, transaction.message.account_keys
+    signers = header.num_required_signatures
+    return [
+        *keys[: signers - header.num_readonly_signed_accounts],
+        *keys[signers : len(keys) - header.num_readonly_unsigned_accounts],
+    ]
+
+
+def has_lookups(transaction: VersionedTransaction) -> bool:
+    """Return whether a transaction takes accounts from look-up tables, which this chain does not have."""
+    message = transaction.message
+    return isinstance(message, MessageV0) and bool(message.address_table_lookups)
+
+
+def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
+    """Return the accounts that a transaction can only read."""
+    writable = set(writable_accounts(transaction))
+    return [key for key in transaction.message.account_keys if key not in writable]
+
+
+def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
+    """Return accounts as `set_accounts` takes them."""
+    return {
+        str(address): bytes(account) if account is not None and account.lamports else None
+        for address, account in accounts.items()
+    }
+
+
+def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
+    """Return the accounts that a transaction may have changed, as `set_accounts` takes them."""
+    return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
+
+
+def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
+    """Return the micro-USDC in each token account among accounts."""
+    found = (
+        read_token_account(str(address), program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
+        for address, account in accounts.items()
+        if account is not None
+    )
+    return {account.address: account.amount_micro for account in found if account is not None}
+
+
+def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:
+    found: list[tuple[Pubkey, Account]] = machine.get_program_accounts(program)
+    return found

@@ -1,0 +1,134 @@
+"""Reading what a chain holds and says: token accounts, why a transaction failed, what one asks for.
+
+A token account is read with every check that money needs. What a transaction asks for is shown to people;
+what it has really done is read from the accounts themselves.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+from solders.token import state
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.instructions import MEMO_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.protocol import FailureReason, TokenAccount
+
+
+def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:
+    """Return the USDC token account, or None when the account is anything else.
+
+    Args:
+        address: where it is.
+        program: the program that owns the account, in base58.
+        data: the account's data.
+        usdc_mint: the only mint that counts.
+    """
+    if program != str(TOKEN_PROGRAM):
+        return None
+    try:
+        account = state.TokenAccount.from_bytes(data)
+    except ValueError:  # A mint, a multisig, or not initialised.
+        return None
+    if str(account.mint) != usdc_mint:
+        return None
+    return TokenAccount(
+        address=address,
+        owner=str(account.owner),
+        amount_micro=account.amount,
+        is_frozen=account.state == state.TokenAccountState.Frozen,
+    )
+
+
+_TOKEN_PROGRAM: Final = str(TOKEN_PROGRAM)
+
+_REASONS: Final[dict[int | str, FailureReason]] = {
+    1: FailureReason.INSUFFICIENT_FUNDS,
+    17: FailureReason.ACCOUNT_FROZEN,
+    9: FailureReason.ACCOUNT_MISSING,  # UninitializedState.
+    11: FailureReason.ACCOUNT_NOT_EMPTY,  # NonNativeHasBalance: closing an account that holds tokens.
+    # What a token account that is not there, or not one, gives depends on the version of the Token program.
+    "InvalidAccountData": FailureReason.ACCOUNT_MISSING,
+    "UninitializedAccount": FailureReason.ACCOUNT_MISSING,
+    "IncorrectProgramId": FailureReason.ACCOUNT_MISSING,
+    "InvalidAccountOwner": FailureReason.ACCOUNT_MISSING,
+}
+
+
+def failure_reason(program: str, error: int | str) -> FailureReason:
+    """Return why an instruction failed.
+
+    Args:
+        program: address of the program that the transaction called. Only the Token program's codes are known:
+            the same numbers mean other things elsewhere, such as a treasury short of SOL.
+        error: the program's own error code, or the name of a general instruction error.
+    """
+    if program != _TOKEN_PROGRAM:
+        return FailureReason.OTHER
+    return _REASONS.get(error, FailureReason.OTHER)
+
+
+def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason:
+    """Return why a transaction failed, from its error as JSON-RPC says it.
+
+    Args:
+        error: such as `{"InstructionError": [1, {"Custom": 1}]}` or `"AccountNotFound"`.
+        programs: the program of each of the transaction's instructions; empty when they are not known.
+    """
+    match error:
+        case {"InstructionError": [int(index), {"Custom": int(cause)} | str(cause)]} if (
+            0 <= index < len(programs)
+        ):
+            return failure_reason(programs[index], cause)
+        case _:
+            return FailureReason.OTHER
+
+
+_TRANSFER_CHECKED: Final = 12
+_MINT_TO_CHECKED: Final = 14
+
+
+@frozen
+class Movement:
+    """USDC from one token account to another.
+
+    Attributes:
+        source: token account that it left; None where it was minted.
+        destination: token account that it went to.
+        amount_micro: how much, in micro-USDC.
+    """
+
+    source: str | None
+    destination: str
+    amount_micro: int
+
+
+def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
+    """Return the USDC that a transaction of this service moves, in the order of its instructions."""
+    message = transaction.message
+    found = []
+    for instruction in message.instructions:
+        kind = instruction.data[:1]
+        if message.account_keys[instruction.program_id_index] != TOKEN_PROGRAM or len(instruction.data) != 10:
+            continue
+        accounts = [str(message.account_keys[index]) for index in instruction.accounts]
+        amount_micro: int = struct.unpack_from("<Q", instruction.data, 1)[0]
+        if kind == bytes([_TRANSFER_CHECKED]):
+            found.append(Movement(accounts[0], accounts[2], amount_micro))
+        elif kind == bytes([_MINT_TO_CHECKED]):
+            found.append(Movement(None, accounts[1], amount_micro))
+    return tuple(found)
+
+
+def memo(transaction: VersionedTransaction) -> str | None:
+    """Return the text of a transaction's memo; None where it has none."""
+    message = transaction.message
+    return next(
+        (
+            instruction.data.decode("utf-8", "replace")
+            for instruction in message.instructions
+            if message.account_keys[instruction.program_id_index] == MEMO_PROGRAM
+        ),
+        None,
+    )

@@ -1,0 +1,74 @@
+"""Reading deposits from transactions that a node describes. Pure; which transactions is decided elsewhere.
+
+A deposit is what the chain says that the balance was after a transaction, less what it was before, whatever
+instructions did it: transfers, mintings and programs that nobody here has heard of alike.
+"""
+
+from typing import Final
+
+from agentpay_server.chain.instructions import USDC_DECIMALS
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
+from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction
+
+_MAX_U64_DIGITS: Final = 20
+
+
+def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint: str) -> Deposit | None:
+    """Return what a transaction brought in, as `getTransaction` answers it in the encoding `jsonParsed`.
+
+    Args:
+        reply: the answer.
+        signature: which transaction was asked for.
+        token_account: whose deposit.
+        usdc_mint: the only mint that counts.
+
+    Raises:
+        ChainUnavailableError: the answer is not about this transaction, or makes no sense.
+    """
+    if reply is None:
+        raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
+    transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
+    if "err" not in meta:
+        raise malformed("no word on whether it failed")
+    if meta["err"] is not None:
+        return None
+    keys = [
+        member(key, "pubkey", str)
+        for key in member(member(transaction, "message", dict), "accountKeys", list)
+    ]
+    before = _balances(meta, "preTokenBalances", keys, usdc_mint)
+    after = _balances(meta, "postTokenBalances", keys, usdc_mint)
+    gained = after.get(token_account, 0) - before.get(token_account, 0)
+    if gained <= 0:
+        return None
+    senders = [address for address, amount in before.items() if amount > after.get(address, 0)]
+    return Deposit(
+        signature=signature,
+        token_account=token_account,
+        amount_micro=gained,
+        sender=senders[0] if len(senders) == 1 else None,
+    )
+
+
+def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[str, int]:
+    """Return what USDC accounts held, by their address."""
+    balances: dict[str, int] = {}
+    for line in member(meta, name, list):
+        index = count(line, "accountIndex")
+        if index >= len(keys):
+            raise malformed("a balance of an account that is not listed")
+        if member(line, "mint", str) != usdc_mint:
+            continue
+        amount = member(line, "uiTokenAmount", dict)
+        if count(amount, "decimals") != USDC_DECIMALS:
+            raise malformed("USDC without its six decimals")
+        if keys[index] in balances:
+            raise malformed("two balances of one account")
+        balances[keys[index]] = _amount(member(amount, "amount", str))
+    return balances
+
+
+def _amount(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_U64_DIGITS):
+        raise malformed("an amount that is no number")
+    return int(text)

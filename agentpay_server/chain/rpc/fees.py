@@ -1,0 +1,115 @@
+"""What transactions say of their computing: limits from simulations, and a price, set or following others.
+
+A transaction of a shape that is new here is simulated before it is first sent, and those of its shape that
+are signed after it are limited by what it used, with a margin. So a limit costs one call for a shape, not one
+for a transaction, and no signed bytes ever change. Where nothing is known, the limit is that of the settings.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from agentpay_server.chain.protocol import ChainUnavailableError, ComputeBudget
+from agentpay_server.chain.rpc.replies import Simulation
+from agentpay_server.chain.rpc.settings import RpcSettings
+
+_PRICE_SECONDS: Final = 10.0
+_LEARNED_SECONDS: Final = 3_600.0
+"""How long what a shape used is believed: programs are upgraded now and then."""
+
+_TRIED_SECONDS: Final = 60.0
+"""How long a shape whose simulation told nothing is left alone."""
+
+_MARGIN: Final = 1.5
+"""Transactions of one shape differ in the length of their texts, a little."""
+
+
+class Budgets:
+    """Learns what transactions need, and follows what others pay.
+
+    Args:
+        settings: the highest limit, and the price, or its bounds.
+        simulate: runs signed bytes without sending them.
+        recent_prices: asks what others paid of late, in micro-lamports for each compute unit.
+    """
+
+    def __init__(
+        self,
+        settings: RpcSettings,
+        simulate: Callable[[bytes], Awaitable[Simulation]],
+        recent_prices: Callable[[], Awaitable[Sequence[int]]],
+    ) -> None:
+        self._most_units = settings.compute_unit_limit
+        self._least_price = settings.priority_fee_micro_lamports
+        self._most_price = settings.priority_fee_cap_micro_lamports
+        self._simulate = simulate
+        self._recent_prices = recent_prices
+        self._limits: dict[str, int] = {}
+        self._again_at: dict[str, float] = {}
+        self._price = self._least_price
+        self._asked_at = -math.inf
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def are_said(self) -> bool:
+        """Whether transactions say anything of their computing."""
+        return bool(self._least_price or self._most_price)
+
+    def current(self) -> ComputeBudget | None:
+        """Return what transactions are to say from now on; None to say nothing. Nobody waits for a price."""
+        if self._most_price:
+            self._follow()
+        if not self._price:
+            return None
+        return ComputeBudget(
+            unit_limit=self._most_units,
+            unit_price_micro_lamports=self._price,
+            unit_limits=MappingProxyType(self._limits),
+        )
+
+    async def learn(self, shape: str | None, raw: bytes) -> None:
+        """Learn what a transaction that was not sent yet uses, unless its shape is known.
+
+        Args:
+            shape: of the transaction; None for one that tells nothing about others.
+            raw: its signed bytes.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self.are_said or shape is None or now < self._again_at.get(shape, -math.inf):
+            return
+        self._again_at[shape] = now + _TRIED_SECONDS
+        try:
+            simulation = await self._simulate(raw)
+        except ChainUnavailableError:
+            return
+        if simulation.error is None and simulation.units_consumed:
+            used = math.ceil(simulation.units_consumed * _MARGIN)
+            self._limits[shape] = min(max(used, self._limits.get(shape, 0)), self._most_units)
+            self._again_at[shape] = now + _LEARNED_SECONDS
+
+    def forget(self, shape: str | None) -> None:
+        """Limit transactions of a shape as if nothing were known: one of them needs more."""
+        if shape is not None:
+            self._limits.pop(shape, None)
+
+    def close(self) -> None:
+        """Ask no longer what others pay."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        if (self._asking is None or self._asking.done()) and loop.time() >= self._asked_at + _PRICE_SECONDS:
+            self._asked_at = loop.time()
+            self._asking = loop.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            prices = sorted(await self._recent_prices())
+        except ChainUnavailableError:
+            return
+        # More than three of four slots asked for at least.
+        others = prices[len(prices) * 3 // 4] if prices else 0
+        self._price = min(max(self._least_price, others), self._most_price)

@@ -1,0 +1,1 @@
+"""Where a server keeps what it knows: runners of units of work, tables, migrations."""

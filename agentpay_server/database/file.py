@@ -1,0 +1,302 @@
+"""SQLite in a file: one connection, one thread that writes, and units that are on disk together.
+
+How it is used:
+
+    database = FileDatabase(directory / "store.sqlite3")  # opened and locked; DatabaseInUseError if taken
+    await database.create_missing(metadata)  # or `await migrations.upgrade(database)`
+    await database.run(unit, ...)  # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
+    await database.read(unit, ...)  # one state of the database; nothing stays changed
+    await database.close()  # after everything that waits in line
+
+It may be used from any event loop and any thread. A file belongs to one `FileDatabase` at a time, in this
+process or another: the lock is SQLite's own and goes with the process, however that ends.
+
+A commit is on disk before its caller hears of it (`synchronous=FULL`). The disk is what a unit waits for, so
+all units that have come meanwhile are one transaction, each behind a savepoint of its own: one that fails is
+undone alone, and none is answered before the commit of all. A read that finds the connection free does not
+wait for the thread; what has not been committed, none of them sees.
+
+A caller that is cancelled gives up its place in line; once its unit has begun, it runs to its commit.
+"""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar, cast
+
+from attrs import frozen
+from sqlalchemy import MetaData
+
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOCK_WAIT_SECONDS: Final = 1.0
+"""How long a start waits for a predecessor that is just letting go of the file."""
+
+_TOGETHER: Final = 64
+"""How many units are one transaction at most: the first of them waits for the last."""
+
+
+class _Kind(Enum):
+    """How a job is run."""
+
+    READ = "read"
+    WRITE = "write"
+    ALONE = "alone"
+
+
+@frozen(eq=False)
+class _Job:
+    """What waits for the thread: what is called, and who is told of the outcome."""
+
+    kind: _Kind
+    work: Callable[[], Any]
+    future: "asyncio.Future[Any]"
+    loop: asyncio.AbstractEventLoop
+
+
+_Answer = tuple[_Job, Any, BaseException | None]
+
+
+class FileDatabase:
+    """Runs units of work on a SQLite file.
+
+    Args:
+        path: the file; made if it is not there. Its directory must exist.
+
+    Raises:
+        DatabaseInUseError: another server holds the file.
+        DatabaseUnavailableError: it cannot be opened, or is no database.
+    """
+
+    is_inline: ClassVar[bool] = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_open = True
+        # Held by whichever thread uses the connection.
+        self._in_use = threading.Lock()
+        self._driver = _opened(path)
+        self._connection = SqliteConnection(self._driver)
+        self._thread = threading.Thread(target=self._serve, name=f"agentpay-{path.stem}", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._path
+
+    async def run(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)` in one transaction and return its result when it is on disk.
+
+        Raises:
+            DatabaseUnavailableError: the disk is full or fails; nothing is committed.
+            RuntimeError: the database is closed.
+        """
+        return await self._on_thread(_Kind.WRITE, lambda: unit(self._connection, *args, **kwargs))
+
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile.
+
+        Raises:
+            DatabaseUnavailableError: the disk fails.
+            RuntimeError: the database is closed.
+        """
+
+        def transaction() -> T:
+            self._driver.execute("BEGIN")
+            try:
+                return unit(self._connection, *args, **kwargs)
+            finally:
+                if self._driver.in_transaction:
+                    self._driver.execute("ROLLBACK")
+
+        if not self._in_use.acquire(blocking=False):
+            return await self._on_thread(_Kind.READ, transaction)
+        try:
+            self._check_open()
+            result, failure = _attempt(transaction)
+        finally:
+            self._in_use.release()
+        if failure is not None:
+            raise failure
+        return cast("T", result)
+
+    async def create_missing(self, tables: MetaData) -> None:
+        """Create those tables and indexes that the database does not have yet."""
+        await self._on_thread(_Kind.ALONE, lambda: create_missing(self._driver, tables))
+
+    async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the connection itself, outside of any transaction: for migrations and copies."""
+        return await self._on_thread(_Kind.ALONE, lambda: work(self._driver))
+
+    async def close(self) -> None:
+        """Finish what waits in line, and let go of the file. Calling it again does nothing."""
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+            if not was_open:
+                return
+            closing = self._submit(_Kind.ALONE, self._driver.close)
+            self._jobs.put(None)
+        await asyncio.shield(closing)
+        self._thread.join()
+
+    async def _on_thread(self, kind: _Kind, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._check_open()
+            future = self._submit(kind, work)
+        return await future
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError(f"the database {self._path.name} is closed")
+
+    def _submit(self, kind: _Kind, work: Callable[[], T]) -> "asyncio.Future[T]":
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(_Job(kind, work, future, loop))
+        return future
+
+    # --- On the thread -------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (first := self._jobs.get()) is not None:
+            jobs: list[_Job] = [first]
+            while jobs[-1].kind is not _Kind.ALONE and len(jobs) < _TOGETHER:
+                try:
+                    following = self._jobs.get_nowait()
+                except Empty:
+                    break
+                # The end of all jobs follows the closing of the connection, which is alone.
+                assert following is not None  # noqa: S101
+                jobs.append(following)
+            with self._in_use:
+                self._run_all(jobs)
+
+    def _run_all(self, jobs: "list[_Job]") -> None:
+        # Reads first: they see what is committed, and need not wait for what is not.
+        for job in jobs:
+            if job.kind is _Kind.READ:
+                self._run_one(job, job.work)
+        writes = [job for job in jobs if job.kind is _Kind.WRITE]
+        answers = self._together(writes) if len(writes) > 1 else None
+        if answers is not None:
+            _answer(answers)
+        else:
+            for job in writes:
+                self._run_one(job, partial(self._transaction, job.work))
+        if jobs[-1].kind is _Kind.ALONE:
+            self._run_one(jobs[-1], jobs[-1].work)
+
+    def _run_one(self, job: _Job, work: Callable[[], Any]) -> None:
+        if not job.future.cancelled():
+            _answer([(job, *_attempt(work))])
+
+    def _transaction(self, work: Callable[[], T]) -> T:
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            result = work()
+            self._driver.execute("COMMIT")
+        except BaseException:
+            # Some failures of SQLite end the transaction by themselves.
+            if self._driver.in_transaction:
+                self._driver.execute("ROLLBACK")
+            raise
+        return result
+
+    def _together(self, jobs: "list[_Job]") -> "list[_Answer] | None":
+        """Run units in one transaction; None if it was undone as a whole, and each is to have its own."""
+        answers: list[_Answer] = []
+
+        def units() -> None:
+            for job in jobs:
+                if job.future.cancelled():
+                    continue
+                self._driver.execute("SAVEPOINT unit")
+                result, failure = _attempt(job.work)
+                if failure is not None:
+                    # Fails where a failure of SQLite has ended the transaction, and with it the units before.
+                    self._driver.execute("ROLLBACK TO unit")
+                self._driver.execute("RELEASE unit")
+                answers.append((job, result, failure))
+
+        _, failure = _attempt(lambda: self._transaction(units))
+        return answers if failure is None else None
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return work(), None
+    except sqlite3.OperationalError as error:
+        failure = DatabaseUnavailableError(f"the database file cannot be used: {error}")
+        failure.__cause__ = error
+        return None, failure
+    except BaseException as error:  # noqa: BLE001 - it is the caller's, who waits on another thread
+        return None, error
+
+
+def _answer(answers: "list[_Answer]") -> None:
+    """Tell the callers what came of their jobs, those on one event loop together."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].loop, []).append(answer)
+    for loop, its in by_loop.items():
+        # The loop may have ended, and with it whoever waited.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, its)
+
+
+def _resolve(answers: "list[_Answer]") -> None:
+    for job, result, failure in answers:
+        if job.future.cancelled():
+            continue
+        if failure is None:
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(failure)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        # Memos and names are nobody else's business; SQLite gives the files beside it the same permissions.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        driver = sqlite3.connect(
+            path,
+            timeout=_LOCK_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+        )
+    except (sqlite3.OperationalError, OSError) as error:
+        raise DatabaseUnavailableError(f"{path} cannot be opened: {error}") from error
+    try:
+        # Set before the file is first touched: it is locked from then on until the connection closes.
+        driver.execute("PRAGMA locking_mode=EXCLUSIVE")
+        driver.execute("PRAGMA journal_mode=WAL")
+        driver.execute("PRAGMA synchronous=FULL")
+        # Takes the lock that reading alone would not.
+        driver.execute("BEGIN IMMEDIATE")
+        driver.execute("COMMIT")
+    except sqlite3.DatabaseError as error:
+        driver.close()
+        if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise DatabaseInUseError(f"{path} is in use by another server; stop that one first") from error
+        raise DatabaseUnavailableError(f"{path} cannot be used as a database: {error}") from error
+    return driver

@@ -1,0 +1,100 @@
+"""SQLite in memory: units run inline, on the thread that made the database."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import MetaData, create_engine
+
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
+from agentpay_server.store.tables import metadata
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MemoryDatabase:
+    """SQLite in memory: one connection, held by the thread that made it, units run inline.
+
+    A new database is a copy of a template that was laid out once in the process.
+    """
+
+    is_inline: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        # sqlite3's own transaction control is off: it would begin only at the first write.
+        self._driver = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
+        )
+        self._driver.deserialize(_template())
+        self._connection = SqliteConnection(self._driver)
+
+    async def run(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
+        self._check_thread()
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            result = unit(self._connection, *args, **kwargs)
+        except BaseException:
+            self._driver.execute("ROLLBACK")
+            raise
+        self._driver.execute("COMMIT")
+        return result
+
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile."""
+        self._check_thread()
+        return unit(self._connection, *args, **kwargs)
+
+    async def create_missing(self, tables: MetaData) -> None:
+        """Create those tables and indexes that the database does not have yet."""
+        self._check_thread()
+        create_missing(self._driver, tables)
+
+    async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the connection itself, outside of any transaction: for migrations."""
+        self._check_thread()
+        return work(self._driver)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings the whole database back to what it holds now; no unit is running."""
+        self._check_thread()
+        pages = self._driver.serialize()
+
+        def restore() -> None:
+            self._check_thread()
+            self._driver.deserialize(pages)
+
+        return restore
+
+    async def close(self) -> None:
+        """Let go of the connection, and with it of all data."""
+        self._driver.close()
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a database in memory belongs to the thread that made it")
+
+
+@cache
+def _template() -> bytes:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        # A transaction copies the pages that it changes, so that it can be undone: small ones cost less.
+        connection.exec_driver_sql("PRAGMA page_size = 1024")
+        metadata.create_all(connection)
+        connection.commit()
+    driver_connection: Any = engine.raw_connection()
+    try:
+        return bytes(driver_connection.serialize())
+    finally:
+        driver_connection.close()
+        engine.dispose()

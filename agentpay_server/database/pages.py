@@ -1,0 +1,72 @@
+"""Cursors of lists: opaque texts that are bound to their list (interface R15).
+
+A cursor holds the sequence number below which the next page starts, and a digest of it with the name and the
+owner of its list, so that a cursor of another list, and an invented one, is recognised.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from attrs import frozen
+
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay_server.errors import invalid
+
+_SEQ_BYTES: Final = 8
+_DIGEST_BYTES: Final = 8
+_START: Final = 2**63 - 1
+
+Row = TypeVar("Row")
+Item = TypeVar("Item")
+
+
+@frozen
+class List:
+    """One list that can be paged through: its name, and whose it is."""
+
+    name: str
+    owner: str
+
+    def before(self, cursor: str) -> int:
+        """Return the sequence number below which the page after `cursor` starts.
+
+        Raises:
+            Problem: `invalid_request`: not a cursor of this list.
+        """
+        if not cursor:
+            return _START
+        try:
+            raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), b"-_", validate=True)
+        except (UnicodeEncodeError, binascii.Error):
+            raw = b""
+        seq = int.from_bytes(raw[:_SEQ_BYTES], "big")
+        # Comparing texts refuses the other spellings that base64 has for the same bytes, too.
+        if len(raw) != _SEQ_BYTES + _DIGEST_BYTES or seq >= _START or self._cursor(seq) != cursor:
+            raise invalid(FieldFault(field="cursor", message="must be the cursor of a page of this list"))
+        return seq
+
+    def page(
+        self,
+        rows: Sequence[Row],
+        limit: int,
+        *,
+        seq: Callable[[Row], int],
+        item: Callable[[Row], Item],
+    ) -> PageBody[Item]:
+        """Return a page of at most `limit` items; one row more tells that there is another page."""
+        has_more = len(rows) > limit
+        shown = rows[:limit]
+        return PageBody(
+            data=tuple(item(row) for row in shown),
+            cursor=self._cursor(seq(shown[-1])) if has_more else "",
+            has_more=has_more,
+        )
+
+    def _cursor(self, seq: int) -> str:
+        text = f"{self.name}\0{self.owner}\0{seq}".encode()
+        raw = seq.to_bytes(_SEQ_BYTES, "big") + hashlib.sha256(text).digest()[:_DIGEST_BYTES]
+        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")

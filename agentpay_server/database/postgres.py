@@ -1,0 +1,390 @@
+"""PostgreSQL: a pool of connections, units of work in their own transactions, locks where statements ask.
+
+A unit runs at READ COMMITTED with the row locks that its statements take, a read at REPEATABLE READ, so that
+all its statements see one state. What the engine gives up to resolve a deadlock is run again; so is what was
+cut off before COMMIT was sent, which certainly changed nothing. Once COMMIT was sent, a lost connection is
+`DatabaseUnavailableError`: the outcome is not known, and never guessed.
+
+All tables live in one schema. Any number of servers may share it, and servers with schemas of their own share
+a database without meeting. A server that must be alone in its schema takes `hold_alone` first.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+
+import asyncpg
+import sqlalchemy
+from sqlalchemy import URL, MetaData, NullPool, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agentpay_server.database import postgres_schema
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.postgres_connections import (
+    CONNECTING_SECONDS,
+    MoreThanOneStatement,
+    Pool,
+    Session,
+    UnansweredError,
+    session_settings,
+)
+from agentpay_server.database.runner import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+POOL_SIZE: Final = 16
+"""Connections that one server holds at most; units beyond that wait for one."""
+
+_TRIES: Final = 5
+_TRYING_SECONDS: Final = 15.0
+"""How long a unit may have taken to be tried again: each try on a dead network takes its full time."""
+
+_GIVEN_UP: Final = {"40001", "40P01"}
+"""SQLSTATEs of a transaction that was undone for another's sake: serialization failure, deadlock."""
+
+_SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
+"""SQLSTATEs of a server that shuts down, has crashed, or is not up yet."""
+
+_MAY_PASS: Final = {"08", "53"}
+"""Classes of SQLSTATEs that pass: a connection that failed, a server that has no room."""
+
+_OUR_FAULTS: Final = {"22", "25", "42"}
+"""Classes of SQLSTATEs that no other try would get around: a wrong value, transaction or statement."""
+
+_URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
+
+_BEGIN: Final = "BEGIN"
+_BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_ALONE: Final = "SELECT pg_try_advisory_lock($1)"
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
+_HOLD_TRIES: Final = 30
+_HOLD_PAUSE_SECONDS: Final = 0.1
+_LAST_UNITS_SECONDS: Final = 5.0
+_PROBE_PAUSE_SECONDS: Final = 30.0
+_PROBE_ANSWER_SECONDS: Final = 10.0
+_PROBE: Final = "SELECT 1"
+
+
+class PostgresDatabase:
+    """Runs units of work on a PostgreSQL database, from one event loop.
+
+    Args:
+        url: `postgresql://user:password@host:port/name`, with `?host=/directory` for a socket.
+        schema: holds all tables; made where it does not exist. No table outside it is ever read.
+
+    Raises:
+        ValueError: `url` is not one of a PostgreSQL database, or `schema` cannot name one.
+    """
+
+    is_inline: ClassVar[bool] = False
+
+    def __init__(self, url: str, schema: str = DATABASE_SCHEMA) -> None:
+        self._url = _url(url)
+        self._schema = check_database_schema(schema)
+        self._pool = Pool(self._url, POOL_SIZE, schema=schema)
+        self._under_way: set[asyncio.Task[Any]] = set()
+        # The code of units that are known to read with more than one statement.
+        self._reads_of_many: set[object] = set()
+        self._holder: Session | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._is_hold_lost = False
+        self._lost: Callable[[], None] = lambda: None
+        self._is_open = True
+
+    async def run(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)` in one transaction and return its result after the commit.
+
+        A caller that is cancelled stops nothing: what has begun runs to its commit.
+
+        Raises:
+            DatabaseUnavailableError: there is no answer, and it may or may not be committed.
+            RuntimeError: the database is closed.
+        """
+        return await self._to_its_end(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
+
+    async def read(
+        self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `unit(connection, ...)`, which changes nothing, on one state of the database.
+
+        A single SELECT sees one state by itself, and is not wrapped in the two other statements that a
+        transaction takes. Whether a unit has more than one shows when it runs: it is then run again, and
+        known from then on.
+
+        Raises:
+            DatabaseUnavailableError: there is no answer.
+            RuntimeError: the database is closed.
+        """
+        kind = getattr(unit, "__code__", type(unit))
+        return await self._to_its_end(self._read(kind, lambda c: unit(c, *args, **kwargs)))
+
+    async def create_missing(self, tables: MetaData) -> None:
+        """Create those tables and indexes that the database does not have yet."""
+        await self.lay_out(tables.create_all)
+
+    async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
+        """Run `work`, which changes tables, while no other server does the same in this schema.
+
+        Raises:
+            SchemaRefusedError: the role may not make the schema, or not its tables.
+            DatabaseUnavailableError: there is no answer.
+        """
+
+        def alone(connection: sqlalchemy.Connection) -> T:
+            connection.execute(_LOCK, {"key": postgres_schema.lock_key("layout", self._schema)})
+            try:
+                postgres_schema.make_schema(connection, self._schema)
+                return work(connection)
+            except DBAPIError as error:
+                refusal = postgres_schema.refusal_of(error, self._schema)
+                if refusal is None:
+                    raise
+                raise refusal from error
+
+        async def laid_out() -> T:
+            options = {"timeout": CONNECTING_SECONDS, "server_settings": session_settings(self._schema)}
+            engine = create_async_engine(
+                self._url, poolclass=NullPool, hide_parameters=True, connect_args=options
+            )
+            async with engine.begin() as connection:
+                return await connection.run_sync(alone)
+
+        return await self._to_its_end(_declaring(laid_out()))
+
+    async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
+        """Keep every other server that asks for the same away from this schema, until it is closed.
+
+        Args:
+            lost: called once others are kept away no longer. What runs on the database is cut off, and
+                nothing runs on it from then on.
+
+        Raises:
+            DatabaseInUseError: another server holds it.
+            DatabaseUnavailableError: there is no answer.
+        """
+        if self._holder is None:
+            holder = await _declaring(self._hold())
+            holder.driver.add_termination_listener(self._lose_hold)
+            self._holder, self._lost = holder, lost
+            self._probing = asyncio.get_running_loop().create_task(_probe(holder))
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of all connections. Calling it again does nothing.
+
+        What does not end within five seconds is cut off, as on a network that lets packets vanish.
+        """
+        self._is_open = False
+        if self._under_way:
+            _, late = await asyncio.wait(self._under_way, timeout=_LAST_UNITS_SECONDS)
+            if late:
+                # Before the units, which would else ask for a rollback and wait for the answer.
+                self._pool.cut_off()
+                for unit in late:
+                    unit.cancel()
+                await asyncio.wait(late)
+        if self._probing is not None:
+            self._probing.cancel()
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            await holder.close()
+        await self._pool.close()
+
+    async def _hold(self) -> Session:
+        session = await self._pool.connect()
+        key = postgres_schema.lock_key("alone", self._schema)
+        is_held = False
+        try:
+            # A server that was killed holds it until PostgreSQL has noticed that it is gone.
+            for _ in range(_HOLD_TRIES):
+                is_held = await session.driver.fetchval(_ALONE, key)
+                if is_held:
+                    break
+                await asyncio.sleep(_HOLD_PAUSE_SECONDS)
+        finally:
+            if not is_held:
+                await session.close()
+        if not is_held:
+            raise DatabaseInUseError(
+                f"another server holds the schema {self._schema!r} of this database; one with an embedded "
+                "chain needs it for itself: end that server, or give another --database-schema "
+                "(database_schema=)"
+            )
+        return session
+
+    async def _in_transaction(self, begin: str, unit: Callable[[Connection], T]) -> T:
+        is_committing = False
+
+        def committing() -> None:
+            nonlocal is_committing
+            is_committing = True
+
+        async def once(session: Session) -> T:
+            nonlocal is_committing
+            is_committing = False
+            return await session.in_transaction(begin, unit, committing)
+
+        return await self._repeated(once, lambda: is_committing)
+
+    async def _read(self, kind: object, unit: Callable[[Connection], T]) -> T:
+        if kind not in self._reads_of_many:
+            try:
+                return await self._repeated(lambda session: session.alone(unit), lambda: False)
+            except MoreThanOneStatement:
+                self._reads_of_many.add(kind)
+        return await self._in_transaction(_BEGIN_READ, unit)
+
+    async def _repeated(
+        self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
+    ) -> T:
+        """Run `once` on a connection, and again on another when it certainly changed nothing."""
+        loop = asyncio.get_running_loop()
+        last_try_at = loop.time() + _TRYING_SECONDS
+        for tries_left in reversed(range(_TRIES)):
+            # What tells of the loss comes a moment after it.
+            if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
+                raise DatabaseUnavailableError(
+                    "the connection that kept other servers away from the database was lost"
+                )
+            try:
+                return await self._once(once)
+            except Exception as error:
+                is_undone = _sqlstate(error) in _GIVEN_UP or (_is_lost(error) and not is_committing())
+                if is_undone and tries_left and loop.time() < last_try_at:
+                    continue
+                declared = _declared(error)
+                if declared is None:
+                    raise
+                raise declared from error
+        raise AssertionError("unreachable")
+
+    async def _once(self, once: Callable[[Session], Awaitable[T]]) -> T:
+        session = await self._pool.take()
+        try:
+            return await once(session)
+        except Exception as error:
+            if _is_lost(error):
+                session.driver.terminate()
+            if isinstance(error, UnansweredError):
+                self._pool.drop_idle()
+            raise
+        finally:
+            self._pool.give_back(session)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._is_open:
+            work.close()
+            raise RuntimeError("the database is closed")
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
+            task.exception()
+
+    def _lose_hold(self, _connection: object) -> None:
+        # Another server may hold the database from now on: this one must not touch it again.
+        if self._holder is not None:
+            self._is_hold_lost = True
+            # What is not committed yet must not be: the other server decides by what it reads.
+            self._pool.cut_off()
+            self._lost()
+
+
+async def _probe(holder: Session) -> None:
+    """Ask now and then whether a connection is still there, and end it once it does not answer.
+
+    A network that lets packets vanish tells neither side; and the other side lets go of the hold one day.
+    """
+    with contextlib.suppress(Exception):
+        while True:
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+            async with asyncio.timeout(_PROBE_ANSWER_SECONDS):
+                await holder.driver.execute(_PROBE)
+    holder.driver.terminate()
+
+
+async def _declaring(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except Exception as error:
+        declared = _declared(error)
+        if declared is None:
+            raise
+        raise declared from error
+
+
+def _sqlstate(error: BaseException | None) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether an error says that the connection, or the server behind it, is gone."""
+    state = _sqlstate(error)
+    # What asyncpg says of a connection that was ended while it was idle.
+    is_drivers = isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))
+    is_value = isinstance(error, ValueError)
+    return (
+        (is_drivers and not is_value)
+        or isinstance(error, OSError)
+        or state in _SERVER_LEAVES
+        or state.startswith("08")
+    )
+
+
+def _declared(error: Exception) -> DatabaseUnavailableError | None:
+    """Return what `Database` declares in the place of what the driver or the network raised, if it does."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = _sqlstate(cause)
+    # A value that asyncpg cannot send is a fault of ours, and a ValueError; an option of the URL is not.
+    is_our_fault = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
+    if is_our_fault or state[:2] in _OUR_FAULTS:
+        return None
+    is_drivers = type(cause).__module__.startswith("asyncpg.")
+    if is_drivers or isinstance(error, (DBAPIError, OSError)):
+        kind = DatabaseAwayError if _may_come_back(cause, state) else DatabaseUnavailableError
+        return kind(f"PostgreSQL gave no answer: {_said(cause)}")
+    return None
+
+
+def _may_come_back(cause: BaseException | None, state: str) -> bool:
+    """Whether waiting may help: not against a wrong name, a wrong password or a wrong certificate."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return False
+    is_away = state in _SERVER_LEAVES or state[:2] in _MAY_PASS
+    return is_away or isinstance(cause, (OSError, asyncpg.ConnectionDoesNotExistError))
+
+
+def _said(cause: BaseException | None) -> str:
+    # A connection that does not come about in time says nothing at all.
+    return str(cause) or type(cause).__name__
+
+
+def _url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ValueError("a database URL is postgresql://user:password@host:port/name") from None
+    if parsed.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
+        raise ValueError(f"a database URL starts with postgresql://, not {parsed.drivername}://")
+    parsed = parsed.set(drivername="postgresql+asyncpg")
+    mode = parsed.query.get("sslmode")
+    if mode is not None:
+        # libpq's name for it, which most URLs have; asyncpg knows the same values under its own.
+        parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
+    unknown = parsed.query.keys() - _URL_OPTIONS
+    if unknown:
+        # libpq has some that asyncpg has not: it is said now, and not by a failure of the first connection.
+        raise ValueError(f"a database URL takes no option {', '.join(sorted(unknown))}; leave it out")
+    return parsed

@@ -1,0 +1,136 @@
+"""SQLAlchemy Core on SQLite with SQLAlchemy out of the way of every execution.
+
+A statement is compiled once (`prepared.py`) and run on sqlite3. The tests hold every statement of the store
+against SQLAlchemy's own execution of it.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Boolean, Executable, MetaData, Select
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from agentpay_server.database.connection import ConflictError, Parameters
+from agentpay_server.database.prepared import Preparer, Row
+
+CACHED_STATEMENTS: Final = 512
+"""How many statements a connection keeps parsed: all that a server has, and some more."""
+
+
+def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
+    """SQLite has no booleans: return what makes them of the numbers in a row."""
+    columns = list(statement.selected_columns)
+    places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
+    if not places:
+        return None
+
+    def convert(row: Row) -> Row:
+        values = list(row)
+        for place in places:
+            values[place] = None if values[place] is None else bool(values[place])
+        return values
+
+    return convert
+
+
+_DIALECT: Final = SQLiteDialect_pysqlite()
+_PREPARER: Final = Preparer(_DIALECT, _converter)
+
+
+class SqliteRows:
+    """The result of a statement on SQLite."""
+
+    __slots__ = ("_convert", "_cursor")
+
+    def __init__(self, cursor: sqlite3.Cursor, convert: Callable[[Row], Row] | None) -> None:
+        self._cursor = cursor
+        self._convert = convert
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement changed."""
+        return self._cursor.rowcount
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
+
+    def one_or_none(self) -> Row | None:
+        """Return the only row, or None if there is none.
+
+        Raises:
+            ValueError: there is more than one.
+        """
+        row: Row | None = self._cursor.fetchone()
+        if row is None:
+            return None
+        if self._cursor.fetchone() is not None:
+            raise ValueError("the statement has found more than one row")
+        return row if self._convert is None else self._convert(row)
+
+    def scalars(self) -> Iterator[Any]:
+        """Return the first column of every row."""
+        return (row[0] for row in self)
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row.
+
+        Raises:
+            ValueError: there is no row, or more than one.
+        """
+        row = self.one_or_none()
+        if row is None:
+            raise ValueError("the statement has found no row")
+        return row[0]
+
+    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
+        """Return the only column of the only row, or None if there is no row."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
+class SqliteConnection:
+    """Runs Core statements on a sqlite3 connection, within whatever transaction that is in.
+
+    Args:
+        driver: the connection; its own transaction control is off (`isolation_level=None`).
+    """
+
+    def __init__(self, driver: sqlite3.Connection) -> None:
+        self._driver = driver
+
+    def execute(
+        self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
+    ) -> SqliteRows:
+        """Run a statement; with a sequence of parameters, once for each of them.
+
+        Raises:
+            ConflictError: a row would break a constraint.
+            KeyError: a parameter is missing.
+        """
+        try:
+            if isinstance(parameters, Sequence):
+                prepared = _PREPARER.prepared(statement, parameters[0])
+                cursor = self._driver.executemany(prepared.text, [prepared.positional(p) for p in parameters])
+            else:
+                values = parameters or {}
+                prepared = _PREPARER.prepared(statement, values)
+                cursor = self._driver.execute(prepared.text, prepared.positional(values))
+        except sqlite3.IntegrityError as error:
+            raise ConflictError(str(error)) from error
+        return SqliteRows(cursor, prepared.convert)
+
+
+def create_missing(driver: sqlite3.Connection, tables: MetaData) -> None:
+    """Create those tables and indexes that the database does not have yet, in one transaction."""
+    driver.execute("BEGIN IMMEDIATE")
+    try:
+        for table in tables.sorted_tables:
+            driver.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=_DIALECT)))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                driver.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=_DIALECT)))
+        driver.execute("COMMIT")
+    except BaseException:
+        driver.execute("ROLLBACK")
+        raise

@@ -1,0 +1,139 @@
+"""A real loopback port for a server that runs in process, by uvicorn on the owner's loop."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from agentpay_server.http.app import Application
+from agentpay_server.http.hosts import Hosts
+from agentpay_server.http.port.server import PortServer
+
+SHUTDOWN_SECONDS: Final = 5
+"""How long requests that are under way may take when a port closes; what is left then is cut off."""
+_TURNS_TO_CLOSE: Final = 3
+
+
+class Listener:
+    """Serves an application on a socket until it is closed.
+
+    Args:
+        application: the application, whose settings and metrics the port uses.
+        app: `application`, wrapped in something.
+        sock: a listening socket.
+        allowed_hosts: hosts to accept in addition to loopback names.
+        with_websockets: whether `app` takes WebSockets.
+
+    Raises:
+        ValueError: one of `allowed_hosts` is not a host.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        app: Any,  # noqa: ANN401 - any ASGI application
+        sock: socket.socket,
+        allowed_hosts: Iterable[str] = (),
+        *,
+        with_websockets: bool = False,
+    ) -> None:
+        hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
+        self._server = _Server(
+            application,
+            hosts=hosts,
+            shutdown_seconds=SHUTDOWN_SECONDS,
+            app=app,
+            with_websockets=with_websockets,
+        )
+        self._socket = sock
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where the application is reached."""
+        return url_of(self._socket)
+
+    async def start(self) -> None:
+        """Return once requests are accepted."""
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the listener stopped before it accepted requests")
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """Answer what is under way, then let go of the socket."""
+        self._server.stop()
+        if self._serving is not None:
+            await self._serving
+
+
+class _Server(PortServer):
+    """Stops as soon as it is told to and has nothing to wait for: uvicorn looks ten times in a second.
+
+    A test that opens a port pays for every one of those tenths.
+    """
+
+    def __init__(self, application: Application, **options: Any) -> None:  # noqa: ANN401 - those of its base
+        super().__init__(application, **options)
+        self._told = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Keep the date of answers current until it is told to stop."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1.0)
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Let go of the port and of idle connections, and of the others when they are answered."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for _ in range(_TURNS_TO_CLOSE):
+            # A connection that is closed is gone in one of the next turns of the loop.
+            await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: address to bind.
+        port: port to bind; 0 takes a free one.
+
+    Raises:
+        OSError: the address is not to be had.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise OSError(errno.EINVAL, "this is no name that a host can have") from None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which else holds each answer
+    # on a kept connection back until the caller's delayed acknowledgement, some 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return the address of a listening socket as a URL."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,33 @@
+"""Problems as HTTP: the body, the status and the headers that each one asks for.
+
+See interface E1, E4, E7, R11, R18.
+"""
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.errors import Problem
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def unauthorized() -> Problem:
+    """A 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
+    # A new object each time. A shared one would collect the traceback of every raise, and with it the headers
+    # of every refused request.
+    return Problem(
+        ErrorCode.UNAUTHORIZED,
+        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+    )
+
+
+def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
+    """Return status, headers and body of a problem."""
+    headers: Headers = []
+    if problem.code is ErrorCode.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after_seconds is not None:
+        headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
+    if problem.allow:
+        headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
+    body = json_text.print_json(codec.unstructure(problem.body(request_id)))
+    return problem.http_status, headers, body

@@ -1,0 +1,52 @@
+"""The limit on requests of one key: a bucket of tokens that fills evenly. Off unless it is set.
+
+See interface R18.
+"""
+
+import math
+from collections.abc import Callable
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.clock import SECOND_US, Clock
+from agentpay_server.errors import Problem
+
+_MINUTE_US = 60 * SECOND_US
+
+
+class RateLimit:
+    """Lets each key make `per_minute` requests at once, and as many again in each minute.
+
+    What is kept of a key is one number: when its bucket will be full again (generic cell rate algorithm).
+    """
+
+    def __init__(self, clock: Clock, per_minute: int) -> None:
+        self._clock = clock
+        self._per_minute = per_minute
+        self._full_at_us: dict[str, int] = {}
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back what each key has used up as of now."""
+        full_at_us = self._full_at_us.copy()
+
+        def restore() -> None:
+            self._full_at_us = full_at_us.copy()
+
+        return restore
+
+    def take(self, key_id: str) -> None:
+        """Count a request.
+
+        Raises:
+            Problem: `rate_limited`, with the time after which there is room again.
+        """
+        now_us = self._clock.now_us()
+        cost_us = _MINUTE_US // self._per_minute
+        full_at_us = max(self._full_at_us.get(key_id, 0), now_us) + cost_us
+        wait_us = full_at_us - now_us - cost_us * self._per_minute
+        if wait_us > 0:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"The limit is {self._per_minute} requests per minute and key. Wait as Retry-After says.",
+                retry_after_seconds=math.ceil(wait_us / SECOND_US),
+            )
+        self._full_at_us[key_id] = full_at_us

@@ -1,0 +1,246 @@
+"""One request, from ASGI to what a handler sees: who asks, and body and query as models, under their limits.
+
+See interface K1, E7, R9 to R11.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from attrs import field, frozen
+from starlette.types import Receive
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
+from agentpay.contract.codec import InvalidValueError
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.json_text import InvalidJsonError
+from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.errors import Problem, invalid
+from agentpay_server.http.errors import unauthorized
+from agentpay_server.operators.keys import Keys
+from agentpay_server.principals import Principal
+
+JSON_TYPE: Final = b"application/json"
+DROP: Final = "agentpay.drop"
+"""Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
+
+REFUSED: Final = "agentpay.refused"
+"""ASGI scope key of the problem with which the application must refuse a request; set by a port."""
+
+SHARE: Final = "agentpay.share"
+"""ASGI scope key of the number of requests that one operator may have in service; set by a port."""
+
+WHOLE: Final = "agentpay.whole"
+"""Where a caller in process says in the ASGI scope that its body is there already: nothing is waited for."""
+
+_MAX_KEY_CHARACTERS: Final = 128
+_LENGTH_MAX_DIGITS: Final = 18
+
+
+class DroppedError(Exception):
+    """The connection is to end without an answer."""
+
+
+@frozen(kw_only=True)
+class Call:
+    """A request that has passed authentication and validation.
+
+    Attributes:
+        principal: who asks.
+        path: parameters of the path.
+        headers: header fields, names in lower case.
+        body: the model of the body, None where the endpoint takes none.
+        query: the model of the query, None where the endpoint takes none.
+    """
+
+    principal: Principal
+    path: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any = None
+    query: Any = None
+
+
+@frozen(kw_only=True)
+class Reply:
+    """A success: its status, its model, and headers beyond the usual ones."""
+
+    status: int
+    model: object = None
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+
+
+async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
+    """Return who holds the key of a request.
+
+    Raises:
+        Problem: `unauthorized`: no key, a malformed, unknown or revoked one.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
+        raise unauthorized()
+    principal = await keys.authenticate(key.strip(" "), request_id)
+    if principal is None:
+        raise unauthorized()
+    return principal
+
+
+class DisconnectedError(Exception):
+    """The caller went away before the whole request was there: nothing is to be done, and nobody told."""
+
+
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
+) -> bytes:
+    """Return the whole body, if it is within the limit; nothing of it is parsed before.
+
+    Args:
+        headers: of the request.
+        receive: gives the body, piece by piece.
+        timeout_seconds: how long all of it may take to arrive.
+        is_whole: whether all of it is there already; otherwise it has a time to arrive in.
+
+    Raises:
+        Problem: `payload_too_large`, `request_timeout`.
+        DisconnectedError: it did not arrive whole.
+    """
+    length = headers.get("content-length", "").lstrip("0")
+    # Digits are counted first: an integer of thousands of them is more than `int` takes.
+    if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
+        raise _too_large()
+    if is_whole:
+        return await _whole_body(receive)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await _whole_body(receive)
+    except TimeoutError:
+        raise Problem(
+            ErrorCode.REQUEST_TIMEOUT,
+            f"The body did not arrive within {timeout_seconds:g} s. Retry the request.",
+        ) from None
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            # Half a request is no request: what it would have said is unknown.
+            raise DisconnectedError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > BODY_MAX_BYTES:
+            raise _too_large()
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    return b"".join(chunks)
+
+
+def _too_large() -> Problem:
+    return Problem(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes. Send less.")
+
+
+def require_json(headers: Mapping[str, str]) -> None:
+    """Refuse a body that says it is something else than JSON in UTF-8; one that says nothing is tried.
+
+    Raises:
+        Problem: `unsupported_media_type`.
+    """
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise Problem(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must not be compressed: send no Content-Encoding."
+        )
+    content_type = headers.get("content-type")
+    if content_type is None:
+        return
+    media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    charsets = [p.removeprefix("charset=").strip('"') for p in parameters if p.startswith("charset=")]
+    if media_type != "application/json" or any(charset not in ("utf-8", "utf8") for charset in charsets):
+        raise Problem(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send Content-Type: application/json."
+        )
+
+
+def structured_body(body: bytes, model: type) -> object:
+    """Return the model of a JSON body.
+
+    Raises:
+        Problem: `invalid_request`, with every fault.
+    """
+    try:
+        value = json_text.parse_request_json(body)
+    except InvalidJsonError as error:
+        raise invalid(FieldFault(field="body", message=str(error))) from None
+    # Only an escape gives NUL or a lone surrogate: others are not JSON, or not UTF-8.
+    faults = codec.text_faults(value) if b"\\u" in body else ()
+    if model is CreateAccount and isinstance(value, dict):
+        faults = (*faults, *_oversize_metadata(body))
+    request: object
+    try:
+        request = codec.structure(value, model)
+    except InvalidValueError as error:
+        raise invalid(*error.faults, *faults) from None
+    if faults:
+        raise invalid(*faults)
+    return request
+
+
+def structured_query(query_string: bytes, model: type) -> object:
+    """Return the model of a query string; parameters that the endpoint does not know are ignored.
+
+    Raises:
+        Problem: `invalid_request`, with every fault.
+    """
+    known = set(model.__annotations__)
+    values: dict[str, Any] = {}
+    faults = []
+    try:
+        pairs = parse_qsl(
+            query_string.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict"
+        )
+    except ValueError:
+        raise invalid(FieldFault(field="query", message="must be percent-encoded UTF-8")) from None
+    for name, value in pairs:
+        if name not in known:
+            continue
+        if name in values:
+            faults.append(FieldFault(field=name, message="must not be repeated"))
+        if "\0" in value:
+            faults.append(FieldFault(field=name, message="must not contain NUL"))
+        values[name] = value
+    query: object
+    try:
+        query = codec.structure(values, model)
+    except InvalidValueError as error:
+        raise invalid(*error.faults, *faults) from None
+    if faults:
+        raise invalid(*faults)
+    return query
+
+
+def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
+    """Measure `metadata` as it was sent, white space and escapes included (interface A7)."""
+    if len(body) <= METADATA_MAX_BYTES:
+        return ()
+    text = body.decode("utf-8")
+    decoder = json.JSONDecoder()
+    position = text.index("{") + 1
+    while True:
+        position = _skip(text, position, " \t\n\r,")
+        if text[position] == "}":
+            return ()
+        name, position = decoder.raw_decode(text, position)
+        start = _skip(text, position, " \t\n\r:")
+        _, position = decoder.raw_decode(text, start)
+        if name == "metadata" and len(text[start:position].encode()) > METADATA_MAX_BYTES:
+            message = f"must be at most {METADATA_MAX_BYTES} bytes of JSON"
+            return (FieldFault(field="metadata", message=message),)
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while text[position] in characters:
+        position += 1
+    return position

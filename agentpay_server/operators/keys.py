@@ -1,0 +1,376 @@
+"""Operators and their keys: made, shown once, looked up by digest, revoked (interface K6, K7)."""
+
+import secrets
+from typing import Final
+
+from attrs import field, frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.console import (
+    CREATE_AGENT_KEY,
+    REVOKE_AGENT_KEY,
+    AgentKey,
+    CreateAgentKey,
+    ListAgentKeys,
+    NewAgentKey,
+)
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.identity import Identity, KeyKind
+from agentpay.contract.operator_keys import (
+    CREATE_OPERATOR_KEY,
+    REVOKE_OPERATOR_KEY,
+    CreateOperatorKey,
+    ListOperatorKeys,
+    NewOperatorKey,
+    OperatorKey,
+)
+from agentpay.contract.pages import PageBody
+from agentpay_server import audit
+from agentpay_server import identity_store as state
+from agentpay_server.chain.clusters import MAINNET
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.credentials import LENT, digest_of, new_key
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.database.runner import run_again_if_late
+from agentpay_server.errors import Problem, not_found
+from agentpay_server.operators import store
+from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
+from agentpay_server.principals import Principal
+from agentpay_server.store.accounts import own_account
+
+_LENT_NAME: Final = "this run"
+_FIRST_OPERATOR: Final = "first_operator"
+
+
+@frozen(kw_only=True)
+class FirstOperator:
+    """The operator that a server was first started with.
+
+    Attributes:
+        operator_id: its identifier.
+        key_id: the key that it acts under in process.
+        key: that key, where it is known: it was made or given at this start.
+        is_lent: whether the key was made for this run alone, and is revoked at its end.
+    """
+
+    operator_id: str
+    key_id: str
+    key: str | None = field(repr=False)
+    is_lent: bool = False
+
+
+class Keys:
+    """Makes, looks up and revokes keys.
+
+    Args:
+        context: the shared parts.
+        are_all_seeded: whether keys follow from the source of chance, which may be seeded. False takes all
+            but the first operator's from the system.
+    """
+
+    def __init__(self, context: Context, *, are_all_seeded: bool = True) -> None:
+        self._context = context
+        self._are_all_seeded = are_all_seeded
+
+    async def authenticate(self, key: str, request_id: str) -> Principal | None:
+        """Return who holds `key`; None for a key that is malformed, unknown or revoked."""
+        digest = digest_of(key)
+        if digest is None:
+            return None
+        found = await self._context.database.read(store.live_key, digest)
+        if found is None:
+            return None
+        key_id, operator_id, account_id = found
+        return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
+
+    async def identify(self, principal: Principal) -> Identity:
+        """Return which key a request was made with, and the money that it moves."""
+        cluster = self._context.chain.cluster_name
+        return Identity(
+            key_id=principal.key_id,
+            kind="agent" if principal.is_agent else "operator",
+            operator_id=principal.operator_id,
+            account_id=principal.account_id,
+            cluster=cluster,
+            is_test_money=cluster != MAINNET,
+        )
+
+    async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
+        """Make an operator with its first key.
+
+        Args:
+            name: display label.
+            asked_by: who asked for it.
+        """
+        key = self._new_key(KeyKind.OPERATOR)
+        new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
+        now_us = self._context.clock.now_us()
+        return await self._context.database.run(insert_operator, new, name, now_us, asked_by=asked_by)
+
+    async def first_operator(
+        self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
+    ) -> FirstOperator:
+        """Return the operator that the server was first started with, made if this is that start.
+
+        Args:
+            key: an operator key of its own; one that the database does not know is added to it.
+            lend_key: whether a key is made for this run when none is given and the first is long known.
+            is_alone: whether no other server can be at work on the database.
+
+        Raises:
+            ValueError: `key` is not an operator key, is revoked, or is another operator's.
+        """
+        key = None if key is None else _operator_key(key)
+        first_key = new_key(KeyKind.OPERATOR, self._context.randomness.randbytes(32))
+        return await run_again_if_late(
+            self._context.database, self._first_operator, key, first_key, lend_key=lend_key, is_alone=is_alone
+        )
+
+    async def take_back(self, operator: FirstOperator) -> None:
+        """Revoke the key that was made for this run, if one was."""
+        if operator.is_lent:
+            await self._context.database.run(self._revoke_lent, operator.operator_id)
+
+    # --- Operator keys
+
+    async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
+        """Make another key of the operator; it is shown here and never again (interface K8, K9)."""
+        return await self._context.database.run(self._insert_operator_key, principal, request)
+
+    async def list_operator_keys(
+        self, principal: Principal, query: ListOperatorKeys
+    ) -> PageBody[OperatorKey]:
+        """Return a page of the operator's live keys, newest first, without the keys themselves.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("operator-keys", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            store.operator_keys, principal.operator_id, before, query.limit + 1
+        )
+        return listing.page(
+            rows,
+            query.limit,
+            seq=lambda row: row.seq,
+            item=lambda row: OperatorKey(
+                key_id=row.key_id, name=row.name or "", created_at=from_us(row.created_us)
+            ),
+        )
+
+    async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
+        """Revoke an operator key; its next request is refused.
+
+        Raises:
+            Problem: `not_found`; `last_operator_key` for the last one that outlasts this run.
+        """
+        await self._context.database.run(self._revoke_operator_key, principal, key_id)
+
+    # --- Agent-scoped keys
+
+    async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
+        """Make a key that is bound to one account; it is shown here and never again (interface K7).
+
+        Raises:
+            Problem: `not_found` of the account.
+        """
+        return await self._context.database.run(self._insert_agent_key, principal, request)
+
+    async def list_agent_keys(self, principal: Principal, query: ListAgentKeys) -> PageBody[AgentKey]:
+        """Return a page of the operator's live agent-scoped keys, without the keys themselves.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("agent-keys", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            store.agent_keys, principal.operator_id, before, query.limit + 1
+        )
+        return listing.page(
+            rows,
+            query.limit,
+            seq=lambda row: row.seq,
+            item=lambda row: AgentKey(
+                key_id=row.key_id,
+                account_id=row.account_id or "",
+                name=row.name,
+                created_at=from_us(row.created_us),
+            ),
+        )
+
+    async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
+        """Revoke an agent-scoped key; its next request is refused.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        await self._context.database.run(self._revoke_agent_key, principal, key_id)
+
+    # --- Units of work
+
+    def _new_key(self, kind: KeyKind) -> str:
+        # Drawn in any case: the identifiers that follow are those of the seed.
+        chance = self._context.randomness.randbytes(32)
+        return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
+
+    def _new_key_id(self) -> str:
+        return self._context.identifiers.new(identifiers.KEY)
+
+    def _first_operator(
+        self, connection: Connection, key: str | None, first_key: str, *, lend_key: bool, is_alone: bool
+    ) -> FirstOperator:
+        operator_id = store.first_operator(connection)
+        if operator_id is None:
+            # Of two servers that start at once, one makes it.
+            state.add(connection, _FIRST_OPERATOR, b"")
+            new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
+            insert_operator(connection, new, "operator", self._context.clock.now_us())
+            return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
+        if is_alone:
+            # Whoever was lent one before has died without giving it back.
+            self._revoke_lent(connection, operator_id)
+        # What is called in process acts under a key that is valid: the first one may have been replaced.
+        key_id = store.lasting_keys(connection, operator_id)[0]
+        if key is not None:
+            key_id = self._known_key(connection, operator_id, key)
+        elif lend_key:
+            key = first_key
+            key_id = self._add_key(connection, operator_id, first_key, _LENT_NAME, kind=LENT)
+        return FirstOperator(
+            operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is first_key
+        )
+
+    def _known_key(self, connection: Connection, operator_id: str, key: str) -> str:
+        digest = digest_of(key)
+        known = None if digest is None else store.operator_key(connection, digest)
+        if known is None:
+            return self._add_key(connection, operator_id, key, "operator")
+        if known.revoked_us is not None or known.operator_id != operator_id:
+            raise ValueError("this operator key is revoked, or belongs to another operator")
+        return known.key_id
+
+    def _add_key(
+        self,
+        connection: Connection,
+        operator_id: str,
+        key: str,
+        name: str,
+        *,
+        kind: str = KeyKind.OPERATOR,
+        asked_by: Principal | None = None,
+    ) -> str:
+        """Store an operator key and return its identifier; asked for by nobody, it makes itself."""
+        key_id, now_us = self._new_key_id(), self._context.clock.now_us()
+        insert_key(
+            connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us
+        )
+        audit.record(
+            connection,
+            asked_by or Principal(operator_id=operator_id, key_id=key_id),
+            action=CREATE_OPERATOR_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            after={"name": name},
+        )
+        return key_id
+
+    def _insert_operator_key(
+        self, connection: Connection, principal: Principal, request: CreateOperatorKey
+    ) -> NewOperatorKey:
+        key = self._new_key(KeyKind.OPERATOR)
+        key_id = self._add_key(connection, principal.operator_id, key, request.name, asked_by=principal)
+        created_at = from_us(self._context.clock.now_us())
+        return NewOperatorKey(key_id=key_id, name=request.name, key=key, created_at=created_at)
+
+    def _revoke_operator_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
+        record = None
+        if identifiers.is_identifier(key_id, identifiers.KEY):
+            # One revocation at a time: of two, each would count the other's key as the one that is left.
+            store.lock_operator(connection, principal.operator_id)
+            record = store.live_operator_key(connection, principal.operator_id, key_id)
+        if record is None:
+            raise not_found("operator key", key_id)
+        if store.lasting_keys(connection, principal.operator_id) == [key_id]:
+            raise Problem(
+                ErrorCode.LAST_OPERATOR_KEY,
+                "This is the operator's last valid key. Create another one, then revoke this one.",
+            )
+        now_us = self._context.clock.now_us()
+        store.revoke_operator_key(connection, principal.operator_id, key_id, now_us)
+        audit.record(
+            connection,
+            principal,
+            action=REVOKE_OPERATOR_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            before={"name": record.name},
+        )
+
+    def _revoke_lent(self, connection: Connection, operator_id: str) -> None:
+        now_us = self._context.clock.now_us()
+        for key_id, name in store.revoke_lent(connection, operator_id, now_us):
+            audit.record(
+                connection,
+                audit.Server(operator_id),
+                action=REVOKE_OPERATOR_KEY.name,
+                subject=key_id,
+                now_us=now_us,
+                before={"name": name},
+            )
+
+    def _insert_agent_key(
+        self, connection: Connection, principal: Principal, request: CreateAgentKey
+    ) -> NewAgentKey:
+        own_account(connection, principal, request.account_id)
+        key, key_id, now_us = self._new_key(KeyKind.AGENT), self._new_key_id(), self._context.clock.now_us()
+        insert_key(
+            connection,
+            key,
+            key_id=key_id,
+            operator_id=principal.operator_id,
+            name=request.name,
+            kind=KeyKind.AGENT,
+            account_id=request.account_id,
+            now_us=now_us,
+        )
+        audit.record(
+            connection,
+            principal,
+            action=CREATE_AGENT_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            after={"account_id": request.account_id, "name": request.name},
+        )
+        return NewAgentKey(
+            key_id=key_id,
+            account_id=request.account_id,
+            name=request.name,
+            key=key,
+            created_at=from_us(now_us),
+        )
+
+    def _revoke_agent_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
+        now_us, revoked = self._context.clock.now_us(), None
+        if identifiers.is_identifier(key_id, identifiers.KEY):
+            revoked = store.revoke_agent_key(connection, principal.operator_id, key_id, now_us)
+        if revoked is None:
+            raise not_found("agent key", key_id)
+        account_id, name = revoked
+        audit.record(
+            connection,
+            principal,
+            action=REVOKE_AGENT_KEY.name,
+            subject=key_id,
+            now_us=now_us,
+            before={"account_id": account_id, "name": name},
+        )
+
+
+def _operator_key(key: str) -> str:
+    if digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
+        raise ValueError("an operator key is ap_operator_ and 49 characters with a matching checksum")
+    return key

@@ -1,0 +1,112 @@
+"""Operators: created with a first key, by a server or on a store that no server is running on."""
+
+from attrs import field, frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.identity import KeyKind
+from agentpay_server import audit
+from agentpay_server.clock import SystemClock
+from agentpay_server.contract.sandbox import CREATE_OPERATOR
+from agentpay_server.credentials import digest_of, new_key
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.runner import Database
+from agentpay_server.operators import store
+from agentpay_server.principals import Principal
+from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
+
+
+@frozen(kw_only=True)
+class NewOperator:
+    """An operator and its first key, which is shown here and never again."""
+
+    operator_id: str
+    key_id: str
+    key: str = field(repr=False)
+
+    @classmethod
+    def of(cls, names: Identifiers, chance: Randomness, *, key: str | None = None) -> "NewOperator":
+        """Return an operator that is not stored yet.
+
+        Args:
+            names: names it and its key.
+            chance: makes its key.
+            key: an operator key to use instead.
+        """
+        key = new_key(KeyKind.OPERATOR, chance.randbytes(32)) if key is None else key
+        return cls(operator_id=names.new(identifiers.OPERATOR), key_id=names.new(identifiers.KEY), key=key)
+
+
+async def create_operator(database: Database, name: str) -> NewOperator:
+    """Create an operator on a store, and return it with its first key.
+
+    Args:
+        database: laid out; a server may be running on it.
+        name: display label.
+    """
+    clock, chance = SystemClock(), SystemRandomness()
+    new = NewOperator.of(Identifiers(clock, chance), chance)
+    return await database.run(insert_operator, new, name, clock.now_us())
+
+
+def insert_operator(
+    connection: Connection,
+    new: NewOperator,
+    name: str,
+    now_us: int,
+    *,
+    asked_by: Principal | None = None,
+) -> NewOperator:
+    """Store an operator with its first key, and return it.
+
+    Args:
+        connection: the unit's.
+        new: the operator.
+        name: display label, of the operator and of its key.
+        now_us: when.
+        asked_by: the operator that asked for it in the sandbox; None for one that makes itself.
+    """
+    store.insert_operator(connection, new.operator_id, name, now_us)
+    insert_key(
+        connection,
+        new.key,
+        key_id=new.key_id,
+        operator_id=new.operator_id,
+        name=name,
+        kind=KeyKind.OPERATOR,
+        now_us=now_us,
+    )
+    audit.record(
+        connection,
+        asked_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
+        action=audit.OPERATOR_CREATED if asked_by is None else CREATE_OPERATOR.name,
+        subject=new.operator_id,
+        now_us=now_us,
+        after={"name": name},
+    )
+    return new
+
+
+def insert_key(
+    connection: Connection,
+    key: str,
+    *,
+    key_id: str,
+    operator_id: str,
+    name: str | None,
+    kind: str,
+    account_id: str | None = None,
+    now_us: int,
+) -> None:
+    """Store a key that is new; `account_id` is None for an operator key."""
+    digest = digest_of(key)
+    assert digest is not None  # noqa: S101 - made or checked by the callers
+    store.insert_key(
+        connection,
+        key_id=key_id,
+        operator_id=operator_id,
+        account_id=account_id,
+        name=name,
+        digest=digest,
+        kind=kind,
+        created_us=now_us,
+    )

@@ -1,0 +1,54 @@
+"""Who asks: the operator behind a key, and what an agent-scoped key is bound to (interface K2, K5)."""
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.errors import Problem
+
+
+@frozen(kw_only=True)
+class Principal:
+    """The holder of a key, for one request.
+
+    Attributes:
+        operator_id: the operator whose accounts it may reach.
+        key_id: the key.
+        account_id: the account that an agent-scoped key is bound to; None for an operator key.
+        request_id: the request, for the audit trail.
+    """
+
+    operator_id: str
+    key_id: str
+    account_id: str | None = None
+    request_id: str | None = None
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether the key is agent-scoped."""
+        return self.account_id is not None
+
+    def require_operator(self, operation: str) -> None:
+        """Refuse an agent-scoped key.
+
+        Raises:
+            Problem: `forbidden`.
+        """
+        if self.is_agent:
+            raise forbidden(operation, "an operator key")
+
+    def require_account(self, account_id: str, operation: str) -> None:
+        """Refuse an agent-scoped key of another account, whether or not `account_id` exists.
+
+        Raises:
+            Problem: `forbidden`.
+        """
+        if self.is_agent and self.account_id != account_id:
+            raise forbidden(operation, "an operator key, or an agent key of that account")
+
+
+def forbidden(operation: str, needed: str) -> Problem:
+    """A 403: it names the operation and the scope that would allow it (interface E9)."""
+    return Problem(
+        ErrorCode.FORBIDDEN,
+        f"{operation} is not allowed with this agent key; it requires {needed}.",
+    )

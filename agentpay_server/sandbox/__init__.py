@@ -1,0 +1,1 @@
+"""What only a test chain can do: money from nowhere, time, faults, snapshots."""

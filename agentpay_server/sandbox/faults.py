@@ -1,0 +1,184 @@
+"""The faults that the sandbox arms by name: of the chain, of requests, and where the process dies.
+
+They live as long as the process: a server that starts again starts without any, save for a point that its
+environment names.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.errors import FieldFault
+from agentpay_server import crash_points as points
+from agentpay_server.contract.sandbox import HttpEffect, SetFault
+from agentpay_server.errors import Problem, invalid, shown
+from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
+from agentpay_server.sandbox.http_faults import OPERATIONS, HttpFault, HttpFaults
+
+CRASH_AT: Final = "crash_at:"
+HTTP: Final = "http:"
+_NAMES: Final = ", ".join(ChainFault)
+
+
+@frozen(kw_only=True)
+class ArmedFault:
+    """A fault that will happen.
+
+    Attributes:
+        name: which one.
+        times: how often it is still to happen; None until it is deleted.
+        seq: its place among all that were armed: a later one has a greater number.
+        effect: what goes wrong with a request; None for other faults.
+        delay_ms: how long a request is held; None where it is not.
+    """
+
+    name: str
+    times: int | None
+    seq: int
+    effect: HttpEffect | None = None
+    delay_ms: int | None = None
+
+
+class Faults:
+    """Arms, lists and disarms faults.
+
+    Args:
+        chain: the chain that can fail.
+        http: the requests that can fail.
+        may_crash: whether the process is the server's own, and may die.
+    """
+
+    def __init__(self, chain: FaultyChain, http: HttpFaults, *, may_crash: bool) -> None:
+        self._chain = chain
+        self._http = http
+        self._may_crash = may_crash
+        self._seqs: dict[str, int] = {}
+        self._last_seq = 0
+
+    def check_name(self, name: str) -> None:
+        """Raise when there is no fault of this name here.
+
+        Raises:
+            Problem: `invalid_request`.
+        """
+        if name in list(ChainFault):
+            return
+        if name.startswith(HTTP):
+            if name.removeprefix(HTTP) not in OPERATIONS:
+                raise _bad_name(
+                    f"{shown(name)!r} names no operation that can fail; write the method and the path as the "
+                    "OpenAPI documents do, such as 'http:POST /v1/transfers' or 'http:GET "
+                    "/v1/accounts/{account_id}', of anything but the sandbox"
+                )
+            return
+        if not name.startswith(CRASH_AT):
+            known = f"{_NAMES}, {HTTP}<method> <path> and {CRASH_AT}<point>"
+            raise _bad_name(f"{shown(name)!r} is no fault; there are {known}")
+        point = name.removeprefix(CRASH_AT)
+        if point not in points.POINTS:
+            known = ", ".join(sorted(points.POINTS))
+            raise _bad_name(f"{shown(point)!r} is no point to crash at; there are {known}")
+        if not self._may_crash:
+            raise _bad_name(
+                "would kill the process that this server shares with its caller; run the server as a process "
+                "of its own, with agentpay-server serve"
+            )
+
+    def check(self, name: str, request: SetFault) -> None:
+        """Raise when there is no fault of this name here, or it cannot happen in this way.
+
+        Raises:
+            Problem: `invalid_request`.
+        """
+        self.check_name(name)
+        wrong = []
+        if name.startswith(HTTP) and request.effect is None:
+            wrong.append(FieldFault(field="effect", message=f"must be one of {', '.join(HttpEffect)}"))
+        if not name.startswith(HTTP) and request.effect is not None:
+            wrong.append(FieldFault(field="effect", message=f"applies only to request faults, {HTTP}…"))
+        if request.effect is HttpEffect.DELAY and request.delay_ms is None:
+            wrong.append(FieldFault(field="delay_ms", message="is required for the effect delay"))
+        if request.effect is not HttpEffect.DELAY and request.delay_ms is not None:
+            wrong.append(FieldFault(field="delay_ms", message="applies only to the effect delay"))
+        if name.startswith(CRASH_AT) and request.times not in (None, 1):
+            wrong.append(FieldFault(field="times", message="must be 1 or omitted: a process dies once"))
+        if wrong:
+            raise invalid(*wrong)
+
+    def set(self, name: str, request: SetFault) -> ArmedFault:
+        """Arm a fault that `check` has let pass, anew if it is armed; of points to crash at there is one."""
+        times = request.times
+        if name.startswith(CRASH_AT):
+            points.arm(name.removeprefix(CRASH_AT))
+            times = 1
+        elif request.effect is not None:
+            fault = HttpFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
+            self._http.arm(name.removeprefix(HTTP), fault)
+        else:
+            self._chain.arm(ChainFault(name), times)
+        self._last_seq += 1
+        self._seqs[name] = self._last_seq
+        return ArmedFault(
+            name=name, times=times, seq=self._last_seq, effect=request.effect, delay_ms=request.delay_ms
+        )
+
+    def delete(self, name: str) -> None:
+        """Disarm a fault, if it is armed."""
+        if name.startswith(HTTP):
+            self._http.disarm(name.removeprefix(HTTP))
+        elif not name.startswith(CRASH_AT):
+            self._chain.disarm(ChainFault(name))
+        elif name == self._crash():
+            points.disarm()
+
+    def clear(self) -> None:
+        """Disarm every fault."""
+        for fault in self.armed():
+            self.delete(fault.name)
+
+    def armed(self) -> list[ArmedFault]:
+        """Return the faults that will happen, the one that was armed last first."""
+        counts: dict[str, int | None] = {str(fault): self._chain.times(fault) for fault in ChainFault}
+        crash = self._crash()
+        if crash is not None:
+            counts[crash] = 1
+        found = [
+            ArmedFault(name=name, times=times, seq=self._seqs.get(name, 0))
+            for name, times in counts.items()
+            if times != 0
+        ]
+        for operation, fault in self._http.armed().items():
+            name = f"{HTTP}{operation}"
+            found.append(
+                ArmedFault(
+                    name=name,
+                    times=fault.times,
+                    seq=self._seqs.get(name, 0),
+                    effect=fault.effect,
+                    delay_ms=fault.delay_ms,
+                )
+            )
+        return sorted(found, key=lambda fault: fault.seq, reverse=True)
+
+    def capture(self) -> Callable[[], None]:
+        """Return what brings back the faults that are armed now, in the order in which they were."""
+        restorers = [self._chain.capture(), self._http.capture()]
+        if self._may_crash:
+            restorers.append(points.capture())
+        seqs, last_seq = self._seqs.copy(), self._last_seq
+
+        def restore() -> None:
+            for restore_faults in restorers:
+                restore_faults()
+            self._seqs, self._last_seq = seqs.copy(), last_seq
+
+        return restore
+
+    def _crash(self) -> str | None:
+        point = points.armed() if self._may_crash else None
+        return None if point is None else f"{CRASH_AT}{point}"
+
+
+def _bad_name(message: str) -> Problem:
+    return invalid(FieldFault(field="name", message=message))

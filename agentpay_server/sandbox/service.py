@@ -1,0 +1,397 @@
+"""The sandbox: what only a test chain can do, beside `/v1` (interface SB1 to SB10)."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from agentpay.contract import identifiers
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server import audit
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import outside_address
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.clock import LATEST_US, SECOND_US, from_us
+from agentpay_server.context import Context
+from agentpay_server.contract.sandbox import (
+    ADVANCE_CLOCK,
+    CLEAR_FAULTS,
+    CREATE_TOKEN_ACCOUNT,
+    DELETE_FAULT,
+    FUND,
+    SET_FAULT,
+    AdvanceClock,
+    ClockReading,
+    CreateOperator,
+    Fault,
+    Fund,
+    Funding,
+    ListFaults,
+    ListSnapshots,
+    Operator,
+    OutsideTokenAccount,
+    SetFault,
+    Snapshot,
+)
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.principals import Principal
+from agentpay_server.sandbox import snapshots
+from agentpay_server.sandbox.faults import ArmedFault, Faults
+from agentpay_server.sandbox.snapshots import Snapshots
+from agentpay_server.scheduler import Schedule
+from agentpay_server.services.deposits import Deposits, book_deposit
+from agentpay_server.services.settlement import Landed, Settlement, watched_transaction
+from agentpay_server.store import accounts as account_store
+from agentpay_server.store import chain_transactions
+from agentpay_server.store.accounts import AccountRecord, own_account
+from agentpay_server.store.chain_transactions import Kind
+
+
+class NewTenant(Protocol):
+    """An operator that was made, with its first key."""
+
+    @property
+    def operator_id(self) -> str:
+        """Its identifier."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The key, which is shown once."""
+        ...
+
+
+class CreateTenant(Protocol):
+    """Makes an operator."""
+
+    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
+        """Return a new operator."""
+        ...
+
+
+class Sandbox:
+    """The operations of the sandbox, for any operator."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        create_tenant: CreateTenant,
+        deposits: Deposits,
+        settlement: Settlement,
+        schedule: Schedule,
+        faults: Faults,
+        snapshots: Snapshots,
+    ) -> None:
+        self._context = context
+        self._create_tenant = create_tenant
+        self._deposits = deposits
+        self._settlement = settlement
+        self._schedule = schedule
+        self._faults = faults
+        self._snapshots = snapshots
+
+    async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
+        """Mint test USDC to an account of the operator's; it is in the history as a deposit.
+
+        Raises:
+            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: it may have
+                been, or will be; `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        context = self._context
+        account = await context.database.read(own_account, principal, account_id)
+        chain, amount_micro = context.chain, to_micro(request.amount)
+        fault_point(Operation.FUND, Step.BEGUN)
+        try:
+            signed = transactions.mint(
+                context.signer,
+                await chain.latest_blockhash(),
+                usdc_mint=chain.usdc_mint,
+                token_account=account.usdc_token_account,
+                amount_micro=amount_micro,
+                memo=context.identifiers.new(identifiers.ENTRY),
+            )
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        funding = context.tasks.start(self._funded(principal, account, amount_micro, signed))
+        done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
+        if done:
+            return funding.result()
+        raise _maybe_minted("The chain has not told what became of the minting, which goes on")
+
+    async def _funded(
+        self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
+    ) -> Funding:
+        """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
+        context, deposits = self._context, self._deposits
+
+        def booked(connection: Connection) -> None:
+            # What a cluster lists as irreversible comes later than what has landed.
+            locked = account_store.existing_account(connection, account.account_id, lock=True)
+            book_deposit(
+                connection,
+                context,
+                locked,
+                signature=signed.signature,
+                amount_micro=amount_micro,
+                sender=None,
+                now_us=context.clock.now_us(),
+            )
+            audit.record(
+                connection,
+                principal,
+                action=FUND.name,
+                subject=account.account_id,
+                now_us=context.clock.now_us(),
+                after={"amount_usdc": audit.usdc(amount_micro), "tx_signature": signed.signature},
+            )
+            if not outcome.is_irreversible:
+                minted = watched_transaction(
+                    signed,
+                    kind=Kind.FUND,
+                    account_id=account.account_id,
+                    now_us=context.clock.now_us(),
+                )
+                chain_transactions.insert_transaction(connection, minted)
+
+        with deposits.expecting(signed.signature):
+            end = await self._settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            if not isinstance(end, Landed):
+                raise chain_unavailable()
+            outcome = end
+            try:
+                await deposits.look(account.usdc_token_account, beside=booked)
+                fault_point(Operation.FUND, Step.BOOKED)
+                (held,) = await context.chain.token_accounts([account.usdc_token_account])
+            except ChainUnavailableError:
+                raise _maybe_minted("The money was minted, and then the chain did not answer") from None
+        balance_micro = 0 if held is None else held.amount_micro
+        return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
+
+    async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
+        """Make a second tenant, with a key that is shown once."""
+        self._require_test_chain()
+        principal.require_operator("POST /sandbox/operators")
+        operator = await self._create_tenant(request.name, asked_by=principal)
+        return Operator(operator_id=operator.operator_id, key=operator.key)
+
+    async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
+        """Make an outside recipient: a USDC token account of an owner whose key nobody has.
+
+        Raises:
+            Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        context = self._context
+        owner = outside_address(context.randomness.randbytes(32))
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BEGUN)
+        try:
+            signed = transactions.create_token_account(
+                context.signer,
+                await context.chain.latest_blockhash(),
+                usdc_mint=context.chain.usdc_mint,
+                owner=owner,
+            )
+            await self._land(signed, Operation.TOKEN_ACCOUNT)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        address = associated_token_address(owner, context.chain.usdc_mint)
+        await context.database.run(
+            audit.record,
+            principal,
+            action=CREATE_TOKEN_ACCOUNT.name,
+            subject=address,
+            now_us=context.clock.now_us(),
+            after={"owner": owner},
+        )
+        fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
+        return OutsideTokenAccount(owner=owner, usdc_token_account=address)
+
+    async def clock(self) -> ClockReading:
+        """Return what the server takes for now."""
+        self._require_test_chain()
+        return ClockReading(now=from_us(self._context.clock.now_us()))
+
+    async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
+        """Move a manual clock, and return when all that fell due on the way has run.
+
+        Raises:
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last time that can
+                be shown.
+        """
+        self._require_test_chain()
+        duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
+        if before_us + duration_us > LATEST_US:
+            raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
+        await self._schedule.advance(duration_us)
+        if duration_us:
+            await self._context.database.run(
+                audit.record,
+                principal,
+                action=ADVANCE_CLOCK.name,
+                subject="clock",
+                now_us=self._context.clock.now_us(),
+                before={"now": format_timestamp(from_us(before_us))},
+                after={
+                    "now": format_timestamp(from_us(self._context.clock.now_us())),
+                    "seconds": request.seconds,
+                },
+            )
+        return await self.clock()
+
+    async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
+        """Let something fail from now on, for every tenant of the server.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        faults = self._faults
+        faults.check(name, request)
+        await self._record(principal, SET_FAULT, name, self._armed(name), _audited(request))
+        return _fault(faults.set(name, request))
+
+    async def delete_fault(self, principal: Principal, name: str) -> None:
+        """Let one fault happen no more; one that is not armed stays so.
+
+        Raises:
+            Problem: `invalid_request` where there is no such fault.
+        """
+        self._require_test_chain()
+        faults = self._faults
+        faults.check_name(name)
+        before = self._armed(name)
+        if before is not None:
+            await self._record(principal, DELETE_FAULT, name, before)
+            faults.delete(name)
+
+    async def clear_faults(self, principal: Principal) -> None:
+        """Let nothing fail any more."""
+        self._require_test_chain()
+        faults = self._faults
+        armed = faults.armed()
+        if armed:
+            names = sorted(fault.name for fault in armed)
+            before = {name: self._armed(name) for name in names}
+            await self._record(principal, CLEAR_FAULTS, ", ".join(names), before)
+            faults.clear()
+
+    async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+        """Return a page of the faults that will happen, the one that was armed last first."""
+        self._require_test_chain()
+        listing = List("faults", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [fault for fault in self._faults.armed() if fault.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+
+    async def snapshot(self, principal: Principal) -> Snapshot:
+        """Remember all that the server knows, of every tenant.
+
+        Raises:
+            Problem: `not_in_memory`; `not_at_rest` when money stays under way; `forbidden` on a chain where
+                money is real.
+        """
+        self._require_test_chain()
+        return _snapshot(await self._snapshots.take(principal))
+
+    async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
+        """Return a page of the operator's snapshots, newest first; none where the server takes none.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
+                real.
+        """
+        self._require_test_chain()
+        listing = List("snapshots", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = [row for row in self._snapshots.of_operator(principal.operator_id) if row.seq < before]
+        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_snapshot)
+
+    async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
+        """Go back to a snapshot of the operator's, for every tenant; what is under way is cut off.
+
+        Raises:
+            Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        return _snapshot(await self._snapshots.restore(principal, snapshot_id))
+
+    async def reset(self, principal: Principal) -> None:
+        """Go back to where the server was when it had started, for every tenant.
+
+        Raises:
+            Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
+        self._require_test_chain()
+        await self._snapshots.reset(principal)
+
+    def _armed(self, name: str) -> dict[str, object] | None:
+        """Return what the audit trail says of a fault that is armed now; None if it is not."""
+        found = (fault for fault in self._faults.armed() if fault.name == name)
+        armed = next(found, None)
+        return None if armed is None else _audited(armed)
+
+    async def _record(
+        self,
+        principal: Principal,
+        endpoint: Endpoint,
+        subject: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None = None,
+    ) -> None:
+        await self._context.database.run(
+            audit.record,
+            principal,
+            action=endpoint.name,
+            subject=subject,
+            now_us=self._context.clock.now_us(),
+            before=before,
+            after=after,
+        )
+
+    async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
+        patience_seconds = self._context.settings.settlement_wait_seconds
+        outcome = await self._settlement.outcome(
+            signed, operation=operation, is_new=True, patience_seconds=patience_seconds
+        )
+        if not isinstance(outcome, Landed):
+            raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
+
+    def _require_test_chain(self) -> None:
+        if not self._context.chain.is_test_chain:
+            raise Problem(
+                ErrorCode.FORBIDDEN,
+                "The sandbox is not available, since this server is on a public cluster: start one without "
+                "--rpc-url, or on your own validator.",
+            )
+
+
+def _maybe_minted(what: str) -> Problem:
+    # Not `chain_unavailable`: without a transfer that says that nothing was done, and clients ask again.
+    return Problem(
+        ErrorCode.SERVICE_UNAVAILABLE,
+        f"{what}, and may still be booked. Read the balance before you fund again.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
+    """Return what the audit trail says of a fault."""
+    return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
+
+
+def _fault(armed: ArmedFault) -> Fault:
+    return Fault(name=armed.name, times=armed.times, effect=armed.effect, delay_ms=armed.delay_ms)
+
+
+def _snapshot(taken: snapshots.Snapshot) -> Snapshot:
+    return Snapshot(snapshot_id=taken.snapshot_id, created_at=from_us(taken.taken_us))

@@ -1,0 +1,200 @@
+"""Snapshots: all that a server in memory knows, captured at rest and brought back (interface SB9, SB10).
+
+What a restart would find is captured, and what it could not find but a caller can notice: the database with
+its queues, the chain, the clock, the source of chance, armed faults, receivers within the process. Each such
+part captures itself. Services are none: they are made anew, as when a process dies, and need no code for it.
+Capturing and bringing back happen between two awaits, so that nobody sees half of either. What is counted for
+metrics goes on.
+
+A server that keeps its state elsewhere has no parts: a directory or a PostgreSQL database is copied by its
+own tools, and a chain that others share never goes back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
+from agentpay_server import audit
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
+from agentpay_server.errors import Problem, not_found
+from agentpay_server.principals import Principal
+from agentpay_server.randomness import Identifiers
+
+KEPT: Final = 64
+"""How many snapshots a server keeps; the one that was used least recently makes way."""
+
+_REST_SECONDS: Final = 5.0
+
+Restore = Callable[[], None]
+"""Brings a part back to where it was captured, any number of times."""
+
+
+class Part(Protocol):
+    """Something that holds state, and never waits while it captures it or brings it back."""
+
+    def capture(self) -> Restore:
+        """Return what brings it back to where it is now."""
+        ...
+
+
+@frozen(kw_only=True)
+class Snapshot:
+    """All that was known at one moment.
+
+    Attributes:
+        snapshot_id: identifier, `snap_…`.
+        operator_id: whose it is.
+        seq: its place among all that were taken: a later one has a greater number.
+        taken_us: the server's time at which it was taken.
+        restorers: bring every part back.
+    """
+
+    snapshot_id: str
+    operator_id: str
+    seq: int
+    taken_us: int
+    restorers: Sequence[Restore]
+
+
+class Snapshots:
+    """Takes snapshots and goes back to them.
+
+    Args:
+        context: the parts of the server.
+        names: names snapshots; it goes on where all else goes back, so that none has the name of another.
+        parts: what holds state; None where the server cannot go back.
+        restarted: has the server go on from what was brought back, without waiting; nothing is under way.
+
+    Attributes:
+        restores: how often the server has gone back. Whoever waited outside compares: what was found out
+            before, such as who holds a key, may not be so any more.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        names: Identifiers,
+        parts: Sequence[Part] | None,
+        restarted: Callable[[], None],
+    ) -> None:
+        self.restores: int = 0
+        self._context = context
+        self._names = names
+        self._restarted = restarted
+        self._parts = None if parts is None else list(parts)
+        self._start: list[Restore] = []
+        self._taken = 0
+        self._kept: OrderedDict[str, Snapshot] = OrderedDict()
+
+    def mark_start(self) -> None:
+        """Take what there is now for the state to which `reset` goes back."""
+        self._start = self._captured()
+
+    def include(self, part: Part) -> None:
+        """Count a part in that joins a server which has started, and has done nothing yet."""
+        if self._parts is not None:
+            self._parts.append(part)
+            self._start.append(part.capture())
+
+    async def take(self, principal: Principal) -> Snapshot:
+        """Wait until nothing is under way, and return a new snapshot.
+
+        Raises:
+            Problem: `not_in_memory`, `not_at_rest`.
+        """
+        self._require_parts()
+        if not await self._context.tasks.rest(within_seconds=_REST_SECONDS):
+            raise Problem(
+                ErrorCode.NOT_AT_REST,
+                f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
+                "Clear faults that delay settlement, end waiting requests, then retry.",
+            )
+        # In memory nothing from here on waits: what is at rest stays so.
+        snapshot_id = self._names.new(identifiers.SNAPSHOT)
+        await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
+        self._taken += 1
+        snapshot = self._kept[snapshot_id] = Snapshot(
+            snapshot_id=snapshot_id,
+            operator_id=principal.operator_id,
+            seq=self._taken,
+            taken_us=self._context.clock.now_us(),
+            restorers=self._captured(),
+        )
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return snapshot
+
+    def of_operator(self, operator_id: str) -> Sequence[Snapshot]:
+        """Return the kept snapshots of an operator, newest first."""
+        kept = [snapshot for snapshot in self._kept.values() if snapshot.operator_id == operator_id]
+        return sorted(kept, key=lambda snapshot: snapshot.seq, reverse=True)
+
+    async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
+        """Go back to a snapshot; what is under way is cut off, as if the server had died.
+
+        Raises:
+            Problem: `not_in_memory`, `not_found`, `not_at_rest`.
+        """
+        self._require_parts()
+        snapshot = self._kept.get(snapshot_id)
+        if snapshot is None or snapshot.operator_id != principal.operator_id:
+            raise not_found("snapshot", snapshot_id)
+        self._kept.move_to_end(snapshot_id)
+        await self._bring_back(snapshot.restorers)
+        taken_at = format_timestamp(from_us(snapshot.taken_us))
+        await self._record(principal, RESTORE_SNAPSHOT, snapshot_id, {"created_at": taken_at})
+        return snapshot
+
+    async def reset(self, principal: Principal) -> None:
+        """Go back to where the server was when it had started. Snapshots are kept.
+
+        Raises:
+            Problem: `not_in_memory`, `not_at_rest`.
+        """
+        self._require_parts()
+        await self._bring_back(self._start)
+        await self._record(principal, RESET, "server")
+
+    async def _bring_back(self, restorers: Sequence[Restore]) -> None:
+        if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
+            raise Problem(
+                ErrorCode.NOT_AT_REST,
+                f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored. "
+                "End the requests of other threads and processes, then retry.",
+            )
+        # From here on nothing waits.
+        for restore in restorers:
+            restore()
+        self.restores += 1
+        self._restarted()
+
+    def _captured(self) -> list[Restore]:
+        return [part.capture() for part in self._parts or ()]
+
+    async def _record(
+        self,
+        principal: Principal,
+        endpoint: Endpoint,
+        subject: str,
+        after: Mapping[str, object] | None = None,
+    ) -> None:
+        now_us = self._context.clock.now_us()
+        await self._context.database.run(
+            audit.record, principal, action=endpoint.name, subject=subject, now_us=now_us, after=after
+        )
+
+    def _require_parts(self) -> None:
+        if self._parts is None:
+            raise Problem(
+                ErrorCode.NOT_IN_MEMORY,
+                "Snapshots and reset need a server that keeps everything in memory. Start one with "
+                "--in-memory, or stop this server and copy its directory or database.",
+            )

@@ -1,0 +1,153 @@
+"""The schedule: runs due work when the clock says so.
+
+On a running clock every worker has a loop that waits for its next due time, or for word that it has changed.
+On a manual clock nothing runs by itself: `advance` moves from one due time to the next and runs what is due
+at each (interface SB5).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.clock import SECOND_US, Clock, ManualClock
+from agentpay_server.errors import Problem
+from agentpay_server.logs import log
+from agentpay_server.tasks import Wakeup
+
+_LONGEST_WAIT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 1.0
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """Work that falls due at stored times."""
+
+    async def next_due_us(self) -> int | None:
+        """Return when work is due next; None when there is none."""
+        ...
+
+    async def run_due(self) -> bool:
+        """Do what is due now, or as much of it as there is room for.
+
+        Returns:
+            Whether anything was done. What cannot be done is given a later due time.
+        """
+        ...
+
+
+class Schedule:
+    """Runs the due work of all workers.
+
+    Args:
+        clock: tells what is due.
+        workers: in the order in which they run when several are due at one moment.
+        wakeup: tells that a due time has changed.
+        note_time: stores where a manual clock is about to stand, so that it never goes back.
+        waits_outside: tells whether work waits for somebody outside, who may call the server meanwhile.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        workers: Sequence[Worker],
+        wakeup: Wakeup,
+        note_time: Callable[[int], Awaitable[None]],
+        waits_outside: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._clock = clock
+        self._note_time = note_time
+        self._waits_outside = waits_outside
+        self._workers = workers
+        self._wakeup = wakeup
+        self._advancing = asyncio.Lock()
+        self._looks_at: dict[Worker, float] = {}
+
+    async def run(self) -> None:
+        """Run due work for as long as the server lives, on a running clock; no worker waits for another."""
+        await asyncio.gather(*(self._serve(worker, self._wakeup.listener()) for worker in self._workers))
+
+    def lag_seconds(self) -> float:
+        """Return how late the latest worker is: it should have looked for due work, and has not, or failed.
+
+        What waits for others, as for a slow receiver, is no lag; a clock that stands still has none.
+        """
+        now = asyncio.get_running_loop().time()
+        return max((now - looks_at for looks_at in self._looks_at.values() if looks_at < now), default=0.0)
+
+    async def advance(self, duration_us: int) -> None:
+        """Move a manual clock, run what falls due on the way in order, and return when all of it has run.
+
+        Args:
+            duration_us: how far to move, in microseconds; 0 runs what is due now.
+
+        Raises:
+            Problem: `clock_not_manual`; `clock_moving` while another advance waits for a receiver of events,
+                who may be the caller, and would then wait for itself.
+        """
+        clock = self._clock
+        if not isinstance(clock, ManualClock):
+            raise Problem(
+                ErrorCode.CLOCK_NOT_MANUAL,
+                "The clock is not manual. Start the server with a manual clock to advance it.",
+            )
+        if self._advancing.locked() and self._waits_outside():
+            raise Problem(
+                ErrorCode.CLOCK_MOVING,
+                "Another advance is in progress and waits for a webhook receiver. Retry after it has "
+                "returned; from inside that receiver, respond first.",
+            )
+        async with self._advancing:
+            target_us = clock.now_us() + duration_us
+            while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
+                await self._move(clock, due_us)
+                done = [await worker.run_due() for worker in self._workers]
+                if not any(done):
+                    # Another process is doing it.
+                    await asyncio.sleep(_PAUSE_SECONDS)
+            await self._move(clock, target_us)
+
+    async def _move(self, clock: ManualClock, now_us: int) -> None:
+        if now_us > clock.now_us():
+            await self._note_time(now_us)
+            clock.move_to(now_us)
+
+    async def _next_due_us(self) -> int | None:
+        dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    async def _serve(self, worker: Worker, changed: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        self._looks_at[worker] = loop.time()
+        while True:
+            changed.clear()
+            try:
+                seconds = await self._turn(worker)
+            except Exception as error:  # noqa: BLE001 - whatever it is, other work goes on
+                log(logger, logging.ERROR, "work.failed", exception=error, worker=type(worker).__name__)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            self._looks_at[worker] = loop.time() + seconds
+            if seconds:
+                await _wait(changed, seconds)
+                self._looks_at[worker] = loop.time()
+
+    async def _turn(self, worker: Worker) -> float:
+        """Do what is due, and return in how many seconds to look again."""
+        due_us = await worker.next_due_us()
+        if due_us is None:
+            return _LONGEST_WAIT_SECONDS
+        if due_us <= self._clock.now_us():
+            return 0.0 if await worker.run_due() else _PAUSE_SECONDS
+        return min((due_us - self._clock.now_us()) / SECOND_US, _LONGEST_WAIT_SECONDS)
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    # Not `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that meets the end of its wait.
+    try:
+        async with asyncio.timeout(max(seconds, 0)):
+            await changed.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,114 @@
+"""The treasury's SOL: how much there is, whether it pays for a transaction, and a warning in time.
+
+The treasury pays every fee, and lends the rent of every account and escrow. Without SOL nothing moves: money
+stays where it is, and whatever was signed expires.
+"""
+
+import asyncio
+import logging
+import math
+from decimal import Decimal
+from typing import Final
+
+from attrs import frozen
+
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnavailableError
+from agentpay_server.clock import SECOND_US, real_now_us
+from agentpay_server.context import Context
+from agentpay_server.logs import log
+
+LAMPORTS: Final = 1_000_000_000
+"""Lamports in one SOL."""
+
+LOOK_EVERY_US: Final = 60 * SECOND_US
+_SIGNATURE_LAMPORTS: Final = 5_000
+_TRANSFER_SIGNATURES: Final = 2
+_MICRO: Final = 1_000_000
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class Funds:
+    """What the treasury holds.
+
+    Attributes:
+        sol: SOL, to the lamport.
+        can_pay: whether it pays for a transfer, and stays rent-exempt, without which the chain refuses it.
+    """
+
+    sol: Decimal
+    can_pay: bool
+
+
+class Treasury:
+    """Reads what the treasury holds, once a minute in real time, so that the log warns as soon as it is low.
+
+    Args:
+        context: the parts of the server.
+        chain: the chain to ask, past all faults that a sandbox has armed.
+    """
+
+    def __init__(self, context: Context, chain: Chain) -> None:
+        self._chain = chain
+        self._clock = context.clock
+        self._address = context.signer.address(TREASURY)
+        self._low_sol = context.settings.treasury_low_sol
+        self._is_low = False
+        self._next_look_us = 0
+
+    async def next_due_us(self) -> int | None:
+        """Return when to look next; on a manual clock, which cannot bring that nearer, None until then."""
+        wait_us = max(self._next_look_us - real_now_us(), 0)
+        return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
+
+    async def run_due(self) -> bool:
+        """Look, if it is time. A chain that does not answer is asked again at the next look."""
+        if real_now_us() < self._next_look_us:
+            return False
+        self._next_look_us = real_now_us() + LOOK_EVERY_US
+        try:
+            await self.look()
+        except ChainUnavailableError:
+            return False
+        return True
+
+    async def look(self) -> Funds:
+        """Return what the treasury holds now, and warn when it has fallen below the threshold.
+
+        Raises:
+            ChainUnavailableError: nothing is known.
+        """
+        found, rent_exempt, blockhash = await asyncio.gather(
+            self._chain.account_size(self._address),
+            self._chain.rent_exemption(0),
+            self._chain.latest_blockhash(),
+        )
+        lamports = 0 if found is None else found[0]
+        sol = Decimal(lamports) / LAMPORTS
+        is_low = sol < self._low_sol
+        if is_low and not self._is_low:
+            log(
+                logger,
+                logging.WARNING,
+                "treasury.low",
+                address=self._address,
+                sol=f"{sol:f}",
+                threshold_sol=f"{self._low_sol:f}",
+            )
+        self._is_low = is_low
+        return Funds(sol=sol, can_pay=lamports >= rent_exempt + transfer_fee(blockhash))
+
+
+def transfer_fee(blockhash: Blockhash) -> int:
+    """Return the most lamports that a transfer under a blockhash costs.
+
+    Args:
+        blockhash: with what transactions offer for being taken early.
+    """
+    fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
+    budget = blockhash.compute_budget
+    if budget is None:
+        return fee
+    return fee + math.ceil(budget.unit_limit * budget.unit_price_micro_lamports / _MICRO)

@@ -1,0 +1,1 @@
+"""Webhooks: registered endpoints, events, and their delivery."""

@@ -1,0 +1,186 @@
+"""Events and their deliveries, as an operator sees them: listed, and replayed (interface W12).
+
+What makes the attempts is `sender.py`.
+"""
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.deliveries import (
+    REPLAY_EVENT,
+    Delivery,
+    DeliveryAttempt,
+    ListDeliveries,
+    ListEvents,
+    RecordedEvent,
+    ReplayEvent,
+)
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.events import Event
+from agentpay.contract.pages import PageBody
+from agentpay_server import audit
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import invalid, not_found
+from agentpay_server.principals import Principal
+from agentpay_server.webhooks import delivery_store as store
+from agentpay_server.webhooks import event_store
+from agentpay_server.webhooks import store as webhook_store
+from agentpay_server.webhooks.delivery_store import AttemptRecord, DeliveryRecord
+from agentpay_server.webhooks.outbox import new_delivery
+
+
+class Deliveries:
+    """Lists events, their deliveries and what became of each attempt, and replays events."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
+        """Return a page of deliveries with every attempt, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        filters = {
+            name: str(value)
+            for name in ("status", "event_id", "webhook_id")
+            if (value := getattr(query, name)) is not None
+        }
+        listing = List("deliveries", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            _with_attempts, principal.operator_id, before, query.limit + 1, filters
+        )
+        return listing.page(
+            rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
+        )
+
+    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[RecordedEvent]:
+        """Return a page of the operator's events, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("events", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            event_store.page,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            type_=query.type,
+            account_id=query.account_id,
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
+
+    async def newest_events(self, count: int) -> list[Event]:
+        """Return the newest events of all operators, newest last: what is shown in process alone."""
+        rows = await self._context.database.read(event_store.newest, count)
+        return [codec.structure(codec.parse_json(row.body.encode()), Event) for row in reversed(rows)]
+
+    async def newest_deliveries(self, count: int) -> list[Delivery]:
+        """Return the newest deliveries for all operators, newest last: as `newest_events`."""
+        rows = await self._context.database.read(_newest_with_attempts, count)
+        return [_delivery(row, attempts) for row, attempts in reversed(rows)]
+
+    async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
+        """Start new deliveries of an event: the same bytes, the same identifier.
+
+        Raises:
+            Problem: `not_found` of the event; `invalid_request` for an unknown webhook.
+        """
+        rows = await self._context.database.run(self._replay, principal, event_id, request)
+        self._context.wakeup.set()
+        return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
+
+    def _replay(
+        self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent
+    ) -> list[DeliveryRecord]:
+        event = None
+        if identifiers.is_identifier(event_id, identifiers.EVENT):
+            event = event_store.event(connection, event_id)
+        if event is None or event.operator_id != principal.operator_id:
+            raise not_found("event", event_id)
+        if request.webhook_id is None:
+            webhooks = [
+                webhook.webhook_id
+                for webhook in webhook_store.of_operator(connection, principal.operator_id)
+                if webhook.subscription.hears(event.type, event.account_id)
+            ]
+        else:
+            webhooks = [_named_webhook(connection, principal, request.webhook_id)]
+        now_us = self._context.clock.now_us()
+        rows = [
+            new_delivery(
+                delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
+                operator_id=principal.operator_id,
+                event_id=event.event_id,
+                event_type=event.type,
+                webhook_id=webhook_id,
+                now_us=now_us,
+            )
+            for webhook_id in webhooks
+        ]
+        if rows:
+            store.insert_deliveries(connection, rows)
+        audit.record(
+            connection,
+            principal,
+            action=REPLAY_EVENT.name,
+            subject=event_id,
+            now_us=now_us,
+            after={"webhook_ids": webhooks},
+        )
+        return [DeliveryRecord(seq=0, **row) for row in rows]  # type: ignore[arg-type]
+
+
+def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:
+    record = None
+    if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
+        record = webhook_store.webhook(connection, webhook_id)
+    if record is None or record.operator_id != principal.operator_id:
+        raise invalid(FieldFault(field="webhook_id", message="is not one of your webhooks"))
+    return webhook_id
+
+
+def _with_attempts(
+    connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+    return _and_attempts(connection, store.page(connection, operator_id, before, count, filters))
+
+
+def _newest_with_attempts(
+    connection: Connection, count: int
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+    return _and_attempts(connection, store.newest(connection, count))
+
+
+def _and_attempts(
+    connection: Connection, rows: list[DeliveryRecord]
+) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+    return [(row, store.attempts(connection, row.delivery_id) if row.attempts else []) for row in rows]
+
+
+def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
+    return Delivery(
+        delivery_id=row.delivery_id,
+        event_id=row.event_id,
+        event_type=row.event_type,
+        webhook_id=row.webhook_id,
+        status=row.status,
+        attempts=tuple(
+            DeliveryAttempt(
+                at=from_us(attempt.at_us),
+                status_code=attempt.status_code,
+                error=attempt.error,
+                duration_ms=attempt.duration_ms,
+            )
+            for attempt in attempts
+        ),
+        next_attempt_at=None if row.due_us is None else from_us(row.due_us),
+    )
+
+
+def _event(body: str) -> RecordedEvent:
+    return codec.structure(codec.parse_json(body.encode()), RecordedEvent)

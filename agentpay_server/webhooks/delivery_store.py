@@ -1,0 +1,311 @@
+"""Statements about deliveries and their attempts."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+from sqlalchemy import Select, bindparam, func, insert, select, update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
+from agentpay_server.store.tables import deliveries, delivery_attempts, events, webhooks
+from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
+
+
+@frozen
+class DeliveryRecord:
+    """A row of `deliveries`, column by column."""
+
+    seq: int
+    delivery_id: str
+    operator_id: str
+    event_id: str
+    event_type: str
+    webhook_id: str
+    status: str
+    attempts: int
+    due_us: int | None
+    leased_until_us: int
+    created_us: int
+
+
+@frozen
+class AttemptRecord:
+    """A row of `delivery_attempts`, column by column."""
+
+    delivery_id: str
+    attempt: int
+    at_us: int
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+@frozen
+class DueDelivery:
+    """A delivery that is due, with all that sending it takes but the opened secrets."""
+
+    delivery_id: str
+    webhook_id: str
+    operator_id: str
+    event_id: str
+    attempts: int
+    url: str
+    body: str
+    secret: bytes = field(repr=False)
+    next_secret: bytes | None = field(repr=False)
+    next_secret_us: int | None
+
+
+_INSERT: Final = insert(deliveries)
+# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+_NEWEST: Final = (
+    select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
+)
+_INSERT_ATTEMPT: Final = insert(delivery_attempts)
+TO_ONE_ENDPOINT_AT_ONCE: Final = 8
+"""How many attempts at one endpoint run at a time: a slow one holds up its own deliveries alone."""
+
+OF_ONE_OPERATOR_AT_ONCE: Final = 32
+"""How many attempts for one operator run at a time: slow endpoints of one hold up nobody else's."""
+
+
+class _Among(FunctionElement[Any]):
+    """Whether a column has one of the values of a subquery, to be looked up for each row outside of it.
+
+    A correlated IN is what SQLite looks up by an index; PostgreSQL before 17 would run the subquery for every
+    row of the table in the place of that, and takes an array instead.
+    """
+
+    # It has no type: SQLite has no booleans, and one would be compared with 1, which no index knows.
+    inherit_cache = True
+
+
+@compiles(_Among)
+def _in_subquery(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} IN {compiler.process(values, **options)}"
+
+
+@compiles(_Among, "postgresql")
+def _in_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} = ANY (ARRAY{compiler.process(values, **options)})"
+
+
+_IS_FREE: Final = deliveries.c.leased_until_us <= bindparam("real_now_us")
+_TO_SEND: Final = (
+    select(
+        deliveries.c.delivery_id,
+        deliveries.c.webhook_id,
+        deliveries.c.operator_id,
+        deliveries.c.event_id,
+        deliveries.c.attempts,
+        webhooks.c.url,
+        events.c.body,
+        webhooks.c.secret,
+        webhooks.c.next_secret,
+        webhooks.c.next_secret_us,
+    )
+    .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
+    .join(events, events.c.event_id == deliveries.c.event_id)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True, of=deliveries)
+)
+_OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_FREE).order_by(
+    deliveries.c.due_us, deliveries.c.seq
+)
+# The first few of each endpoint, those that are being sent included, by an index look-up for each endpoint:
+# what a claim costs does not grow with what waits. Of these the first few of each operator, again with those
+# that are being sent in front; and then everybody's first before anybody's second.
+_one = deliveries.alias("one")
+_waiting = deliveries.alias("waiting")
+# By `seq`, which SQLite looks up directly: joined by the webhook, it would walk along every delivery ever
+# made.
+_first_few = (
+    select(_waiting.c.seq)
+    .where(_waiting.c.webhook_id == webhooks.c.webhook_id, _waiting.c.due_us <= bindparam("now_us"))
+    .order_by(_waiting.c.due_us, _waiting.c.seq)
+    .limit(TO_ONE_ENDPOINT_AT_ONCE)
+    .correlate(webhooks)
+    .scalar_subquery()
+)
+_CANDIDATES: Final = (
+    select(
+        _one.c.seq,
+        func.row_number()
+        .over(
+            partition_by=_one.c.operator_id,
+            order_by=(_one.c.leased_until_us.desc(), _one.c.due_us, _one.c.seq),
+        )
+        .label("place"),
+    )
+    .select_from(webhooks.join(_one, _Among(_one.c.seq, _first_few)))
+    .where(webhooks.c.deleted_us.is_(None))
+    .subquery()
+)
+_FAIR: Final = (
+    _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
+    .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
+    .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
+    # How much waits at how many endpoints decides how it is best done.
+    .execution_options(**PLANNED_EACH_TIME)
+)
+_NEXT_DUE: Final = (
+    select(deliveries.c.due_us)
+    .where(deliveries.c.due_us.is_not(None), _IS_FREE)
+    .order_by(deliveries.c.due_us, deliveries.c.seq)
+    .limit(1)
+)
+_LEASE: Final = (
+    update(deliveries)
+    .where(deliveries.c.delivery_id == bindparam("of_delivery"))
+    .values(leased_until_us=bindparam("until_us"))
+)
+_FINISH: Final = (
+    update(deliveries)
+    .where(
+        deliveries.c.delivery_id == bindparam("of_delivery"),
+        deliveries.c.attempts == bindparam("attempts_before"),
+        deliveries.c.due_us.is_not(None),
+    )
+    .values(
+        status=bindparam("new_status"),
+        attempts=deliveries.c.attempts + 1,
+        due_us=bindparam("new_due_us"),
+        leased_until_us=0,
+    )
+)
+_ABANDON: Final = (
+    update(deliveries)
+    .where(deliveries.c.webhook_id == bindparam("of_webhook"), deliveries.c.due_us.is_not(None))
+    .values(status=DeliveryStatus.UNDELIVERED.value, due_us=None)
+)
+_FREE_ALL: Final = update(deliveries).where(deliveries.c.leased_until_us > 0).values(leased_until_us=0)
+_ATTEMPTS: Final = (
+    select(delivery_attempts)
+    .where(delivery_attempts.c.delivery_id == bindparam("delivery_id"))
+    .order_by(delivery_attempts.c.attempt)
+)
+_FILTERS: Final = {
+    "status": deliveries.c.status == bindparam("status"),
+    "event_id": deliveries.c.event_id == bindparam("event_id"),
+    "webhook_id": deliveries.c.webhook_id == bindparam("webhook_id"),
+}
+_PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
+    names: select(deliveries)
+    .where(
+        deliveries.c.operator_id == bindparam("operator_id"),
+        deliveries.c.seq < bindparam("before"),
+        *(_FILTERS[name] for name in names),
+    )
+    .order_by(deliveries.c.seq.desc())
+    .limit(bindparam("count"))
+    for names in (
+        (),
+        ("status",),
+        ("event_id",),
+        ("webhook_id",),
+        ("status", "event_id"),
+        ("status", "webhook_id"),
+        ("event_id", "webhook_id"),
+        ("status", "event_id", "webhook_id"),
+    )
+}
+
+
+def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
+    """Store deliveries; each row names all columns but `seq`."""
+    connection.execute(_INSERT, rows)
+
+
+def due(
+    connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
+) -> list[DueDelivery]:
+    """Return deliveries that are due and that nobody is sending.
+
+    Args:
+        connection: within a transaction.
+        now_us: the server's time.
+        real_now_us: real time, for leases.
+        count: at most how many.
+        is_fair: whether endpoints and operators take turns; else the longest due come first, whosever they
+            are.
+    """
+    values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
+    return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
+
+
+def next_due_us(connection: Connection, real_now_us: int) -> int | None:
+    """Return when the next delivery is due that nobody is sending; None when there is none."""
+    value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
+    return None if value is None else int(value)
+
+
+def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
+    """Keep others from sending a delivery until a time, which is real and not the server's."""
+    connection.execute(_LEASE, {"of_delivery": delivery_id, "until_us": until_us})
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: whoever held them is gone."""
+    connection.execute(_FREE_ALL, {})
+
+
+def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
+    """Store an attempt and what follows it; False when it was stored before, or the delivery given up."""
+    values = {
+        "of_delivery": attempt.delivery_id,
+        "attempts_before": attempt.attempt - 1,
+        "new_status": step.status.value,
+        "new_due_us": step.due_us,
+    }
+    if connection.execute(_FINISH, values).rowcount != 1:
+        return False
+    connection.execute(
+        _INSERT_ATTEMPT,
+        {
+            "delivery_id": attempt.delivery_id,
+            "attempt": attempt.attempt,
+            "at_us": attempt.at_us,
+            "status_code": attempt.status_code,
+            "error": attempt.error,
+            "duration_ms": attempt.duration_ms,
+        },
+    )
+    return True
+
+
+def abandon(connection: Connection, webhook_id: str) -> None:
+    """Give up all deliveries to a webhook that are not final."""
+    connection.execute(_ABANDON, {"of_webhook": webhook_id})
+
+
+def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
+    """Return the attempts of a delivery, in order."""
+    rows = connection.execute(_ATTEMPTS, {"delivery_id": delivery_id})
+    return [AttemptRecord(*row) for row in rows]
+
+
+def page(
+    connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
+) -> list[DeliveryRecord]:
+    """Return deliveries of an operator, newest first, below a sequence number.
+
+    Args:
+        connection: within a transaction.
+        operator_id: whose.
+        before: the sequence number.
+        count: at most how many.
+        filters: values that `status`, `event_id` and `webhook_id` must have.
+    """
+    statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
+    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
+    return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
+
+
+def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
+    """Return the newest deliveries of all operators, newest first."""
+    return [DeliveryRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]

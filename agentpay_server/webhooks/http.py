@@ -1,0 +1,209 @@
+"""Posting an event to an endpoint: headers, one request, an answer or none, where it may go.
+
+See interface W4, W5, W8, W9.
+
+Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
+resolved address. So the address that was checked, where money is real, is the one connected to, and no name
+is resolved on the event loop's own threads.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Final
+
+import httpx
+from attrs import frozen
+
+from agentpay_server.webhooks.addresses import is_public
+from agentpay_server.webhooks.look_ups import LookUps
+from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
+
+_ANSWER_MAX_BYTES: Final = 64 * 1024
+_DRAIN_SECONDS: Final = 1.0
+_CONNECTIONS: Final = 256
+_ADDRESSES_MAX: Final = 4
+"""The largest number of addresses to try for one name."""
+
+
+@frozen(kw_only=True)
+class Answer:
+    """What came of a post.
+
+    Attributes:
+        status_code: the HTTP status; None when there was no answer.
+        error: what kept an answer from coming; None when there was one.
+        duration_ms: how long it took.
+    """
+
+    status_code: int | None
+    error: str | None
+    duration_ms: int
+
+
+class HttpPoster:
+    """Posts over HTTP.
+
+    Args:
+        public_only: whether only https to public addresses is allowed.
+        mounts: transports for receivers within the process, by URL prefix.
+        look_ups: looks names up; by the system's resolver if None.
+    """
+
+    def __init__(
+        self,
+        *,
+        public_only: bool,
+        mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
+        look_ups: LookUps | None = None,
+    ) -> None:
+        self._public_only = public_only
+        self._mounts = dict(mounts or {})
+        self._within = frozenset(httpx.URL(prefix).raw_host for prefix in self._mounts)
+        self._look_ups = look_ups or LookUps()
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._posts = 0
+
+    def is_posting(self) -> bool:
+        """Return whether a receiver has yet to answer."""
+        return self._posts > 0
+
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
+    ) -> Answer:
+        """Post `body` and return what came of it; nothing is raised for what a receiver does.
+
+        Args:
+            url: of the receiver.
+            headers: of the request.
+            body: of the request.
+            operator_id: the operator whose limit on look-ups applies.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        status_code, error = None, None
+        self._posts += 1
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                answer = await self._sent(url, headers, body, operator_id)
+            # The status line is the answer; what becomes of the rest changes nothing.
+            status_code = answer.status_code
+            await _drain(answer)
+        except TimeoutError:
+            error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
+        except _ForbiddenAddressError as refusal:
+            error = str(refusal)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
+            error = no_answer(failure)
+        finally:
+            self._posts -= 1
+        return Answer(status_code=status_code, error=error, duration_ms=int((loop.time() - started) * 1000))
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def _sent(
+        self, url: str, headers: Mapping[str, str], body: bytes, operator_id: str
+    ) -> httpx.Response:
+        """Return the answer to a post as soon as its head is there.
+
+        Raises:
+            _ForbiddenAddressError: an address is not public, or the scheme is not https.
+            OSError: the name does not resolve.
+        """
+        target = httpx.URL(url)
+        if self._public_only and target.scheme != "https":
+            raise _ForbiddenAddressError("refused: the endpoint is not https")
+        client = self._clients.get(target.scheme)
+        if client is None:
+            client = self._clients[target.scheme] = self._make_client(target.scheme)
+        request = client.build_request("POST", target, headers=headers, content=body)
+        if target.raw_host in self._within and not self._public_only:
+            return await client.send(request, stream=True)
+        addresses = await self._addresses(target, operator_id)
+        if self._public_only and not (addresses and all(is_public(address) for address in addresses)):
+            raise _ForbiddenAddressError(
+                "refused: the endpoint's name leads to an address that is not public"
+            )
+        if not addresses:
+            raise OSError("the name has no address")
+        *others, last = addresses[:_ADDRESSES_MAX]
+        for address in others:
+            # Nothing was sent if no connection was made, so the next address can be tried.
+            with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await client.send(_pinned(request, target, address, len(addresses)), stream=True)
+        return await client.send(_pinned(request, target, last, 1), stream=True)
+
+    async def _addresses(self, target: httpx.URL, operator_id: str) -> list[str]:
+        # Not `host`, which is decoded: Python would encode some names in punycode to another name.
+        host = target.raw_host.decode("ascii")
+        with contextlib.suppress(ValueError):
+            return [str(ipaddress.ip_address(host))]
+        port = target.port or (443 if target.scheme == "https" else 80)
+        return await self._look_ups.addresses(host, port, operator_id=operator_id)
+
+    def _make_client(self, scheme: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            verify=_ssl_context(),
+            follow_redirects=False,
+            trust_env=False,
+            timeout=TIMEOUT_SECONDS,
+            # A pinned connection is known by its address alone: kept open, it would also serve another name
+            # at that address, which its certificate never vouched for.
+            limits=httpx.Limits(
+                max_connections=_CONNECTIONS, max_keepalive_connections=0 if scheme == "https" else None
+            ),
+            # What one receiver sets is no business of the next.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            mounts=self._mounts,
+        )
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Return the TLS context of all posters in this process: reading the CA file takes 20 ms or more."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+async def _drain(answer: httpx.Response) -> None:
+    """Read the rest of an answer, so that its connection can be used again; not without end, never shown."""
+    with contextlib.suppress(Exception):
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                read = 0
+                async for chunk in answer.aiter_raw():
+                    read += len(chunk)
+                    if read > _ANSWER_MAX_BYTES:
+                        break
+        finally:
+            await answer.aclose()
+
+
+class _ForbiddenAddressError(Exception):
+    """The endpoint is not where an event may be posted to."""
+
+
+def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: int) -> httpx.Request:
+    """Return `request` for one of the addresses of its host; Host header and TLS keep the name."""
+    pinned = httpx.Request(
+        request.method, target.copy_with(host=address), headers=request.headers, content=request.content
+    )
+    connect = TIMEOUT_SECONDS / min(addresses, _ADDRESSES_MAX)
+    timeout = {**request.extensions["timeout"], "connect": connect}
+    pinned.extensions = {
+        **request.extensions,
+        "sni_hostname": target.raw_host.decode("ascii"),
+        "timeout": timeout,
+    }
+    return pinned
+
+
+def no_answer(failure: BaseException) -> str:
+    """Describe a failure by its type only: its text may contain addresses of the operator's network."""
+    return f"no answer: {type(failure).__name__}"

@@ -1,0 +1,146 @@
+"""The outbox: events, and who is to hear of them, written in the commit that changes what they tell of.
+
+An event that is not in that commit did not happen; a delivery that is not in it is owed to nobody. So a
+webhook hears of all that was committed from its registration on, and of nothing before.
+"""
+
+from attrs import frozen
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.event_types import EventType
+from agentpay.contract.events import BalanceLowThresholdData
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.usdc import from_micro
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.store import accounts
+from agentpay_server.webhooks import delivery_store as deliveries
+from agentpay_server.webhooks import event_store as events
+from agentpay_server.webhooks import store as webhooks
+from agentpay_server.webhooks.rules import DeliveryStatus, Subscription
+
+
+@frozen(kw_only=True)
+class Happening:
+    """Something that happened to an account: the type of the event and its payload."""
+
+    type: EventType
+    data: object
+
+
+class Outbox:
+    """The events of one unit of work about one account, in order.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        operator_id: whose account it is.
+        account_id: the account that the events are about.
+        now_us: when they happen.
+
+    Attributes:
+        connection: the unit's.
+    """
+
+    def __init__(
+        self, connection: Connection, context: Context, *, operator_id: str, account_id: str, now_us: int
+    ) -> None:
+        self.connection = connection
+        self._ids = context.identifiers
+        self._operator_id = operator_id
+        self._account_id = account_id
+        self._now_us = now_us
+        self._created_at = format_timestamp(from_us(now_us))
+        rows = webhooks.of_operator(connection, operator_id)
+        self._subscriptions = [row.subscription for row in rows]
+        self._events: list[dict[str, object]] = []
+        self._deliveries: list[dict[str, object]] = []
+
+    def add(self, happening: Happening) -> None:
+        """Add an event for every webhook that asked for its type and account."""
+        hearers = [s for s in self._subscriptions if s.hears(happening.type, self._account_id)]
+        self._add(happening, hearers)
+
+    def hears_of_drop(self, *, before_micro: int, after_micro: int) -> bool:
+        """Return whether a change of the balance crosses the threshold of any webhook."""
+        return any(
+            subscription.hears_of_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
+            for subscription in self._subscriptions
+        )
+
+    def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
+        """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (interface EV4)."""
+        for subscription in self._subscriptions:
+            if not subscription.hears_of_drop(
+                self._account_id, before_micro=before_micro, after_micro=after_micro
+            ):
+                continue
+            account = accounts.account(self.connection, self._account_id)
+            assert account is not None  # noqa: S101 - its balance has just changed
+            low = Happening(
+                type=EventType.BALANCE_LOW_THRESHOLD,
+                data=BalanceLowThresholdData(
+                    account_id=self._account_id,
+                    # What is spent as soon as it came, and is booked later, is not in the books.
+                    balance_usdc=from_micro(max(after_micro, 0)),
+                    usdc_token_account=account.usdc_token_account,
+                ),
+            )
+            self._add(low, [subscription])
+
+    def write(self) -> None:
+        """Store what was added."""
+        if self._events:
+            events.insert_events(self.connection, self._events)
+        if self._deliveries:
+            deliveries.insert_deliveries(self.connection, self._deliveries)
+
+    def _add(self, happening: Happening, hearers: list[Subscription]) -> None:
+        event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
+        # The envelope of `contract.events.Event`, printed without making one.
+        envelope = {
+            "id": event_id,
+            "type": event_type,
+            "created_at": self._created_at,
+            "data": codec.unstructure(happening.data),
+        }
+        self._events.append(
+            {
+                "event_id": event_id,
+                "operator_id": self._operator_id,
+                "account_id": self._account_id,
+                "type": event_type,
+                "body": codec.print_json(envelope).decode("ascii"),
+                "created_us": self._now_us,
+            }
+        )
+        for subscription in hearers:
+            self._deliveries.append(
+                new_delivery(
+                    delivery_id=self._ids.new(identifiers.DELIVERY),
+                    operator_id=self._operator_id,
+                    event_id=event_id,
+                    event_type=event_type,
+                    webhook_id=subscription.webhook_id,
+                    now_us=self._now_us,
+                )
+            )
+
+
+def new_delivery(
+    *, delivery_id: str, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
+) -> dict[str, object]:
+    """Return the row of a delivery that is due at once."""
+    return {
+        "delivery_id": delivery_id,
+        "operator_id": operator_id,
+        "event_id": event_id,
+        "event_type": event_type,
+        "webhook_id": webhook_id,
+        "status": DeliveryStatus.PENDING.value,
+        "attempts": 0,
+        "due_us": now_us,
+        "leased_until_us": 0,
+        "created_us": now_us,
+    }

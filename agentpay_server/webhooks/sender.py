@@ -1,0 +1,163 @@
+"""Sending events: deliveries claimed, signed, posted, and booked with what follows (interface W5 to W11).
+
+A delivery is claimed by a lease that is committed before it is posted, and booked after. Whoever dies in
+between leaves a lease that runs out; the same attempt is then made again, so that an event is received at
+least once and always under the same identifier.
+
+On a running clock attempts run side by side, so many in all and so many to one endpoint, and nobody waits for
+a slow receiver. On a manual clock they run one after the other, in the order in which they fell due.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from agentpay._deliveries import signed_headers
+from agentpay.webhooks import WebhookSecrets
+from agentpay_server.clock import real_now_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.logs import log
+from agentpay_server.vault import VaultError
+from agentpay_server.webhooks import delivery_store as store
+from agentpay_server.webhooks.delivery_store import AttemptRecord, DueDelivery
+from agentpay_server.webhooks.http import Answer, HttpPoster, no_answer
+from agentpay_server.webhooks.rules import LEASE_US, after_attempt
+from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
+
+ATTEMPTS_AT_ONCE: Final = 256
+
+UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
+"""What is booked for an attempt that could not be signed."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class WebhookSender:
+    """Makes the attempts that are due."""
+
+    def __init__(self, context: Context, poster: HttpPoster) -> None:
+        self._context = context
+        self._poster = poster
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next attempt is due that nobody is making; None: there is none, or no room."""
+        if len(self._under_way) >= ATTEMPTS_AT_ONCE:
+            return None
+        return await self._context.database.read(store.next_due_us, real_now_us())
+
+    async def run_due(self) -> bool:
+        """Begin what is due, as far as there is room; on a manual clock, end it too."""
+        if self._context.clock.is_manual:
+            return await self._run_in_order()
+        claimed = await self.claim(ATTEMPTS_AT_ONCE - len(self._under_way))
+        for delivery in claimed:
+            task = self._context.tasks.start(self._attempt(delivery))
+            self._under_way.add(task)
+            task.add_done_callback(self._ended)
+        return bool(claimed)
+
+    async def claim(self, count: int) -> list[DueDelivery]:
+        """Lease up to `count` deliveries that are due now.
+
+        On a running clock endpoints and operators take turns; on a manual one the order is that of the due
+        times, whosever they are.
+        """
+        return await self._context.database.run(self._claim, count)
+
+    async def attempt(self, delivery: DueDelivery) -> None:
+        """Make one attempt at a claimed delivery, and book it with what follows."""
+        at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
+        answer = await self._answer(delivery, attempt, at_us)
+        record = AttemptRecord(
+            delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
+        )
+        step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
+        await self._context.database.run(store.finish_attempt, record, step)
+        log(
+            logger,
+            logging.INFO,
+            "delivery.attempted",
+            delivery_id=delivery.delivery_id,
+            event_id=delivery.event_id,
+            webhook_id=delivery.webhook_id,
+            attempt=attempt,
+            status=answer.status_code,
+            delivery_status=step.status.value,
+            duration_ms=answer.duration_ms,
+        )
+
+    async def free_all(self) -> None:
+        """Void all leases, where no other process can hold any: whoever held them is gone."""
+        await self._context.database.run(store.free_all)
+
+    async def _run_in_order(self) -> bool:
+        is_done = False
+        while claimed := await self.claim(1):
+            await self._attempt(claimed[0])
+            is_done = True
+        return is_done
+
+    async def _attempt(self, delivery: DueDelivery) -> None:
+        try:
+            await self.attempt(delivery)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other deliveries go on
+            # Its lease runs out, and it is attempted again.
+            log(logger, logging.ERROR, "delivery.failed", exception=error, delivery_id=delivery.delivery_id)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._context.wakeup.set()
+
+    async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
+        """Post a delivery and return the result. Only a cancellation of this task is raised.
+
+        An attempt that is not booked is repeated at the end of its lease, without limit. So every exception,
+        of any library, is booked as a failed attempt, and the delivery ends where its operator can see it.
+        """
+        started = time.monotonic()
+        try:
+            body = delivery.body.encode("utf-8")
+            headers = self._headers(delivery, body, attempt, at_us)
+            return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
+        except VaultError:
+            # Sealed under another key, or damaged. It can be replayed after the key is restored.
+            return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
+        except (Exception, asyncio.CancelledError) as failure:
+            task = asyncio.current_task()
+            if isinstance(failure, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            log(
+                logger,
+                logging.ERROR,
+                "delivery.failed",
+                exception=failure,
+                delivery_id=delivery.delivery_id,
+            )
+            duration_ms = int((time.monotonic() - started) * 1000)
+            return Answer(status_code=None, error=no_answer(failure), duration_ms=duration_ms)
+
+    def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
+        now_us, clock = real_now_us(), self._context.clock
+        found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
+        for delivery in found:
+            store.lease(connection, delivery.delivery_id, now_us + LEASE_US)
+        return found
+
+    def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
+        secrets = sealed_secrets(
+            delivery.webhook_id, delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us
+        )
+
+        def opened(secret: SealedSecret) -> WebhookSecrets:
+            return WebhookSecrets(secret.opened(self._context.vault))
+
+        return signed_headers(
+            body,
+            event_id=delivery.event_id,
+            attempt=attempt,
+            secret=opened(secrets.current),
+            next_secret=None if secrets.next is None else opened(secrets.next),
+        )

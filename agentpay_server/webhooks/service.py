@@ -1,0 +1,298 @@
+"""Webhooks: registered, listed, deleted, and given new secrets (interface W1 to W4, W12)."""
+
+import json
+from collections.abc import Sequence
+
+from attrs import field, frozen
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.deliveries import (
+    DELETE_WEBHOOK,
+    ROTATE_SECRET,
+    ListWebhooks,
+    NewSecret,
+    RegisteredWebhook,
+    RotateSecret,
+)
+from agentpay.contract.endpoints import CREATE_WEBHOOK
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay_server import audit
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.context import Context
+from agentpay_server.credentials import new_secret
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import Problem, invalid, not_found
+from agentpay_server.principals import Principal
+from agentpay_server.store import accounts as account_store
+from agentpay_server.vault import Place, Vault, VaultError
+from agentpay_server.webhooks import delivery_store, store
+from agentpay_server.webhooks.addresses import is_https
+from agentpay_server.webhooks.store import WebhookRecord
+
+
+@frozen(kw_only=True)
+class SealedSecret:
+    """A sealed secret, and where it is stored."""
+
+    sealed: bytes = field(repr=False)
+    place: Place
+
+    def opened(self, vault: Vault) -> str:
+        """Return the secret.
+
+        Raises:
+            VaultError: it does not open.
+        """
+        return vault.open(self.sealed, self.place)
+
+
+@frozen(kw_only=True)
+class Secrets:
+    """What signs a delivery now.
+
+    Attributes:
+        current: signs the contract's header.
+        next: signs the second header while a rotation overlaps; None otherwise.
+    """
+
+    current: SealedSecret
+    next: SealedSecret | None
+
+
+def secret_place(webhook_id: str) -> Place:
+    """Return where the secret of a webhook is stored."""
+    return Place(table="webhooks", column="secret", row=webhook_id)
+
+
+def next_secret_place(webhook_id: str) -> Place:
+    """Return where the secret is stored that takes over when a rotation ends."""
+    return Place(table="webhooks", column="next_secret", row=webhook_id)
+
+
+def sealed_secrets(
+    webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
+) -> Secrets:
+    """Return which sealed secrets sign at `now_us`: the next one takes over when the overlap ends.
+
+    See interface W12.
+    """
+    first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
+    if next_secret is None or next_secret_us is None:
+        return Secrets(current=first, next=None)
+    second = SealedSecret(sealed=next_secret, place=next_secret_place(webhook_id))
+    if next_secret_us <= now_us:
+        return Secrets(current=second, next=None)
+    return Secrets(current=first, next=second)
+
+
+class Webhooks:
+    """Registers and manages webhooks."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
+        """Register an endpoint; its secret is shown here and never again (interface W1, W2).
+
+        Raises:
+            Problem: `invalid_request`, for a URL that events may not be posted to or an unknown account.
+        """
+        principal.require_operator("POST /v1/webhooks")
+        faults = []
+        if not self._context.chain.is_test_chain and not is_https(request.url):
+            faults.append(FieldFault(field="url", message="must be https"))
+        return await self._context.database.run(self._insert, principal, request, faults)
+
+    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[RegisteredWebhook]:
+        """Return a page of the operator's webhooks, newest first, without their secrets.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("webhooks", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
+
+    async def delete(self, principal: Principal, webhook_id: str) -> None:
+        """Delete a webhook; what is still to be delivered to it is given up.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        await self._context.database.run(self._delete, principal, webhook_id)
+
+    async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
+        """Make a new secret; both sign while the rotation overlaps (interface W12).
+
+        Two signatures fit into a delivery, so that a rotation waits for the overlap of the one before to end,
+        unless it has no overlap itself, as after a leak.
+
+        Raises:
+            Problem: `not_found`, `rotation_in_progress`.
+        """
+        return await self._context.database.run(self._rotate, principal, webhook_id, request)
+
+    def _insert(
+        self,
+        connection: Connection,
+        principal: Principal,
+        request: CreateWebhook,
+        faults: Sequence[FieldFault],
+    ) -> Webhook:
+        faults = [*faults, *_account_faults(connection, principal, request.account_ids)]
+        if faults:
+            raise invalid(*faults)
+        context, now_us = self._context, self._context.clock.now_us()
+        webhook_id, secret = context.identifiers.new(identifiers.WEBHOOK), self._new_secret()
+        threshold = request.low_balance_threshold_usdc
+        webhook = Webhook(
+            webhook_id=webhook_id,
+            url=request.url,
+            # As asked for, each once.
+            events=tuple(dict.fromkeys(request.events)),
+            account_ids=tuple(dict.fromkeys(request.account_ids)),
+            low_balance_threshold_usdc=threshold,
+            secret=secret,
+            created_at=from_us(now_us),
+        )
+        store.insert_webhook(
+            connection,
+            webhook_id=webhook_id,
+            operator_id=principal.operator_id,
+            url=webhook.url,
+            events=json.dumps(webhook.events),
+            account_ids=json.dumps(webhook.account_ids),
+            low_balance_threshold=None if threshold is None else to_micro(threshold),
+            secret=context.vault.seal(secret, secret_place(webhook_id)),
+            created_us=now_us,
+        )
+        audit.record(
+            connection,
+            principal,
+            action=CREATE_WEBHOOK.name,
+            subject=webhook_id,
+            now_us=now_us,
+            after=_audited(webhook),
+        )
+        return webhook
+
+    def _delete(self, connection: Connection, principal: Principal, webhook_id: str) -> None:
+        record = own_webhook(connection, principal, webhook_id)
+        now_us = self._context.clock.now_us()
+        store.delete(connection, webhook_id, now_us)
+        delivery_store.abandon(connection, webhook_id)
+        audit.record(
+            connection,
+            principal,
+            action=DELETE_WEBHOOK.name,
+            subject=webhook_id,
+            now_us=now_us,
+            before=_audited(_registered(record)),
+        )
+
+    def _rotate(
+        self, connection: Connection, principal: Principal, webhook_id: str, request: RotateSecret
+    ) -> NewSecret:
+        record = own_webhook(connection, principal, webhook_id, lock=True)
+        vault, now_us = self._context.vault, self._context.clock.now_us()
+        secret = self._new_secret()
+        now = sealed_secrets(webhook_id, record.secret, record.next_secret, record.next_secret_us, now_us)
+        overlap_us = request.overlap_seconds * SECOND_US
+        if overlap_us and now.next is not None:
+            raise Problem(
+                ErrorCode.ROTATION_IN_PROGRESS,
+                "The previous rotation still overlaps. Wait for its end, or rotate with overlap_seconds 0.",
+            )
+        current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
+        if current is None:
+            store.set_secrets(
+                connection,
+                webhook_id,
+                secret=vault.seal(secret, secret_place(webhook_id)),
+                next_secret=None,
+                next_secret_us=None,
+            )
+        else:
+            store.set_secrets(
+                connection,
+                webhook_id,
+                secret=current,
+                next_secret=vault.seal(secret, next_secret_place(webhook_id)),
+                next_secret_us=now_us + overlap_us,
+            )
+        audit.record(
+            connection,
+            principal,
+            action=ROTATE_SECRET.name,
+            subject=webhook_id,
+            now_us=now_us,
+            after={"overlap_seconds": request.overlap_seconds},
+        )
+        return NewSecret(secret=secret)
+
+    def _new_secret(self) -> str:
+        return new_secret(self._context.randomness.randbytes(32))
+
+
+def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
+    """Return what the audit trail says of a webhook: what it was registered with, and no secret."""
+    values = codec.unstructure(webhook)
+    return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
+
+
+def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
+    """Return a secret sealed for another place than it is stored in; None if it does not open."""
+    if secret.place == place:
+        return secret.sealed
+    try:
+        return vault.seal(secret.opened(vault), place)
+    except VaultError:
+        # It signs nothing any more, so that there is nothing to overlap with.
+        return None
+
+
+def own_webhook(
+    connection: Connection, principal: Principal, webhook_id: str, *, lock: bool = False
+) -> WebhookRecord:
+    """Return a webhook of the principal's operator.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
+        record = store.webhook(connection, webhook_id, lock=lock)
+    if record is None or record.operator_id != principal.operator_id:
+        raise not_found("webhook", webhook_id)
+    return record
+
+
+def _account_faults(
+    connection: Connection, principal: Principal, account_ids: tuple[str, ...]
+) -> list[FieldFault]:
+    faults = []
+    for place, account_id in enumerate(account_ids):
+        record = None
+        if identifiers.is_identifier(account_id, identifiers.ACCOUNT):
+            record = account_store.account(connection, account_id)
+        if record is None or record.operator_id != principal.operator_id:
+            faults.append(FieldFault(field=f"account_ids[{place}]", message="is not one of your accounts"))
+    return faults
+
+
+def _registered(row: WebhookRecord) -> RegisteredWebhook:
+    subscription = row.subscription
+    threshold = subscription.low_balance_micro
+    return RegisteredWebhook(
+        webhook_id=row.webhook_id,
+        url=row.url,
+        events=tuple(subscription.events),
+        account_ids=tuple(subscription.account_ids),
+        low_balance_threshold_usdc=None if threshold is None else from_micro(threshold),
+        created_at=from_us(row.created_us),
+    )

@@ -1,0 +1,122 @@
+"""What the console shows at a glance: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
+
+import attrs
+import pytest
+import stores
+
+from agentpay import AgentPay, PermissionDeniedError
+from agentpay.contract.console import ConsoleSummary
+from agentpay_server import AgentPayServer, Sandbox
+from agentpay_server.principals import Principal
+from agentpay_server.services import overview
+from agentpay_server.services.overview import RequestLog
+
+
+def counted(server: AgentPayServer) -> dict[str, int]:
+    summary = server.client().console.summary()
+    assert isinstance(summary, ConsoleSummary)
+    return {
+        field.name: getattr(summary, field.name)
+        for field in attrs.fields(ConsoleSummary)
+        if field.name != "treasury_lamports"
+    }
+
+
+def test_the_summary_counts_what_waits(server: AgentPayServer, client: AgentPay) -> None:
+    assert set(counted(server).values()) == {0}
+    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+    server.sandbox.fund(payer, "100")
+    client.policies.update(payer, escalation_threshold=20)
+    client.policies.pause(payee)
+    transfer = client.transfers.create(from_=payer, to=payee, amount="30")
+    session = server.sessions.open(account_id=payer, to=payee, cap_usdc="2")
+    assert counted(server) == {
+        "accounts": 2,
+        "paused_accounts": 1,
+        "pending_approvals": 1,
+        "undelivered_deliveries": 0,
+        "open_sessions": 1,
+    }
+    server.sessions.close(session.session_id)
+    client.console.approvals.reject(transfer.transfer_id)
+    server.scenario("undelivered_webhook")
+    after = counted(server)
+    assert (after["pending_approvals"], after["open_sessions"], after["undelivered_deliveries"]) == (0, 0, 1)
+
+
+def test_the_summary_is_of_one_operator_and_of_operators_alone(
+    server: AgentPayServer, client: AgentPay
+) -> None:
+    account_id = client.accounts.create(name="Mine").account_id
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert other.console.summary().accounts == 0
+    with pytest.raises(PermissionDeniedError):
+        server.agent_client(account_id).console.summary()
+    with pytest.raises(PermissionDeniedError):
+        next(iter(server.agent_client(account_id).console.requests.list()))
+
+
+def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
+    held = client.console.summary().treasury_lamports
+    assert held is not None
+    client.accounts.create(name="Mine")
+    left = client.console.summary().treasury_lamports
+    assert left is not None
+    assert 0 < left < held
+
+
+def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:
+    account = client.accounts.create(name="A name that nobody else reads")
+    client.accounts.get(account.account_id)
+    requests = list(client.console.requests.list(limit=100))
+    created = next(request for request in requests if request.method == "POST")
+    assert (created.route, created.status) == ("/v1/accounts", 201)
+    assert created.key_id.startswith("key_")
+    assert created.request_id.startswith("req_")
+    assert "/v1/accounts/{account_id}" in {request.route for request in requests}
+    assert not any(text in repr(requests) for text in (account.account_id, account.name))
+
+
+def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer, client: AgentPay) -> None:
+    for _ in range(5):
+        client.whoami()
+    client.accounts.create(name="Newest")
+    requests = list(client.console.requests.list(limit=2))
+    # The pages themselves are requests too: they come after those that the first page began with.
+    assert [request.route for request in requests] == ["/v1/accounts", *["/whoami"] * 5]
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert list(other.console.requests.list()) == []
+
+
+@pytest.mark.anyio
+async def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overview, "KEPT", 3)
+    monkeypatch.setattr(overview, "OPERATORS_MAX", 2)
+    log = RequestLog()
+    principals = [Principal(operator_id=f"op_{n}", key_id=f"key_{n}") for n in range(3)]
+    for principal in principals:
+        for n in range(5):
+            log.record(
+                principal,
+                request_id=f"req_{n}",
+                at_us=n,
+                method="GET",
+                route="/whoami",
+                status=200,
+                duration_ms=1,
+            )
+    query = overview.ListServedRequests(limit=100)
+    kept = [[row.request_id for row in (await log.list(each, query)).data] for each in principals]
+    assert kept == [[], ["req_4", "req_3", "req_2"], ["req_4", "req_3", "req_2"]]
+
+
+def test_snapshots_are_listed_newest_first_by_operator(server: AgentPayServer) -> None:
+    stores.memory_only("snapshots are taken in memory")
+    taken = [server.sandbox.snapshot() for _ in range(3)]
+    assert list(server.sandbox.snapshots(limit=2)) == taken[::-1]
+    server.sandbox.restore(taken[0])
+    assert list(server.sandbox.snapshots()) == taken[::-1]
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert list(Sandbox(other).snapshots()) == []

@@ -1,0 +1,97 @@
+"""A history that is told in pages is told whole or not at all: not all nodes behind one URL know the same."""
+
+from typing import Any
+
+import pytest
+from rpc_node import TOKEN_ACCOUNT, FakeNode, rpc_chain, transaction_json
+from solders.keypair import Keypair
+
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.rpc.client import RpcRefusalError
+
+pytestmark = pytest.mark.anyio
+
+SIGNATURES = [str(Keypair().sign_message(bytes([number]))) for number in range(8)]
+"""Those of an account's transactions, oldest first."""
+
+
+class Ledger:
+    """What a node knows of an account's history, told as many do: without a word on what is missing."""
+
+    def __init__(self, known: list[str]) -> None:
+        self.known = known
+
+    def page(self, address: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        newest_first = self.known[::-1]
+        start, end = 0, len(newest_first)
+        if "before" in options:
+            if options["before"] not in newest_first:
+                return []
+            start = newest_first.index(options["before"]) + 1
+        if options.get("until") in newest_first:
+            end = newest_first.index(options["until"])
+        return [
+            {"signature": signature, "err": None, "confirmationStatus": "finalized"}
+            for signature in newest_first[start:end][: options["limit"]]
+        ]
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 3)
+
+
+async def told(*nodes: Ledger, after: str | None = None) -> list[str]:
+    """Return the signatures of all deposits; each page is told by the next node, the last tells the rest."""
+    node, waiting = FakeNode(), list(nodes)
+
+    def page(address: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        teller = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        return teller.page(address, options)
+
+    node.answers["getSignaturesForAddress"] = page
+    batches = [batch async for batch in rpc_chain(node).deposits(TOKEN_ACCOUNT, after=after)]
+    return [deposit.signature for batch in batches for deposit in batch.deposits]
+
+
+@pytest.mark.parametrize("count", range(len(SIGNATURES) + 1))
+@pytest.mark.parametrize("cursor", [None, 0, 1])
+async def test_pages_are_joined_without_a_gap_or_a_repetition(count: int, cursor: int | None) -> None:
+    known = SIGNATURES[:count]
+    after = None if cursor is None or cursor >= count else SIGNATURES[cursor]
+    expected = known if after is None else known[known.index(after) + 1 :]
+    assert await told(Ledger(known), after=after) == expected
+
+
+async def test_a_node_that_does_not_know_where_a_page_begins_does_not_end_the_history() -> None:
+    whole, young = Ledger(SIGNATURES), Ledger([SIGNATURES[-1]])
+    with pytest.raises(ChainUnavailableError, match="another has told"):
+        await told(whole, young)
+
+
+@pytest.mark.parametrize("known", [SIGNATURES[4:], SIGNATURES[:3]], ids=["has forgotten", "lags behind"])
+async def test_a_node_that_does_not_know_the_cursor_tells_nothing(known: list[str]) -> None:
+    with pytest.raises(ChainUnavailableError, match="does not go back"):
+        await told(Ledger(known), after=SIGNATURES[3])
+    assert await told(Ledger(SIGNATURES), after=SIGNATURES[3]) == SIGNATURES[4:]
+
+
+async def test_nothing_new_costs_one_question() -> None:
+    node, ledger = FakeNode(), Ledger(SIGNATURES)
+    node.answers["getSignaturesForAddress"] = ledger.page
+    chain = rpc_chain(node)
+    assert [batch async for batch in chain.deposits(TOKEN_ACCOUNT, after=SIGNATURES[-1])] == []
+    assert node.calls["getSignaturesForAddress"] == 1
+
+
+async def test_a_deposit_may_come_by_a_transaction_of_any_version() -> None:
+    node = FakeNode()
+
+    def newer(signature: str, options: dict[str, Any]) -> Any:
+        if options["maxSupportedTransactionVersion"] < 1:
+            raise RpcRefusalError("getTransaction", -32015, "Transaction version (1) is not supported", None)
+        return transaction_json(signature, options["encoding"]) | {"version": 1}
+
+    node.answers["getTransaction"] = newer
+    (batch,) = [batch async for batch in rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None)]
+    assert [deposit.amount_micro for deposit in batch.deposits] == [5]

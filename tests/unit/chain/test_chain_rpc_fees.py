@@ -1,0 +1,238 @@
+"""Compute limits that simulations have told, and prices that follow others, within the settings."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from attrs import evolve
+from rpc_node import CUSTODY, SENDER, SIGNED, TOKEN_ACCOUNT, USDC, FakeNode, rpc_chain
+from solders.transaction import Transaction, VersionedTransaction
+
+from agentpay_server.chain import transactions
+from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.rpc import fees as module
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.signing import shape_of
+
+pytestmark = pytest.mark.anyio
+
+
+def transfer(blockhash: Blockhash, memo: str = "txn_1") -> SignedTransaction:
+    return transactions.transfer(
+        CUSTODY,
+        blockhash,
+        usdc_mint=USDC,
+        account_index=1,
+        source=TOKEN_ACCOUNT,
+        recipient=SENDER,
+        amount_micro=5,
+        memo=memo,
+    )
+
+
+def provision(blockhash: Blockhash) -> SignedTransaction:
+    return transactions.provision_accounts(
+        CUSTODY,
+        blockhash,
+        usdc_mint=USDC,
+        present_lamports={1: 0},
+        rent_exempt_lamports=890_880,
+    )
+
+
+def said(signed: SignedTransaction) -> tuple[int, int] | None:
+    """Return the limit and the price that a transaction says."""
+    message = Transaction.from_bytes(signed.raw).message
+    data = [
+        bytes(step.data)
+        for step in message.instructions
+        if message.account_keys[step.program_id_index] == COMPUTE_BUDGET_PROGRAM
+    ]
+    if not data:
+        return None
+    limit, price = (int.from_bytes(part[1:], "little") for part in data)
+    return limit, price
+
+
+async def sent(chain: RpcChain, memo: str = "txn_1") -> SignedTransaction:
+    signed = transfer(await chain.latest_blockhash(), memo)
+    await chain.send(signed.raw)
+    return signed
+
+
+async def test_the_first_of_a_shape_is_simulated_and_those_after_it_are_limited_by_that() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7, compute_unit_limit=50_000)
+    limits = [said(await sent(chain, f"txn_{number}")) for number in range(3)]
+    assert limits == [(50_000, 7), (2_060, 7), (2_060, 7)]
+    assert node.calls["simulateTransaction"] == 1
+    assert node.calls["sendTransaction"] == 3
+
+
+async def test_without_a_price_nothing_is_simulated_or_said() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    assert said(await sent(chain)) is None
+    assert node.calls["simulateTransaction"] == 0
+
+
+async def test_another_length_of_text_is_another_shape() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    await sent(chain)
+    assert said(await sent(chain, "m" * 300)) == (60_000, 7)
+    assert said(await sent(chain, "n" * 300)) == (2_060, 7)
+    assert node.calls["simulateTransaction"] == 2
+
+
+async def test_a_limit_is_never_above_that_of_the_settings() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7, compute_unit_limit=1_400)
+    await sent(chain)
+    assert said(await sent(chain)) == (1_400, 7)
+
+
+async def test_what_creates_a_token_account_keeps_the_whole_limit() -> None:
+    # How long its address is searched for depends on its owner.
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    for _ in range(2):
+        signed = provision(await chain.latest_blockhash())
+        await chain.send(signed.raw)
+        assert said(signed) == (60_000, 7)
+    assert node.calls["simulateTransaction"] == 0
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"err": {"InstructionError": [0, {"Custom": 1}]}, "unitsConsumed": 10},
+        {"err": None, "unitsConsumed": 0},
+        {"err": None},
+    ],
+)
+async def test_a_simulation_that_fails_teaches_nothing_and_is_not_repeated_at_once(told: Any) -> None:
+    node = FakeNode()
+    node.answers["simulateTransaction"] = lambda *params: {"value": told}
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    await sent(chain)
+    assert said(await sent(chain)) == (60_000, 7)
+    assert node.calls["simulateTransaction"] == 1
+    assert node.calls["sendTransaction"] == 2
+
+
+async def test_a_node_that_does_not_simulate_is_sent_to_all_the_same() -> None:
+    node = FakeNode()
+
+    def refuse(*_: Any) -> Any:
+        raise ChainUnavailableError("scripted")
+
+    node.answers["simulateTransaction"] = refuse
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    await sent(chain)
+    assert node.calls["sendTransaction"] == 1
+
+
+async def test_a_shape_is_simulated_again_once_in_a_while_and_keeps_the_higher_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LEARNED_SECONDS", 0)
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    await sent(chain)
+    node.answers["simulateTransaction"] = lambda *params: {"value": {"err": None, "unitsConsumed": 2_000}}
+    await sent(chain)
+    node.answers["simulateTransaction"] = lambda *params: {"value": {"err": None, "unitsConsumed": 10}}
+    await sent(chain)
+    assert said(await sent(chain)) == (3_000, 7)
+
+
+async def test_a_limit_that_does_not_suffice_is_forgotten() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node, priority_fee_micro_lamports=7)
+    await sent(chain)
+    answer = node.answers["sendTransaction"]
+
+    def exceeded(raw: str, options: dict[str, Any]) -> Any:
+        if not options["skipPreflight"]:
+            error = {"InstructionError": [0, "ComputationalBudgetExceeded"]}
+            raise RpcRefusalError("sendTransaction", -32002, "simulation failed", {"err": error})
+        return answer(raw, options)
+
+    node.answers["sendTransaction"] = exceeded
+    assert said(await sent(chain)) == (2_060, 7)
+    node.answers["sendTransaction"] = answer
+    assert said(await sent(chain)) == (60_000, 7)
+
+
+def test_a_budget_is_no_part_of_a_shape() -> None:
+    plain = VersionedTransaction.from_bytes(SIGNED.raw)
+    blockhash = Blockhash(value=str(plain.message.recent_blockhash), last_valid_block_height=1)
+    budget = module.ComputeBudget(unit_limit=1, unit_price_micro_lamports=1)
+    with_budget = transfer(evolve(blockhash, compute_budget=budget))
+    message = VersionedTransaction.from_bytes(with_budget.raw).message
+    assert shape_of(message) == shape_of(plain.message) is not None
+
+
+# --- Prices
+
+
+async def settled_price(chain: RpcChain) -> int | None:
+    """Return the price once the question for it is answered."""
+    await chain.latest_blockhash()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    budget = (await chain.latest_blockhash()).compute_budget
+    return None if budget is None else budget.unit_price_micro_lamports
+
+
+def paying(*prices: int) -> FakeNode:
+    node = FakeNode()
+    node.answers["getRecentPrioritizationFees"] = lambda: [
+        {"slot": slot, "prioritizationFee": price} for slot, price in enumerate(prices)
+    ]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("prices", "offered"),
+    [((), 10), ((0, 0, 0, 0), 10), ((40, 10, 30, 20), 40), ((5, 20, 30), 30), ((900,), 500)],
+)
+async def test_a_price_follows_what_others_paid_between_its_bounds(
+    prices: tuple[int, ...], offered: int
+) -> None:
+    chain = rpc_chain(paying(*prices), priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
+    assert await settled_price(chain) == offered
+
+
+async def test_what_costs_nothing_is_offered_nothing() -> None:
+    assert await settled_price(rpc_chain(paying(0), priority_fee_cap_micro_lamports=500)) is None
+
+
+async def test_nobody_waits_for_a_price_and_it_is_not_asked_for_each_time() -> None:
+    node = paying(30)
+    chain = rpc_chain(node, priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
+    budget = (await chain.latest_blockhash()).compute_budget
+    assert budget is not None
+    assert budget.unit_price_micro_lamports == 10
+    assert await settled_price(chain) == 30
+    assert node.calls["getRecentPrioritizationFees"] == 1
+    await chain.close()
+
+
+@pytest.mark.parametrize("told", [None, [{}], [{"prioritizationFee": -1}], [{"prioritizationFee": "7"}], {}])
+async def test_a_price_that_makes_no_sense_changes_nothing(told: Any) -> None:
+    node = FakeNode()
+    node.answers["getRecentPrioritizationFees"] = lambda: told
+    chain = rpc_chain(node, priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
+    assert await settled_price(chain) == 10
+
+
+def test_a_cap_below_the_fee_is_refused() -> None:
+    with pytest.raises(ValueError, match="cap"):
+        RpcSettings(
+            url="http://node.example", priority_fee_micro_lamports=2, priority_fee_cap_micro_lamports=1
+        )

@@ -1,0 +1,96 @@
+"""Every statement of the store, and a small database that all of them find something in."""
+
+import importlib
+import pkgutil
+import sqlite3
+from typing import Any, Final
+
+from sqlalchemy import Boolean, Column, Delete, Insert, Integer, LargeBinary, Select, Table, Text, Update
+from sqlalchemy.dialects import sqlite
+
+from agentpay_server import store
+from agentpay_server.database.memory import _template
+from agentpay_server.store.tables import metadata
+
+ROWS = 8
+TEXTS = [f"v{number}" for number in range(ROWS)]
+WORDS = ["submitted", "settled", "deposit", "key_index"]
+
+Statement = Select[Any] | Insert | Update | Delete
+
+
+def all_statements() -> dict[str, Statement]:
+    """Return every statement that is a constant of a module of the store, by where it stands."""
+    found: dict[str, Statement] = {}
+    for module_info in pkgutil.iter_modules(store.__path__):
+        module = importlib.import_module(f"agentpay_server.store.{module_info.name}")
+        for name, value in vars(module).items():
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            for key, statement in inner:
+                if isinstance(statement, Select | Insert | Update | Delete):
+                    place = f"{module_info.name}.{name}"
+                    found[place if key == "" else f"{place}[{key}]"] = statement
+    return found
+
+
+STATEMENTS = all_statements()
+
+
+def columns_of(statement: Statement) -> list[str] | None:
+    """Return the columns that an INSERT is given, all but `seq`; None for other statements."""
+    if isinstance(statement, Insert):
+        return [column.name for column in statement.table.columns if column.name != "seq"]
+    return None
+
+
+def parameters_of(statement: Statement) -> dict[str, Any]:
+    """Return the types of the parameters of a statement, by name."""
+    compiled = statement.compile(dialect=sqlite.dialect(), column_keys=columns_of(statement))
+    return {name: bind.type for name, bind in compiled.binds.items() if bind.required}
+
+
+def text_of(statement: Statement) -> str:
+    """Return a statement as SQLite takes it."""
+    return str(statement.compile(dialect=sqlite.dialect(), column_keys=columns_of(statement)))
+
+
+_IN_FLIGHT: Final[list[dict[str, Any]]] = [
+    {"state": "pending", "raw": b"1", "ended_us": None, "spent_us": 1, "spent_total": 1},
+    {"state": "expired", "raw": None, "ended_us": 2, "spent_us": None, "spent_total": None},
+]
+
+
+def filled_database() -> sqlite3.Connection:
+    """Return a database in memory in which every table has rows."""
+    driver = sqlite3.connect(":memory:", isolation_level=None)
+    driver.deserialize(_template())
+    for table in metadata.sorted_tables:
+        columns = [column for column in table.columns if column.name != "seq"]
+        places = ", ".join("?" for _ in columns)
+        names = ", ".join(f'"{column.name}"' for column in columns)
+        for number in range(ROWS):
+            # What the constraints of a table ask of several columns at once.
+            bound = _IN_FLIGHT[number % 2] if table.name == "chain_transactions" else {}
+            values = [bound.get(column.name, _value(table, column, number)) for column in columns]
+            driver.execute(f"INSERT INTO {table.name} ({names}) VALUES ({places})", values)
+    return driver
+
+
+def _value(table: Table, column: Column[Any], number: int) -> Any:
+    if column.name == "status":
+        return ["submitted", "settled"][number % 2]
+    if column.nullable and number % 3 == 2:
+        return None
+    is_unique = column.unique or column.primary_key
+    if isinstance(column.type, Text):
+        if table.name == "counters":
+            return ["key_index", *TEXTS][number]
+        if column.name in ("transaction_id", "held_key", "tx_signature", "signature", "subject_id"):
+            is_unique = True
+        return TEXTS[number if is_unique else number % 3]
+    if isinstance(column.type, Boolean):
+        return number % 2
+    if isinstance(column.type, LargeBinary):
+        return bytes([number])
+    assert isinstance(column.type, Integer)
+    return number

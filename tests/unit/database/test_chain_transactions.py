@@ -1,0 +1,110 @@
+"""One row for each signed transaction: a subject has one in flight, and it comes to one end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.store import chain_transactions as store
+from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State
+
+ENDS: dict[str, Any] = {
+    "finalized": lambda connection, tx: store.land(connection, tx, 5, is_irreversible=True),
+    "confirmed": lambda connection, tx: store.land(connection, tx, 5, is_irreversible=False),
+    "failed": lambda connection, tx: store.fail(connection, tx, 5),
+    "expired": lambda connection, tx: store.expire(connection, tx, 5),
+}
+
+
+def transaction(signature: str = "first", **more: Any) -> ChainTransaction:
+    known: dict[str, Any] = {
+        "signature": signature,
+        "kind": Kind.TRANSFER,
+        "subject_id": "txn_1",
+        "account_id": "acct_1",
+        "held": 7,
+        "spent_us": 1,
+        "spent_total": 7,
+        "raw": b"bytes",
+        "last_valid_block_height": 150,
+        "created_us": 1,
+    }
+    return ChainTransaction(**{**known, **more})
+
+
+def stored(*transactions: ChainTransaction) -> MemoryDatabase:
+    database = MemoryDatabase()
+    for tx in transactions:
+        asyncio.run(database.run(store.insert_transaction, tx))
+    return database
+
+
+def run(database: MemoryDatabase, unit: Any, *args: Any, **options: Any) -> Any:
+    return asyncio.run(database.run(unit, *args, **options))
+
+
+def test_a_second_transaction_in_flight_for_a_subject_is_refused() -> None:
+    database = stored(transaction())
+    with pytest.raises(ConflictError):
+        run(database, store.insert_transaction, transaction("second"))
+    # Of another kind, or for another subject, it is another matter.
+    run(database, store.insert_transaction, transaction("third", kind=Kind.SESSION_SETTLE))
+    run(database, store.insert_transaction, transaction("fourth", subject_id="txn_2"))
+
+
+@given(tried=st.lists(st.sampled_from(sorted(ENDS)), min_size=1, max_size=6))
+def test_of_all_that_would_end_a_transaction_the_first_does(tried: list[str]) -> None:
+    database = stored(transaction())
+    ended = [run(database, ENDS[name], transaction()) for name in tried]
+    assert [tx is None for tx in ended] == [False] + [True] * (len(tried) - 1)
+    assert ended[0].state == tried[0]
+    assert run(database, store.pending, Kind.TRANSFER, "txn_1") is None
+    # What can be sent again, and nothing else, keeps its bytes.
+    assert (ended[0].raw is not None) == (tried[0] == "confirmed")
+    assert (ended[0].released_us is not None) == (tried[0] == "failed")
+
+
+def test_a_replacement_takes_the_spend_over_and_what_was_told() -> None:
+    database = stored(transaction())
+    assert run(database, store.announce, transaction(), 3)
+    assert not run(database, store.announce, transaction(), 4)
+    expired = run(database, store.expire, transaction(), 5)
+    following = transaction("second", spent_us=None, spent_total=None)
+    second = run(database, store.replace, expired, following)
+    assert (second.spent_us, second.spent_total, second.announced_us) == (1, 7, 3)
+    assert evolve(run(database, store.pending, Kind.TRANSFER, "txn_1"), seq=0) == second
+    (watched,) = run(database, store.expired_of, "txn_1")
+    assert (watched.signature, watched.spent_us, watched.raw) == ("first", None, None)
+
+
+def test_what_is_watched_on_ends_once_too() -> None:
+    database = stored(transaction())
+    expired = run(database, store.expire, transaction(), 5)
+    assert run(database, store.end_expired, expired, State.LANDED_LATE, 6)
+    assert not run(database, store.end_expired, expired, State.RULED_OUT, 7)
+    assert run(database, store.expired_of, "txn_1") == []
+
+
+def test_what_has_vanished_is_reserved_once_and_not_forgotten_before_it_is_released() -> None:
+    database = stored(transaction())
+    confirmed = run(database, store.land, transaction(), 5, is_irreversible=False)
+    assert run(database, store.set_reserved, confirmed, 7)
+    assert not run(database, store.set_reserved, confirmed, 7)
+    over = evolve(confirmed, state=State.FINALIZED)
+    run(database, store.end_confirmed, [over])
+    (watched,) = run(database, store.confirmed_after, "", 10)
+    assert watched.reserved == 7
+    assert run(database, store.set_reserved, watched, 0)
+    run(database, store.end_confirmed, [over])
+    assert run(database, store.confirmed_after, "", 10) == []
+
+
+def test_bytes_that_can_never_be_sent_again_are_not_to_be_had() -> None:
+    failed = run(stored(transaction()), store.fail, transaction(), 5)
+    with pytest.raises(ValueError, match="not sent any more"):
+        _ = failed.signed

@@ -1,0 +1,168 @@
+"""The database in memory: units of work are whole or not at all, and belong to one thread."""
+
+import asyncio
+import sqlite3
+import threading
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.operators import store as keys
+from agentpay_server.store.tables import metadata, operators
+
+pytestmark = pytest.mark.anyio
+
+_COUNT = select(func.count()).select_from(operators)
+_INSERT = insert(operators)
+
+
+@pytest.fixture
+async def database():
+    made = MemoryDatabase()
+    yield made
+    await made.close()
+
+
+def count(connection):
+    return connection.execute(_COUNT).scalar_one()
+
+
+def add(connection, name, error=None):
+    keys.insert_operator(connection, name, name, 0)
+    if error is not None:
+        raise error
+    return count(connection)
+
+
+async def test_it_is_laid_out_and_empty(database):
+    def empty(connection):
+        return [
+            connection.execute(select(func.count()).select_from(t)).scalar_one()
+            for t in metadata.sorted_tables
+        ]
+
+    assert set(await database.read(empty)) == {0}
+
+
+async def test_a_unit_returns_its_result_after_the_commit(database):
+    assert await database.run(add, "a") == 1
+    assert await database.read(count) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(),
+        ConflictError(),
+        KeyError(),
+        KeyboardInterrupt(),
+        SystemExit(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_any_exception_undoes_all_of_it(database, error):
+    with pytest.raises(type(error)) as raised:
+        await database.run(add, "a", error)
+
+    assert raised.value is error
+    assert await database.read(count) == 0
+    assert await database.run(add, "a") == 1, "the next unit begins anew"
+
+
+async def test_a_conflict_within_undoes_what_came_before_it(database):
+    def twice(connection):
+        add(connection, "a")
+        add(connection, "a")
+
+    with pytest.raises(ConflictError):
+        await database.run(twice)
+
+    assert await database.read(count) == 0
+
+
+async def test_a_conflict_among_many_rows_undoes_all_of_them(database):
+    def many(connection):
+        connection.execute(
+            _INSERT, [{"operator_id": n, "name": n, "created_us": 0} for n in ("a", "b", "a", "c")]
+        )
+
+    with pytest.raises(ConflictError):
+        await database.run(many)
+
+    assert await database.read(count) == 0
+
+
+async def test_reading_and_running_never_suspend(database):
+    for work in (database.run(add, "a"), database.read(count)):
+        with pytest.raises(StopIteration):
+            work.send(None)
+
+
+async def test_a_unit_within_a_unit_is_refused(database):
+    def nested(connection):
+        add(connection, "outer")
+        database.run(add, "inner").send(None)
+
+    with pytest.raises(sqlite3.OperationalError):
+        await database.run(nested)
+
+    assert await database.read(count) == 0
+
+
+async def test_tasks_take_turns(database):
+    counts = await asyncio.gather(*(database.run(add, f"o{number}") for number in range(50)))
+
+    assert sorted(counts) == list(range(1, 51))
+
+
+async def test_a_read_sees_what_was_committed_before_it_and_nothing_half_done(database):
+    with pytest.raises(ValueError):
+        await database.run(add, "a", ValueError())
+    await database.run(add, "b")
+
+    assert await database.read(count) == 1
+
+
+async def test_two_databases_share_nothing(database):
+    other = MemoryDatabase()
+
+    await database.run(add, "a")
+
+    assert await other.read(count) == 0
+    assert await other.run(add, "a") == 1
+    await other.close()
+
+
+async def test_another_thread_is_refused(database):
+    refusals = []
+
+    def elsewhere():
+        for work in (database.run(add, "a"), database.read(count)):
+            try:
+                work.send(None)
+            except RuntimeError as error:
+                refusals.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+
+    assert len(refusals) == 2
+    assert all("belongs to the thread" in text for text in refusals)
+    assert await database.read(count) == 0
+
+
+async def test_nothing_is_left_after_the_close():
+    database = MemoryDatabase()
+    await database.run(add, "a")
+    await database.close()
+    await database.close()
+
+    for work in (database.run(add, "b"), database.read(count)):
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            await work

@@ -1,0 +1,349 @@
+"""Core statements on sqlite3 directly do what SQLAlchemy does with them, and find their rows by an index."""
+
+import re
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Boolean, Insert, Integer, LargeBinary, Select, StaticPool, Text, create_engine
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import IntegrityError
+from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_database, parameters_of, text_of
+
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.sqlite import SqliteConnection
+
+every_statement = pytest.mark.parametrize("name", STATEMENTS)
+
+
+def values_of(name: str, kind: Any) -> st.SearchStrategy[Any]:
+    if isinstance(kind, Boolean):
+        return st.booleans()
+    if isinstance(kind, LargeBinary):
+        return st.binary(max_size=3)
+    if isinstance(kind, Integer) or name == "count":
+        return st.integers(0, ROWS + 2)
+    assert isinstance(kind, Text) or name in ("source", "target"), name
+    return st.sampled_from([*TEXTS, *WORDS, "another"])
+
+
+def given_parameters(statement: Any) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = parameters_of(statement)
+    table = getattr(statement, "table", None)
+    nullable = {c.name for c in table.columns if c.nullable} if isinstance(statement, Insert) else set()
+    return st.fixed_dictionaries(
+        {n: st.none() | values_of(n, k) if n in nullable else values_of(n, k) for n, k in kinds.items()}
+    )
+
+
+def gives_rows(statement: Any) -> bool:
+    return isinstance(statement, Select) or bool(statement._returning)
+
+
+def by_us(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as driver:
+        driver.deserialize(content)
+        try:
+            result = SqliteConnection(driver).execute(statement, parameters)
+            outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
+        except ConflictError:
+            outcome = "conflict"
+        return outcome, "\n".join(driver.iterdump()).encode()
+
+
+def by_sqlalchemy(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
+    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as driver:
+        driver.deserialize(content)
+        engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
+        try:
+            with engine.begin() as connection:
+                result = connection.execute(statement, parameters)
+                outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
+        except IntegrityError:
+            outcome = "conflict"
+        return outcome, "\n".join(driver.iterdump()).encode()
+
+
+@pytest.fixture(scope="module")
+def content():
+    driver = filled_database()
+    yield driver.serialize()
+    driver.close()
+
+
+def test_every_module_of_the_store_is_looked_at():
+    modules = {name.partition(".")[0] for name in STATEMENTS}
+
+    assert modules >= {"accounts", "audit", "deliveries", "entries", "events", "keys", "policy_records"}
+    assert modules >= {"spends", "transfers", "webhooks"}
+    assert len(STATEMENTS) > 50
+
+
+@every_statement
+def test_a_statement_gives_and_changes_what_sqlalchemy_makes_of_it(content, name):
+    statement = STATEMENTS[name]
+
+    @settings(max_examples=12)
+    @given(given_parameters(statement))
+    def check(parameters):
+        outcome, state = by_us(content, statement, parameters)
+        expected, expected_state = by_sqlalchemy(content, statement, parameters)
+        assert outcome == expected
+        assert types_in(outcome) == types_in(expected), "1 equals True, and is no boolean"
+        assert state == expected_state
+
+    check()
+
+
+def types_in(outcome):
+    return [[type(value) for value in row] for row in outcome] if isinstance(outcome, list) else type(outcome)
+
+
+@pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
+def test_many_rows_are_inserted_as_by_sqlalchemy(content, name):
+    statement = STATEMENTS[name]
+
+    @settings(max_examples=12)
+    @given(st.lists(given_parameters(statement), min_size=2, max_size=4))
+    def check(rows):
+        (outcome, state), (expected, expected_state) = (
+            run(content, statement, rows) for run in (by_us, by_sqlalchemy)
+        )
+        if expected == "conflict":
+            # What of the rows was there before the conflict is undone by the transaction, not here.
+            assert outcome == "conflict"
+        else:
+            assert state == expected_state
+
+    check()
+
+
+# An INSERT has the columns that it is given.
+@pytest.mark.parametrize(
+    "name", [name for name, value in STATEMENTS.items() if not isinstance(value, Insert)]
+)
+def test_a_missing_parameter_is_an_error(content, name):
+    statement = STATEMENTS[name]
+    parameters = dict.fromkeys(parameters_of(statement), 1)
+    for missing in parameters:
+        with pytest.raises(KeyError):
+            by_us(content, statement, {name: 1 for name in parameters if name != missing})
+
+
+@every_statement
+def test_a_parameter_that_the_statement_does_not_have_is_an_error(content, name):
+    statement = STATEMENTS[name]
+    parameters = dict.fromkeys(parameters_of(statement), 1)
+
+    with pytest.raises(KeyError):
+        by_us(content, statement, {**parameters, "surprise": 1})
+
+
+@pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
+def test_a_later_row_may_not_lack_a_column_of_the_first(content, name):
+    statement = STATEMENTS[name]
+    columns = columns_of(statement) or []
+    whole = dict.fromkeys(columns, 1)
+
+    with pytest.raises(KeyError):
+        by_us(content, statement, [whole, dict.fromkeys(columns[1:], 1)])
+
+
+def test_booleans_come_back_as_booleans(content):
+    (outcome, _) = by_us(content, STATEMENTS["accounts._BY_ID"], {"account_id": "v1"})
+
+    assert [type(value) for row in outcome for value in row].count(bool) == 1
+
+
+@every_statement
+def test_what_a_change_returns_holds_no_boolean(name):
+    # Only the rows of a SELECT are converted.
+    statement = STATEMENTS[name]
+    if not isinstance(statement, Select):
+        assert not [c for c in statement._returning if isinstance(c.type, Boolean)]
+
+
+@every_statement
+def test_a_statement_is_one_of_postgresql_too(name):
+    statement = STATEMENTS[name]
+
+    text = str(statement.compile(dialect=postgresql.dialect(), column_keys=columns_of(statement)))
+
+    assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
+
+
+@pytest.mark.parametrize("name", ["deliveries._OLDEST", "deliveries._FAIR"])
+def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name):
+    text = str(STATEMENTS[name].compile(dialect=postgresql.dialect()))
+
+    assert text.endswith("FOR UPDATE OF deliveries SKIP LOCKED")
+
+
+# --- Plans ------------------------------------------------------------------------------------------------
+
+MAY_SCAN = {
+    "deliveries._FREE_ALL": "runs once, at the start, before anything is served",
+    "deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
+    "keys._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
+    "ledger._ACCOUNTS": "runs once, at the start: the chain is made from it",
+    "ledger._STATE": "is a table of one row",
+    "operations._ANYTHING": "reads no table",
+    "operations._SUBMITTED": "counts what is under way, along an index that has nothing else",
+    "chain_transactions._FREE_ALL": "goes along an index of what is under way, once, at the start",
+    "sessions._CLAIMED": "goes along the index of what closes by itself, once, at the start",
+    "webhooks._SEALED": "reads every webhook, once, when a database is sealed anew",
+    "deliveries._TO_SEND": "is a part of two others, and never run by itself",
+}
+
+
+@every_statement
+def test_no_statement_reads_a_whole_table(name):
+    statement = STATEMENTS[name]
+    driver = filled_database()
+    count = text_of(statement).count("?")
+
+    plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text_of(statement)}", [1] * count)]
+    driver.close()
+
+    # An alias may stand for a table; only what a statement has gathered itself may be gone through.
+    scans = [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)]
+    if name in MAY_SCAN:
+        assert scans
+    else:
+        assert scans == [], plan
+
+
+def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
+    driver = filled_database()
+    text = text_of(STATEMENTS["deliveries._FAIR"])
+    plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
+    driver.close()
+
+    assert [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)] == [
+        "SCAN webhooks USING INDEX ix_webhooks_operator"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("events._PAGES[(False, False)]", "ix_events_operator"),
+        ("events._PAGES[(False, True)]", "ix_events_account"),
+        ("deliveries._PAGES[()]", "ix_deliveries_operator"),
+        ("deliveries._PAGES[('event_id',)]", "ix_deliveries_event"),
+        ("deliveries._PAGES[('webhook_id',)]", "ix_deliveries_webhook"),
+        ("deliveries._NEXT_DUE", "ix_deliveries_due"),
+        ("deliveries._OLDEST", "ix_deliveries_due"),
+        ("deliveries._FAIR", "ix_deliveries_webhook_due"),
+        ("policy_records._DUE", "ix_policy_records_due"),
+        ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
+        ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
+        ("chain_transactions._PENDING", "ux_chain_transactions_pending"),
+        ("chain_transactions._ABANDONED", "ix_chain_transactions_leased"),
+        ("chain_transactions._IN_FLIGHT", "ix_chain_transactions_account"),
+        ("chain_transactions._CONFIRMED_AFTER", "ix_chain_transactions_confirmed"),
+        ("chain_transactions._EXPIRED_AFTER", "ix_chain_transactions_expired"),
+        ("chain_transactions._VANISHED_OPENINGS", "ix_chain_transactions_reserved"),
+        ("spends._TOTAL_BEFORE", "ix_chain_transactions_spent"),
+        ("spends._MOMENTS", "ix_chain_transactions_spent"),
+        ("spends._RELEASED", "ix_chain_transactions_released"),
+        ("spends._RELEASED_BY_MOMENT", "ix_chain_transactions_released"),
+        ("transfers._PAGES[()]", "ix_transfers_operator"),
+        ("transfers._PAGES[('status',)]", "ix_transfers_operator_status"),
+        ("transfers._PAGES[('account_id',)]", "ix_transfers_account"),
+        ("transfers._PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
+        ("transfers._PAGES[('idempotency_key',)]", "ix_transfers_key"),
+        ("sessions._PAGES[('idempotency_key',)]", "ix_sessions_key"),
+        ("transfers._HELD_BY[of_operator]", "ux_transfers_claimed_key"),
+        ("transfers._HELD_BY[of_operator]", "ix_transfers_agents_key"),
+        ("sessions._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
+        ("sessions._HELD_BY[of_operator]", "ix_sessions_agents_key"),
+        ("webhooks._OF_OPERATOR", "ix_webhooks_operator"),
+    ],
+)
+def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
+    driver = filled_database()
+    text = text_of(STATEMENTS[name])
+
+    plan = " / ".join(row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?")))
+    driver.close()
+
+    assert re.search(f"USING (COVERING )?INDEX {index} ", plan)
+
+
+@pytest.mark.parametrize("name", [name for name in STATEMENTS if name.startswith("transfers._PAGES[")])
+def test_a_list_of_transfers_reads_what_it_shows_and_nothing_older(name):
+    driver = filled_database()
+    text = text_of(STATEMENTS[name])
+    steps = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
+    driver.close()
+
+    # In the order of an index: what is sorted must be read whole before the first row is known.
+    assert not [step for step in steps if "TEMP B-TREE" in step]
+    walk = next(step for step in steps if "ix_transfers_" in step)
+    # With a moment, the walk ends where the last transfer before it is: that is one look-up.
+    assert ("seq>? AND seq<?" in walk) == ("since_us" in name), walk
+    assert any("transfer_id<?" in step for step in steps) == ("since_us" in name)
+
+
+# --- Results ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connection():
+    driver = filled_database()
+    yield SqliteConnection(driver)
+    driver.close()
+
+
+def rows_of(connection, before):
+    values = {"operator_id": "v0", "before_seq": before, "count": 100}
+    return connection.execute(STATEMENTS["audit._PAGE"], values)
+
+
+def test_one_row_is_returned_and_none_is_none(connection):
+    assert rows_of(connection, 2).one_or_none()[0] == 1
+    assert rows_of(connection, 1).one_or_none() is None
+    assert rows_of(connection, 2).scalar_one() == 1
+    assert rows_of(connection, 1).scalar_one_or_none() is None
+
+
+def test_two_rows_are_not_one(connection):
+    for method in ("one_or_none", "scalar_one", "scalar_one_or_none"):
+        with pytest.raises(ValueError, match="more than one"):
+            getattr(rows_of(connection, 100), method)()
+
+
+def test_no_row_is_not_one(connection):
+    with pytest.raises(ValueError, match="no row"):
+        rows_of(connection, 1).scalar_one()
+
+
+def test_scalars_are_first_columns(connection):
+    assert (
+        list(rows_of(connection, 100).scalars()) == [row[0] for row in rows_of(connection, 100)] == [7, 4, 1]
+    )
+
+
+def test_a_conflict_keeps_its_cause(connection):
+    row = dict.fromkeys(columns_of(STATEMENTS["keys._INSERT_OPERATOR"]) or [], "v1")
+
+    with pytest.raises(ConflictError) as raised:
+        connection.execute(STATEMENTS["keys._INSERT_OPERATOR"], row)
+
+    assert isinstance(raised.value.__cause__, sqlite3.IntegrityError)
+
+
+@given(st.integers())
+def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
+    driver = filled_database()
+    try:
+        values = {"of_account": "v1", "amount": number}
+        if not -(2**63) <= number < 2**63:
+            with pytest.raises(OverflowError):
+                SqliteConnection(driver).execute(STATEMENTS["accounts._CREDIT"], values)
+    finally:
+        driver.close()

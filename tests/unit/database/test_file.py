@@ -1,0 +1,340 @@
+"""SQLite in a file: what is committed is there after the end, and nobody else is let in."""
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import BigInteger, Boolean, Column, LargeBinary, MetaData, Table, Text, insert, select
+
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.file import FileDatabase
+from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+
+pytestmark = pytest.mark.anyio
+
+metadata = MetaData()
+things = Table(
+    "things",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("size", BigInteger),
+    Column("good", Boolean),
+    Column("raw", LargeBinary),
+)
+INSERT = insert(things)
+ALL = select(things).order_by(things.c.name)
+
+
+def add(connection, name):
+    return connection.execute(
+        INSERT, {"name": name, "size": 2**62, "good": True, "raw": b"\x00\xff"}
+    ).rowcount
+
+
+def names(connection):
+    return [row[0] for row in connection.execute(ALL)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "things.sqlite3"
+
+
+@pytest.fixture
+async def database(path):
+    made = FileDatabase(path)
+    await made.create_missing(metadata)
+    yield made
+    await made.close()
+
+
+async def test_what_was_committed_is_there_when_it_is_opened_again(database, path):
+    assert await database.run(add, "one") == 1
+    await database.close()
+
+    again = FileDatabase(path)
+    try:
+        await again.create_missing(metadata)
+        rows = await again.read(lambda connection: [tuple(row) for row in connection.execute(ALL)])
+        assert rows == [("one", 2**62, True, b"\x00\xff")]
+    finally:
+        await again.close()
+
+
+async def test_a_unit_that_fails_leaves_nothing_behind(database):
+    def unit(connection):
+        add(connection, "one")
+        raise LookupError("never mind")
+
+    with pytest.raises(LookupError, match="never mind"):
+        await database.run(unit)
+    assert await database.read(names) == []
+
+
+async def test_a_row_that_breaks_a_constraint_is_a_conflict_and_undoes_the_unit(database):
+    def unit(connection):
+        add(connection, "one")
+        add(connection, "one")
+
+    with pytest.raises(ConflictError):
+        await database.run(unit)
+    assert await database.read(names) == []
+
+
+async def test_a_read_changes_nothing(database):
+    await database.read(add, "one")
+
+    assert await database.read(names) == []
+
+
+async def test_units_run_one_after_the_other_on_a_thread_of_their_own(database):
+    threads = set()
+
+    def unit(connection, name):
+        threads.add(threading.get_ident())
+        return add(connection, name)
+
+    await asyncio.gather(*(database.run(unit, f"{number:03}") for number in range(50)))
+
+    assert await database.read(names) == [f"{number:03}" for number in range(50)]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+async def test_a_unit_that_has_begun_runs_to_its_commit_though_its_caller_is_cancelled(database):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(connection):
+        begun.set()
+        go_on.wait()
+        add(connection, "begun")
+
+    first = asyncio.ensure_future(database.run(slow))
+    second = asyncio.ensure_future(database.run(add, "in line"))
+    await asyncio.to_thread(begun.wait)
+    first.cancel()
+    second.cancel()
+    await asyncio.wait([first, second])
+    go_on.set()
+
+    assert first.cancelled()
+    assert await database.read(names) == ["begun"]
+
+
+# --- Units that are one transaction ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def held_up(database):
+    """Let units wait in line meanwhile, behind one that is under way; yields what SQLite was told."""
+    begun, go_on, told = threading.Event(), threading.Event(), []
+
+    def first(connection):
+        begun.set()
+        go_on.wait()
+
+    under_way = asyncio.ensure_future(database.run(first))
+    await asyncio.to_thread(begun.wait)
+    database._driver.set_trace_callback(told.append)
+    try:
+        yield told
+    finally:
+        await asyncio.sleep(0)
+        go_on.set()
+        # What waits in line may be running by now, and goes on being told of.
+        await under_way
+
+
+async def test_units_that_come_meanwhile_are_one_transaction_answered_after_its_commit(database):
+    answers = []
+
+    async def added(name):
+        await database.run(add, name)
+        answers.append((name, "COMMIT" in told[1:]))
+
+    async with held_up(database) as told:
+        waiting = [asyncio.ensure_future(added(name)) for name in ("one", "two", "three")]
+    await asyncio.gather(*waiting)
+
+    # The first is of the unit that held them up.
+    assert [statement for statement in told if statement in ("BEGIN IMMEDIATE", "COMMIT")] == [
+        "COMMIT",
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ]
+    assert answers == [("one", True), ("two", True), ("three", True)]
+    assert await database.read(names) == ["one", "three", "two"]
+
+
+async def test_a_unit_that_fails_is_undone_alone(database):
+    def failing(connection):
+        add(connection, "gone")
+        raise LookupError("never mind")
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(add, "one")),
+            asyncio.ensure_future(database.run(failing)),
+            asyncio.ensure_future(database.run(add, "one")),
+            asyncio.ensure_future(database.run(add, "two")),
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        LookupError,
+        ConflictError,
+        1,
+    ]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_unit_that_fills_the_disk_takes_nobody_else_with_it(database):
+    await database.with_driver(lambda driver: driver.execute("PRAGMA max_page_count=8").fetchone())
+
+    def too_much(connection):
+        connection.execute(INSERT, {"name": "x" * 100_000})
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(unit, *arguments))
+            for unit, arguments in ((add, ["one"]), (too_much, []), (add, ["two"]))
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        DatabaseUnavailableError,
+        1,
+    ]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_transaction_that_is_lost_with_all_its_units_gives_each_its_own(database):
+    tries = []
+
+    def losing(connection):
+        tries.append("losing")
+        database._driver.execute("ROLLBACK")  # As SQLite itself does for some failures.
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with held_up(database):
+        waiting = [
+            asyncio.ensure_future(database.run(unit, *arguments))
+            for unit, arguments in ((add, ["one"]), (losing, []), (add, ["two"]))
+        ]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
+        1,
+        DatabaseUnavailableError,
+        1,
+    ]
+    assert tries == ["losing", "losing"]
+    assert await database.read(names) == ["one", "two"]
+
+
+async def test_a_unit_that_is_cancelled_in_line_is_not_run(database):
+    async with held_up(database):
+        waiting = [asyncio.ensure_future(database.run(add, name)) for name in ("one", "two", "three")]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+    await asyncio.wait(waiting)
+
+    assert await database.read(names) == ["one", "three"]
+
+
+async def test_a_read_waits_for_nobody_when_the_connection_is_free_and_sees_only_what_is_committed(database):
+    threads = []
+
+    def noted(connection):
+        threads.append(threading.get_ident())
+        return names(connection)
+
+    with database._in_use:
+        # Whatever opened the database has let go of the connection by now.
+        pass
+    assert await database.read(noted) == []
+    async with held_up(database):
+        writing = asyncio.ensure_future(database.run(add, "one"))
+        reading = asyncio.ensure_future(database.read(noted))
+    assert await reading == []
+    assert await writing == 1
+    assert await database.read(names) == ["one"]
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
+async def test_closing_waits_for_what_is_under_way(database, path):
+    go_on = threading.Event()
+
+    def slow(connection):
+        go_on.wait()
+        add(connection, "under way")
+
+    under_way = asyncio.ensure_future(database.run(slow))
+    in_line = asyncio.ensure_future(database.run(add, "in line"))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(database.close())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="closed"):
+        await database.run(add, "too late")
+    go_on.set()
+    await closing
+
+    assert under_way.done()
+    assert in_line.done()
+    assert not [thread for thread in threading.enumerate() if thread.name == "agentpay-things"]
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("SELECT name FROM things ORDER BY 1").fetchall() == [
+            ("in line",),
+            ("under way",),
+        ]
+    plain.close()
+
+
+async def test_closing_twice_is_closing_once(database):
+    await database.close()
+    await database.close()
+
+
+async def test_a_commit_is_on_disk_when_it_is_reported(database):
+    def pragmas(driver):
+        return [
+            driver.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "locking_mode")
+        ]
+
+    assert await database.with_driver(pragmas) == ["wal", 2, "exclusive"]
+
+
+async def test_a_file_belongs_to_one_server(database, path, monkeypatch):
+    monkeypatch.setattr("agentpay_server.database.file._LOCK_WAIT_SECONDS", 0)
+
+    with pytest.raises(DatabaseInUseError, match="another server"):
+        FileDatabase(path)
+    await database.run(add, "still here")
+
+
+async def test_what_is_no_database_is_refused(path):
+    path.write_text("a shopping list, and long enough to be looked at as a header" * 20)
+
+    with pytest.raises(DatabaseUnavailableError, match="not a database"):
+        FileDatabase(path)
+
+
+async def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DatabaseUnavailableError, match="nowhere"):
+        FileDatabase(tmp_path / "nowhere" / "things.sqlite3")
+
+
+async def test_a_failing_disk_is_the_declared_error(database):
+    await database.with_driver(lambda driver: driver.execute("PRAGMA max_page_count=8").fetchone())
+
+    def unit(connection):
+        connection.execute(INSERT, {"name": "x" * 100_000})
+
+    with pytest.raises(DatabaseUnavailableError, match="full"):
+        await database.run(unit)
+    assert await database.run(add, "small") == 1

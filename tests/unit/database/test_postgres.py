@@ -1,0 +1,652 @@
+"""PostgreSQL: what is retried, what is declared, and two servers' databases side by side."""
+
+import asyncio
+import contextlib
+import tempfile
+
+import asyncpg
+import attrs
+import pytest
+import stores
+from sqlalchemy import bindparam, insert, make_url, select, text, update
+from sqlalchemy.util import await_only
+from statements import STATEMENTS, columns_of, parameters_of
+
+from agentpay_server.database import postgres
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
+from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
+from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.store import accounts, transfers
+from agentpay_server.store.held_keys import Asked
+from agentpay_server.store.tables import counters
+from agentpay_server.webhooks import delivery_store as deliveries
+from agentpay_server.webhooks import event_store as events
+from agentpay_server.webhooks import store as webhooks
+from agentpay_server.webhooks.rules import LEASE_US
+
+pytestmark = pytest.mark.anyio
+
+INSERT = insert(counters)
+ADD = (
+    update(counters)
+    .where(counters.c.name == bindparam("of_name"))
+    .values(value=counters.c.value + 1)
+    .returning(counters.c.value)
+)
+VALUES = select(counters.c.name, counters.c.value).order_by(counters.c.name)
+
+
+def add(connection, name):
+    return connection.execute(ADD, {"of_name": name}).scalar_one_or_none()
+
+
+def put(connection, *names):
+    connection.execute(INSERT, [{"name": name, "value": 0} for name in names])
+
+
+def values(connection):
+    return {row[0]: row[1] for row in connection.execute(VALUES)}
+
+
+@pytest.fixture
+async def url():
+    made = await stores.fresh_url()
+    yield made
+    stores.run.free.append(made)
+
+
+@pytest.fixture
+async def database(url):
+    made = PostgresDatabase(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def holder(url):
+    """A connection beside those of the databases."""
+    made = await stores.connect(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def other(url):
+    made = PostgresDatabase(url)
+    yield made
+    await made.close()
+
+
+async def test_a_unit_that_fails_leaves_nothing_behind(database):
+    def unit(connection):
+        put(connection, "one")
+        raise LookupError("never mind")
+
+    with pytest.raises(LookupError, match="never mind"):
+        await database.run(unit)
+    assert await database.read(values) == {}
+
+
+async def test_a_row_that_breaks_a_constraint_is_a_conflict(database):
+    await database.run(put, "one")
+
+    with pytest.raises(ConflictError):
+        await database.run(put, "one")
+
+
+async def test_a_read_sees_one_state(database, other, holder):
+    await database.run(put, "one", "two")
+    loop = asyncio.get_running_loop()
+
+    def twice(connection):
+        # No plain SELECT: from here on it is a transaction.
+        connection.execute(text("SELECT 1"))
+        before = values(connection)
+        asyncio.run_coroutine_threadsafe(changed(), loop)
+        connection.execute(text("SELECT pg_advisory_lock(77)"))
+        return before, values(connection)
+
+    async def changed():
+        await other.run(add, "one")
+        await holder.execute("SELECT pg_advisory_unlock(77)")
+
+    await holder.execute("SELECT pg_advisory_lock(77)")
+    first, second = await database.read(twice)
+    assert first == second == {"one": 0, "two": 0}
+    assert await database.read(values) == {"one": 1, "two": 0}
+
+
+async def test_a_read_of_one_statement_is_no_transaction_and_one_of_more_is(database, url):
+    await database.run(put, "one")
+    tries, sent = [], []
+
+    def once(connection):
+        tries.append("once")
+        return values(connection)
+
+    def twice(connection):
+        tries.append("twice")
+        return values(connection), values(connection)
+
+    async def executed(driver, statement):
+        sent.append(statement)
+        return await execute(driver, statement)
+
+    execute = asyncpg.Connection.execute
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", executed)
+        for _ in range(2):
+            assert await database.read(once) == {"one": 0}
+        assert sent == []
+        for _ in range(2):
+            assert await database.read(twice) == ({"one": 0}, {"one": 0})
+    assert sent == ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "COMMIT"] * 2
+    assert tries == ["once"] * 2 + ["twice"] * 3
+
+
+async def test_a_unit_that_goes_on_after_its_transaction_was_undone_is_told(database):
+    def unit(connection):
+        put(connection, "one")
+        with contextlib.suppress(ConflictError):
+            put(connection, "one")
+
+    with pytest.raises(UndoneError):
+        await database.run(unit)
+    assert await database.read(values) == {}
+
+
+async def test_a_read_that_writes_is_refused(database):
+    with pytest.raises(Exception, match="read-only transaction"):
+        await database.read(put, "one")
+
+
+async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, holder):
+    await database.run(put, "one", "two")
+    tries = []
+
+    def crossing(connection, first, second):
+        tries.append(first)
+        add(connection, first)
+        # Both hold their first row when they ask for the second.
+        connection.execute(text("SELECT pg_advisory_xact_lock_shared(88)"))
+        add(connection, second)
+
+    await holder.execute("SELECT pg_advisory_lock(88)")
+    racers = [
+        asyncio.ensure_future(database.run(crossing, "one", "two")),
+        asyncio.ensure_future(other.run(crossing, "two", "one")),
+    ]
+    waiting = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+        "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+    )
+    while await holder.fetchval(waiting) < 2:
+        pass
+    await holder.execute("SELECT pg_advisory_unlock(88)")
+    await asyncio.gather(*racers)
+    assert await database.read(values) == {"one": 2, "two": 2}
+    # Whoever was given up may meet the other once more.
+    assert len(tries) >= 3
+
+
+async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, other, holder):
+    await database.run(put, "one")
+    async with holder.transaction():
+        await holder.execute("UPDATE counters SET value = value + 1")
+        waiting = asyncio.ensure_future(database.run(add, "one"))
+        while not await holder.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            pass
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    # What had begun runs to its commit, and closing waits for it.
+    await database.close()
+    assert await other.read(values) == {"one": 2}
+
+
+KILL_OTHERS = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid <> pg_backend_pid() AND datname = current_database() AND usename = current_user"
+)
+
+
+async def test_a_connection_that_was_lost_before_the_commit_is_replaced(database, other):
+    await database.run(put, "one")
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+
+    assert await database.run(add, "one") == 1
+
+
+async def test_all_connections_that_were_lost_are_replaced(database, other):
+    await database.run(put, "one")
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    assert await database.read(values) == {"one": 80}
+
+
+async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
+    await database.run(put, "one")
+    tries = []
+    loop = asyncio.get_running_loop()
+
+    def unit(connection):
+        tries.append(1)
+        if len(tries) == 1:
+            killed = other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+            await_only(asyncio.ensure_future(killed, loop=loop))
+        return values(connection)
+
+    assert await database.read(unit) == {"one": 0}
+    assert tries == [1, 1]
+
+
+async def test_a_connection_that_is_lost_at_the_commit_is_declared_and_nothing_repeated(database, other):
+    await database.run(put, "one")
+    tries = []
+
+    def unit(connection):
+        tries.append(1)
+        return add(connection, "one")
+
+    execute = asyncpg.Connection.execute
+
+    async def executed(driver, statement):
+        if statement == "COMMIT":
+            patch.undo()
+            await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+        return await execute(driver, statement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", executed)
+        with pytest.raises(DatabaseUnavailableError):
+            await database.run(unit)
+    assert tries == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("postgresql://postgres@localhost:1/postgres", "no answer"),
+        ("postgresql://postgres@/postgres?host=/nowhere", "no answer"),
+    ],
+)
+async def test_a_server_that_is_not_there_is_the_declared_error(given, says):
+    database = PostgresDatabase(given)
+    with pytest.raises(DatabaseUnavailableError, match=says):
+        await database.run(add, "one")
+    with pytest.raises(DatabaseUnavailableError, match=says):
+        await database.hold_alone()
+    await database.close()
+
+
+async def test_a_database_that_does_not_exist_is_named(url):
+    database = PostgresDatabase(stores.url_of("nosuch"))
+    with pytest.raises(DatabaseUnavailableError, match="nosuch"):
+        await database.run(add, "one")
+    await database.close()
+
+
+@pytest.mark.parametrize("given", ["", "store.sqlite3", "sqlite:///store.sqlite3", "mysql://localhost/a"])
+def test_other_urls_are_refused(given):
+    with pytest.raises(ValueError, match="postgresql://"):
+        PostgresDatabase(given)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg"])
+async def test_urls_are_taken_as_they_are_written_everywhere(url, scheme):
+    database = PostgresDatabase(url.replace("postgresql", scheme, 1) + "&sslmode=disable")
+    assert await database.read(values) == {}
+    await database.close()
+
+
+async def test_a_database_is_held_by_one_server_until_that_one_is_closed(database, other):
+    await database.hold_alone()
+    await database.hold_alone()
+
+    with pytest.raises(DatabaseInUseError, match="another server"):
+        await other.hold_alone()
+    await other.run(put, "not held back")
+    await database.close()
+    await other.hold_alone()
+
+
+async def test_a_hold_that_is_about_to_end_is_waited_for(database, other):
+    await database.hold_alone()
+    waiting = asyncio.ensure_future(other.hold_alone())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await database.close()
+
+    await waiting
+    await other.run(put, "held")
+
+
+async def test_a_server_that_loses_its_hold_touches_the_database_no_more(database, other):
+    lost = asyncio.Event()
+    await database.run(put, "one")
+    await database.hold_alone(lost.set)
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+    await lost.wait()
+
+    await other.hold_alone()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
+            await database.run(add, "one")
+    await other.close()
+    with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
+        await database.run(add, "one")
+
+
+class Wire:
+    """A way to the server on which everything can vanish without a word."""
+
+    def __init__(self, url):
+        self._url = url
+        self.swallows = False
+
+    async def joined(self, reader, writer):
+        there_reader, there_writer = await self._connected()
+        await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+
+    async def _connected(self):
+        port = self._url.port or 5432
+        if self._url.host:
+            return await asyncio.open_connection(self._url.host, port)
+        return await asyncio.open_unix_connection(f"{self._url.query['host']}/.s.PGSQL.{port}")
+
+    async def _carry(self, source, to):
+        while data := await source.read(65536):
+            if not self.swallows:
+                to.write(data)
+        to.close()
+
+
+async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url, other, monkeypatch):
+    monkeypatch.setattr(postgres, "_PROBE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(postgres, "_PROBE_ANSWER_SECONDS", 0.2)
+    parsed = make_url(url)
+    with tempfile.TemporaryDirectory(prefix="agentpay-wire-") as directory:
+        wire = Wire(parsed)
+        listening = await asyncio.start_unix_server(wire.joined, f"{directory}/.s.PGSQL.5432")
+        database = PostgresDatabase(
+            parsed._replace(host=None, port=None)
+            .set(query={"host": directory})
+            .render_as_string(hide_password=False)
+        )
+        lost = asyncio.Event()
+        await database.hold_alone(lost.set)
+        assert await database.read(values) == {}
+        wire.swallows = True
+        # Of this one the network will never tell.
+        asking = asyncio.ensure_future(database.read(values))
+        await lost.wait()
+        with pytest.raises(DatabaseUnavailableError):
+            await asking
+
+        wire.swallows = False
+        with pytest.raises(DatabaseUnavailableError, match="kept other servers away"):
+            await database.run(put, "one")
+        await database.close()
+        await other.hold_alone()
+        listening.close()
+        await listening.wait_closed()
+
+
+LOCK_ONE = "BEGIN; UPDATE counters SET value = 7 WHERE name = 'one'"
+OTHERS_WAITING = """
+    SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+
+async def until_waiting(holder, count):
+    while await holder.fetchval(OTHERS_WAITING) != count:
+        # Within a transaction it sees what it saw before.
+        await holder.execute("SELECT pg_stat_clear_snapshot()")
+
+
+async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other, holder):
+    lost = asyncio.Event()
+    await database.run(put, "one")
+    await database.hold_alone(lost.set)
+    pid = database._holder.driver.get_server_pid()
+
+    await holder.execute(LOCK_ONE)
+    running = asyncio.ensure_future(database.run(add, "one"))
+    await until_waiting(holder, 1)
+    await holder.execute("SELECT pg_terminate_backend($1)", pid)
+    await lost.wait()
+    with pytest.raises(DatabaseUnavailableError):
+        await running
+    await other.hold_alone()
+    await holder.execute("ROLLBACK")
+    await until_waiting(holder, 0)
+    assert await other.run(add, "one") == 1
+
+
+async def test_a_close_cuts_off_what_does_not_end(database, other, holder, monkeypatch):
+    monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
+    await database.run(put, "one")
+
+    await holder.execute(LOCK_ONE)
+    # More than there are connections: the last has none, and waits for one.
+    running = [asyncio.ensure_future(database.run(add, "one")) for _ in range(POOL_SIZE + 1)]
+    await until_waiting(holder, POOL_SIZE)
+    await database.close()
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(end) for end in ends} <= {DatabaseUnavailableError, asyncio.CancelledError}
+    await holder.execute("ROLLBACK")
+    await until_waiting(holder, 0)
+    assert await other.run(add, "one") == 1
+
+
+async def test_after_the_close_nothing_runs(database):
+    await database.close()
+    await database.close()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        await database.run(put, "one")
+
+
+async def test_parameters_are_in_no_error(database):
+    await database.run(put, "one")
+    with pytest.raises(ConflictError) as conflict:
+        await database.run(put, "two", "one")
+    with pytest.raises(Exception, match="invalid input") as fault:
+        await database.run(lambda c: c.execute(INSERT, {"name": "planted-secret", "value": "x"}))
+    assert "planted-secret" not in f"{conflict.value}{fault.value}"
+
+
+# --- Two servers' databases over one PostgreSQL -------------------------------------------------------------
+
+
+async def test_racing_spends_are_decided_under_the_account_s_lock(database, other):
+    await database.run(put_account)
+    limit = 10
+
+    def spend(connection):
+        source = accounts.account(connection, "acct_1", lock=True)
+        if source.spent_total == limit:
+            return False
+        accounts.reserve(connection, "acct_1", spent_total=source.spent_total + 1, spent_us=1, amount=1)
+        return True
+
+    spent = await asyncio.gather(*(store.run(spend) for _ in range(20) for store in (database, other)))
+    assert spent.count(True) == limit
+    left = await database.read(accounts.account, "acct_1")
+    assert (left.spent_total, left.in_flight) == (limit, limit)
+
+
+async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
+    def claim(connection, number):
+        transfers.insert_transfer(connection, new_transfer(number))
+
+    results = await asyncio.gather(
+        *(
+            store.run(claim, f"{number}")
+            for store, number in zip([database, other] * 10, range(20), strict=True)
+        ),
+        return_exceptions=True,
+    )
+    assert results.count(None) == 1
+    assert all(result is None or isinstance(result, ConflictError) for result in results)
+    await database.run(put_account)
+    asked = Asked(account_id="acct_1", idempotency_key="key", by_operator=True)
+    held = await database.read(transfers.KEYS.find, asked, 0)
+    assert held.holder_id == held.claim_id == f"txn_{results.index(None)}"
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+async def test_of_racing_claims_for_many_accounts_operator_keys_win_one_and_agents_all(
+    database, other, by_operator
+):
+    def claim(connection, number):
+        transfer = attrs.evolve(
+            new_transfer(number), account_id=f"acct_{number}", claimed_by_operator=by_operator
+        )
+        transfers.insert_transfer(connection, transfer)
+
+    results = await asyncio.gather(
+        *(
+            store.run(claim, f"{number}")
+            for store, number in zip([database, other] * 10, range(20), strict=True)
+        ),
+        return_exceptions=True,
+    )
+    assert results.count(None) == (1 if by_operator else 20)
+    assert all(result is None or isinstance(result, ConflictError) for result in results)
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database, other, is_fair):
+    await database.run(put_deliveries, 40)
+
+    def claim(connection):
+        found = deliveries.due(connection, 10, 10, 3, is_fair=is_fair)
+        for delivery in found:
+            deliveries.lease(connection, delivery.delivery_id, 10 + LEASE_US)
+        return [delivery.delivery_id for delivery in found]
+
+    claimed = await asyncio.gather(*(store.run(claim) for _ in range(40) for store in (database, other)))
+    everything = [delivery_id for some in claimed for delivery_id in some]
+    assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
+
+
+async def test_every_statement_is_one_that_postgresql_takes(database, holder):
+    for name, statement in STATEMENTS.items():
+        columns = columns_of(statement)
+        parameters = dict.fromkeys(parameters_of(statement) if columns is None else columns)
+        prepared = _PREPARER.prepared(statement, parameters)
+        taken = await holder.prepare(prepared.text)
+        assert len(taken.get_parameters()) == len(prepared.positional(parameters)), name
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+async def test_a_fair_claim_looks_deliveries_up_by_the_index_of_their_webhooks(database, holder, is_analyzed):
+    await holder.execute(
+        """
+        INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)
+        SELECT 'wh_' || i, 'op_1', 'http://receiver', '[]', '[]', '', 0 FROM generate_series(1, 50) i;
+        INSERT INTO deliveries (delivery_id, operator_id, event_id, event_type, webhook_id, status, attempts,
+            due_us, leased_until_us, created_us)
+        SELECT 'dlv_' || i, 'op_1', 'evt_' || i, 'transfer.settled', 'wh_' || (1 + i % 50), 'pending', 0,
+            i, 0, 0 FROM generate_series(1, 20000) i
+        """
+    )
+    if is_analyzed:
+        await holder.execute("ANALYZE")
+    parameters = {"now_us": 10**6, "real_now_us": 10**6, "count": 32}
+    claim = _PREPARER.prepared(deliveries._FAIR, parameters)
+
+    rows = await holder.fetch(f"EXPLAIN {claim.text}", *claim.positional(parameters))
+
+    plan = "\n".join(row[0] for row in rows)
+    assert "ix_deliveries_webhook_due on deliveries waiting" in plan
+    assert "Index Cond: (seq = ANY (ARRAY(" in plan
+
+
+def put_account(connection):
+    accounts.insert_account(
+        connection,
+        account_id="acct_1",
+        operator_id="op_1",
+        name="a",
+        handle="@a",
+        metadata=None,
+        key_index=1,
+        chain_address="address",
+        usdc_token_account="token",
+        policy="{}",
+        paused=False,
+        policy_version=1,
+        policy_updated_us=0,
+        spent_total=0,
+        last_spend_us=0,
+        balance=0,
+        in_flight=0,
+        in_flight_total=0,
+        session_reserved=0,
+        created_us=0,
+    )
+
+
+def new_transfer(number):
+    fields = dict.fromkeys(transfers.TransferRecord.__annotations__)
+    fields |= {
+        "seq": 0,
+        "transfer_id": f"txn_{number}",
+        "operator_id": "op_1",
+        "account_id": "acct_1",
+        "key_id": "key_1",
+        "to": "acct_2",
+        "amount": 1,
+        "idempotency_key": "key",
+        "held_key": "key",
+        "status": "submitted",
+        "created_us": 0,
+        "claimed_by_operator": True,
+    }
+    return transfers.TransferRecord(**fields)
+
+
+def put_deliveries(connection, count):
+    # Few to each endpoint, because an endpoint has only so many attempts at once.
+    for number in range(count):
+        webhooks.insert_webhook(
+            connection,
+            webhook_id=f"wh_{number}",
+            operator_id="op_1",
+            url="http://receiver",
+            events="[]",
+            account_ids="[]",
+            secret=b"sealed",
+            created_us=0,
+        )
+    event = {
+        "event_id": "evt_1",
+        "operator_id": "op_1",
+        "account_id": "acct_1",
+        "type": "transfer.settled",
+        "body": "{}",
+        "created_us": 0,
+    }
+    events.insert_events(connection, [event])
+    rows = [
+        {
+            "delivery_id": f"dlv_{number}",
+            "operator_id": "op_1",
+            "event_id": "evt_1",
+            "event_type": "transfer.settled",
+            "webhook_id": f"wh_{number}",
+            "status": "pending",
+            "attempts": 0,
+            "due_us": 1,
+            "leased_until_us": 0,
+            "created_us": 0,
+        }
+        for number in range(count)
+    ]
+    deliveries.insert_deliveries(connection, rows)

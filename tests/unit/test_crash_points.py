@@ -1,0 +1,99 @@
+"""Fault points: named, enumerable, silent while none is armed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentpay_server import crash_points as faults
+from agentpay_server.crash_points import (
+    POINTS,
+    ChainPoint,
+    Operation,
+    Step,
+    arm,
+    chain_fault_point,
+    disarm,
+    fault_point,
+    points_of,
+)
+
+
+@pytest.fixture
+def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The signals that the process would have sent itself."""
+    sent: list[int] = []
+    monkeypatch.setattr(faults.os, "kill", lambda _, signal: sent.append(signal))
+    yield sent
+    disarm()
+
+
+def test_while_none_is_armed_nothing_happens(deaths: list[int]) -> None:
+    for operation in Operation:
+        for step in Step:
+            fault_point(operation, step)
+    for point in ChainPoint:
+        chain_fault_point(point)
+    assert deaths == []
+
+
+def test_the_process_dies_at_the_armed_point_and_no_other(deaths: list[int]) -> None:
+    arm("transfer.sent")
+    fault_point(Operation.TRANSFER, Step.SIGNED)
+    fault_point(Operation.FUND, Step.SENT)
+    assert deaths == []
+    fault_point(Operation.TRANSFER, Step.SENT)
+    assert deaths == [9]
+
+
+def test_a_count_lets_the_point_be_passed_before(deaths: list[int]) -> None:
+    arm("chain.written@3")
+    for passed in (0, 0, 1):
+        chain_fault_point(ChainPoint.WRITTEN)
+        assert len(deaths) == passed
+
+
+@pytest.mark.parametrize("wrong", ["", "transfer", "transfer.lost", "@2"])
+def test_what_is_no_point_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="there is no fault point"):
+        arm(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["transfer.sent@x", "transfer.sent@0", "transfer.sent@-1", "transfer.sent@²"]
+)
+def test_what_is_no_count_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="is no count"):
+        arm(wrong)
+
+
+def test_the_names_are_operation_and_step() -> None:
+    steps = [step for step in Step if step is not Step.CLAIMED]
+    assert points_of(Operation.TRANSFER) == tuple(f"transfer.{step}" for step in steps)
+    assert points_of(Operation.SESSION_CLOSE) == tuple(f"session_close.{step}" for step in Step)
+    assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.booked")
+    of_operations = {point for operation in Operation for point in points_of(operation)}
+    assert of_operations | set(ChainPoint) == POINTS
+
+
+def test_the_environment_arms_a_process() -> None:
+    code = (
+        "from agentpay_server.crash_points import *;"
+        "fault_point(Operation.FUND, Step.BOOKED); print('alive', flush=True);"
+        "fault_point(Operation.FUND, Step.SENT); print('still')"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"AGENTPAY_SERVER_CRASH_AT": "fund.sent", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert (answer.stdout.split(), answer.returncode) == (["alive"], -9)
+
+
+def test_the_readme_counts_them() -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"the server is killed at each of {len(POINTS)} steps" in readme.read_text("utf-8")

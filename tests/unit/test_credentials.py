@@ -1,0 +1,65 @@
+"""The form of keys (interface K6): recognised, and told from what is mistyped, by their text alone."""
+
+import hashlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay_server.credentials import KeyKind, digest_of, new_key
+
+ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+seeds = st.binary(min_size=32, max_size=32)
+kinds = st.sampled_from(KeyKind)
+KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
+
+
+@given(kinds, seeds)
+def test_a_key_has_its_kind_43_characters_and_a_checksum(kind, seed):
+    key = new_key(kind, seed)
+
+    assert re.fullmatch(rf"ap_{kind}_[0-9A-Za-z]{{49}}", key)
+    assert digest_of(key) == hashlib.sha256(key.encode()).hexdigest()
+
+
+@given(kinds, seeds, seeds)
+def test_other_bytes_make_another_key(kind, seed, other):
+    assert (new_key(kind, seed) == new_key(kind, other)) == (seed == other)
+
+
+@given(kinds, seeds, st.data())
+def test_a_key_with_one_wrong_character_is_refused(kind, seed, data):
+    key = new_key(kind, seed)
+    at = data.draw(st.integers(len(f"ap_{kind}_"), len(key) - 1))
+    wrong = data.draw(st.sampled_from([character for character in ALPHABET if character != key[at]]))
+
+    assert digest_of(key[:at] + wrong + key[at + 1 :]) is None
+
+
+def test_a_key_of_one_kind_is_none_of_the_other():
+    assert digest_of(KEY.replace("operator", "agent")) is None
+
+
+@given(st.text(max_size=80) | st.from_regex(r"ap_(operator|agent)_[0-9A-Za-z]{49}", fullmatch=True))
+def test_an_invented_key_is_refused(text):
+    digest = digest_of(text)
+
+    assert digest is None or text.startswith("ap_")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", " ", KEY + " ", " " + KEY, KEY + "\n", KEY + "0", KEY[:-1], KEY.upper(), KEY.lower()],
+        *[KEY.replace("_", "-"), KEY.replace("ap_", "AP_"), "ap_admin_" + KEY[12:], KEY[:-6] + "\u0660" * 6],
+    ],
+)
+def test_a_text_near_a_key_is_refused(text):
+    assert digest_of(text) is None
+
+
+@pytest.mark.parametrize("size", [0, 16, 31, 33])
+def test_a_key_is_made_of_32_bytes_and_no_fewer(size):
+    with pytest.raises(ValueError, match="32 random bytes"):
+        new_key(KeyKind.AGENT, bytes(size))

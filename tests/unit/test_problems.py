@@ -1,0 +1,59 @@
+"""Problems: the bodies of errors (interface E1), and what they show of a caller's text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found, shown
+
+
+def body_of(problem):
+    return codec.unstructure(problem.body("req_a"))
+
+
+def test_the_402_of_a_transfer_has_exactly_four_fields():
+    problem = Problem(ErrorCode.POLICY_VIOLATION, "No.", transfer_id="txn_a", status="rejected")
+
+    assert body_of(problem) == {
+        "error": "policy_violation",
+        "message": "No.",
+        "transfer_id": "txn_a",
+        "status": "rejected",
+    }
+
+
+def test_every_other_body_carries_the_request_id():
+    assert body_of(not_found("account", "acct_a"))["request_id"] == "req_a"
+    assert set(body_of(not_found("account", "acct_a"))) == {"error", "message", "request_id"}
+
+
+def test_an_invalid_request_names_every_fault_though_its_sentence_is_short():
+    faults = [FieldFault(field=f"f{number}", message="is wrong") for number in range(20)]
+
+    body = body_of(invalid(*faults))
+
+    assert body["error"] == "invalid_request"
+    assert body["details"] == [{"field": f"f{number}", "message": "is wrong"} for number in range(20)]
+    assert len(body["message"]) < 200
+
+
+def test_an_unreachable_chain_says_when_to_come_back():
+    problem = chain_unavailable()
+
+    assert (problem.http_status, problem.retry_after_seconds) == (503, 1)
+    assert "transfer_id" not in body_of(problem)
+
+
+@given(st.text(max_size=300))
+def test_a_callers_text_is_shown_short_and_printable(text):
+    assert shown(text).isprintable()
+    assert len(shown(text)) <= 81
+
+
+@pytest.mark.parametrize("identifier", ["acct_01kdvdna00sc40r341kdad8hxb", "x", "a\nb"])
+def test_unknown_identifiers_differ_in_nothing_but_themselves(identifier):
+    message = not_found("account", identifier).message
+
+    assert message == not_found("account", "other").message.replace("other", shown(identifier))

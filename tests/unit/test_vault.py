@@ -1,0 +1,126 @@
+"""Secrets at rest: they open for their own record, with their own key, undamaged, and for nothing else."""
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay_server.vault import KEY_BYTES, Place, Vault, VaultError
+
+KEY = bytes(range(KEY_BYTES))
+SECRET = "whsec_planted-planted-planted"
+
+
+def webhook(row: str) -> Place:
+    return Place(table="webhooks", column="secret", row=row)
+
+
+PLACE = webhook("wh_1")
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=10)
+places = st.builds(Place, table=names, column=names, row=st.text(max_size=40))
+
+
+@pytest.fixture(scope="module")
+def vault() -> Vault:
+    return Vault(KEY)
+
+
+@given(secret=st.text(max_size=100), place=places)
+def test_what_was_sealed_opens(vault, secret, place):
+    assert vault.open(vault.seal(secret, place), place) == secret
+
+
+@given(st.text(min_size=1, max_size=100), places, places)
+def test_it_opens_in_no_other_place(vault, secret, place, other):
+    sealed = vault.seal(secret, place)
+    if other != place:
+        with pytest.raises(VaultError):
+            vault.open(sealed, other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Place(table="webhooks", column="secret", row="wh_2"),
+        Place(table="webhooks", column="next_secret", row="wh_1"),
+        Place(table="server_state", column="secret", row="wh_1"),
+        Place(table="webhooks", column="", row="secret\0wh_1"),
+    ],
+    ids=["row", "column", "table", "cut elsewhere"],
+)
+def test_two_places_cannot_swap_what_is_sealed(vault, other):
+    first, second = vault.seal("one", PLACE), vault.seal("two", other)
+
+    for sealed, place in ((first, other), (second, PLACE)):
+        with pytest.raises(VaultError, match=f"the {place.column} of"):
+            vault.open(sealed, place)
+
+
+def test_what_is_bound_to_its_row_alone_opens_for_a_migration_and_for_nothing_else(vault):
+    sealed = vault.seal(SECRET, PLACE)
+
+    with pytest.raises(VaultError):
+        vault.open_of_row(sealed, PLACE)
+
+
+def test_it_opens_with_no_other_key(vault):
+    other = Vault(bytes(KEY_BYTES))
+
+    with pytest.raises(VaultError):
+        other.open(vault.seal(SECRET, PLACE), PLACE)
+
+
+def test_a_change_of_any_bit_is_noticed(vault):
+    sealed = vault.seal(SECRET, PLACE)
+
+    for place in range(len(sealed) * 8):
+        damaged = bytearray(sealed)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(VaultError):
+            vault.open(bytes(damaged), PLACE)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_open_or_are_one_error(vault, sealed):
+    with pytest.raises(VaultError):
+        vault.open(sealed, PLACE)
+
+
+def test_every_cut_is_noticed(vault):
+    sealed = vault.seal(SECRET, PLACE)
+
+    for length in range(len(sealed)):
+        with pytest.raises(VaultError):
+            vault.open(sealed[:length], PLACE)
+
+
+def test_the_same_secret_is_sealed_differently_each_time(vault):
+    assert len({vault.seal(SECRET, PLACE) for _ in range(100)}) == 100
+
+
+def test_sealed_bytes_do_not_hold_the_secret(vault):
+    assert SECRET.encode() not in vault.seal(SECRET, PLACE)
+
+
+def test_errors_hold_neither_the_secret_nor_the_key(vault):
+    with pytest.raises(VaultError) as raised:
+        vault.open(vault.seal(SECRET, PLACE), webhook("wh_2"))
+
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_it_shows_nothing_and_is_not_pickled_or_copied(vault):
+    assert repr(vault) == "<Vault>"
+    assert repr(KEY) not in repr(vault)
+    for refuse in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="secret key"):
+            refuse(vault)
+
+
+@pytest.mark.parametrize("length", [0, 16, 24, 31, 33, 64])
+def test_a_key_of_another_length_is_refused(length):
+    with pytest.raises(ValueError, match="32 bytes"):
+        Vault(bytes(length))

@@ -1,0 +1,85 @@
+"""Which webhooks hear of what (interface W3), and when a balance is low (interface EV4)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay.contract.event_types import EventType
+from agentpay_server.webhooks.rules import Subscription
+
+LOW = EventType.BALANCE_LOW_THRESHOLD
+
+
+def subscription(events=tuple(EventType), account_ids=(), low_balance_micro=None):
+    return Subscription(
+        webhook_id="wh_1", events=events, account_ids=account_ids, low_balance_micro=low_balance_micro
+    )
+
+
+@pytest.mark.parametrize("event_type", EventType)
+def test_it_hears_of_the_types_that_it_asked_for_alone(event_type):
+    asked = subscription(events=[event_type.value])
+
+    assert [other for other in EventType if asked.hears(other, "acct_1")] == [event_type]
+
+
+def test_without_accounts_it_hears_of_all():
+    assert subscription().hears(EventType.TRANSFER_SETTLED, "acct_1")
+
+
+def test_with_accounts_it_hears_of_those():
+    asked = subscription(account_ids=["acct_1", "acct_2"])
+
+    heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.hears(EventType.TRANSFER_SETTLED, a)]
+    assert heard == ["acct_1", "acct_2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fires"),
+    [
+        (101, 99, True),
+        (100, 99, True),  # from exactly at
+        (101, 100, False),  # to exactly at
+        (100, 100, False),
+        (99, 98, False),  # below already
+        (99, 101, False),
+        (99, 100, False),
+        (10**15, 0, True),
+    ],
+)
+def test_it_fires_when_the_balance_goes_from_at_or_above_to_below(before, after, fires):
+    asked = subscription(low_balance_micro=100)
+
+    assert asked.hears_of_drop("acct_1", before_micro=before, after_micro=after) is fires
+
+
+def test_a_threshold_of_zero_never_fires():
+    assert not subscription(low_balance_micro=0).hears_of_drop("acct_1", before_micro=1, after_micro=0)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        subscription(),
+        subscription(low_balance_micro=100, events=[EventType.TRANSFER_SETTLED.value]),
+        subscription(low_balance_micro=100, account_ids=["acct_2"]),
+    ],
+    ids=["no threshold", "not the type", "another account"],
+)
+def test_it_does_not_fire_for_who_did_not_ask(asked):
+    assert not asked.hears_of_drop("acct_1", before_micro=100, after_micro=99)
+
+
+@given(threshold=st.integers(0, 20), balances=st.lists(st.integers(0, 20), max_size=30))
+def test_it_fires_once_for_each_time_that_the_balance_becomes_low(threshold, balances):
+    asked = subscription(low_balance_micro=threshold)
+    fired, expected, is_armed = 0, 0, True
+    for before, after in zip([20, *balances], balances, strict=False):
+        fired += asked.hears_of_drop("acct_1", before_micro=before, after_micro=after)
+        if after < threshold:
+            expected += is_armed
+            is_armed = False
+        else:
+            is_armed = True
+
+    assert fired == expected
