@@ -56,7 +56,15 @@ if TYPE_CHECKING:
         TransactionType,
         TransferStatus,
     )
-    from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+    from agentpay.contract.console import (
+        AccountDetail,
+        AgentKey,
+        AuditEntry,
+        ConsoleSummary,
+        NewAgentKey,
+        PolicyRecordView,
+        ServedRequest,
+    )
     from agentpay.contract.deliveries import (
         Delivery,
         DeliveryAttempt,
@@ -149,6 +157,7 @@ __all__ = [
     "ClosingReason",
     "ConfigurationError",
     "ConflictError",
+    "ConsoleSummary",
     "CreateAccountParams",
     "CreateTransferParams",
     "CreateWebhookParams",
@@ -193,6 +202,7 @@ __all__ = [
     "RawResponse",
     "RecordedEvent",
     "RegisteredWebhook",
+    "ServedRequest",
     "ServerError",
     "ServiceUnavailableError",
     "Session",
@@ -221,6 +231,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ServedRequest": "agentpay.contract.console",
+    "ConsoleSummary": "agentpay.contract.console",
     "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",
     "AccountPolicy": "agentpay.contract.policies",
