@@ -301,14 +301,16 @@ _HOMES = {
 """Where the public names live; those that are not here live in `agentpay.errors`."""
 
 
-def __getattr__(name: str) -> object:
-    if name in ("errors", "webhooks"):
-        return import_module(f"agentpay.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    # Type checkers take a module with `__getattr__` for one that has every name.
+    def __getattr__(name: str) -> object:
+        if name in ("errors", "testing", "webhooks"):
+            return import_module(f"agentpay.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -73,6 +73,44 @@ class CreateWebhookParams(TypedDict):
     low_balance_threshold_usdc: NotRequired[Limit]
 
 
+class ListTransfersParams(TypedDict, total=False):
+    """Arguments of `transfers.list`."""
+
+    account_id: str | None
+    status: TransferStatus | Literal["pending_approval", "submitted", "settled", "rejected", "failed"] | None
+    idempotency_key: str | None
+    since: datetime | None
+    limit: int | None
+    cursor: str | None
+
+
+class CheckTransferParams(TypedDict):
+    """Arguments of `transfers.check`."""
+
+    from_: str
+    to: str
+    amount: Decimal | int | str
+    memo: NotRequired[str | None]
+    category: NotRequired[str | None]
+
+
+class OpenSessionParams(TypedDict):
+    """Arguments of `sessions.open`."""
+
+    account_id: str
+    to: str
+    cap_usdc: Decimal | int | str
+    category: NotRequired[str | None]
+    idempotency_key: NotRequired[str | None]
+
+
+class ChargeSessionParams(TypedDict):
+    """Arguments of `sessions.charge` beside the session."""
+
+    amount: Decimal | int | str
+    idempotency_key: NotRequired[str | None]
+
+
 for _name, _kind in list(globals().items()):
     if _name.endswith("Params"):
         _kind.__module__ = "agentpay"
