@@ -38,7 +38,7 @@ agentpay.Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeA
 
 
 def a_misspelt_import_is_reported() -> None:
-    from agentpay import Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # noqa: E501, F401, PLC0415
+    from agentpay import Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # noqa: F401, PLC0415
 
 
 def a_status_is_one_of_a_closed_set(transfer: Transfer) -> str:

@@ -194,7 +194,9 @@ def test_deliveries_and_objects_have_the_form_of_the_service() -> None:
 
 
 def test_it_is_an_attribute_of_the_package_that_is_loaded_when_it_is_used() -> None:
-    code = "import sys, agentpay; print('agentpay.testing' in sys.modules, agentpay.testing.balance().account_id)"
+    code = (
+        "import sys, agentpay;print('agentpay.testing' in sys.modules, agentpay.testing.balance().account_id)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", testing.balance().account_id]
 
