@@ -16,8 +16,8 @@ ODDS: Final[Mapping[str, float]] = {
     # The database, for each unit of work
     "db.lost before": 0.002,  # the connection is lost before the unit runs
     "db.lost after": 0.002,  # it is committed, and the answer is lost
-    "db.rolled back": 0.002,  # it runs and is rolled back
-    "db.rerun": 0.003,  # it is rolled back and run again, as after a deadlock
+    "db.rolled back": 0.006,  # it runs and is rolled back
+    "db.rerun": 0.006,  # it is rolled back and run again, as after a deadlock
     "db.slow": 0.01,
     # RPC, for each call
     "rpc.lost request": 0.01,
