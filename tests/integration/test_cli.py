@@ -221,7 +221,9 @@ def test_a_database_that_cannot_be_used_is_said_in_a_sentence(
     url: str, key: str, exit_code: int, says: str
 ) -> None:
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": key}
-    result = CliRunner(env=environment).invoke(main, ["serve", "--port", "0", "--database-url", url])
+    result = CliRunner(env=environment).invoke(
+        main, ["serve", "--port", "0", "--start-wait", "1", "--database-url", url]
+    )
     assert result.exit_code == exit_code
     assert says in result.output
     assert "Traceback" not in result.output
