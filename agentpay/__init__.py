@@ -56,7 +56,15 @@ if TYPE_CHECKING:
         TransactionType,
         TransferStatus,
     )
-    from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+    from agentpay.contract.console import (
+        AccountDetail,
+        AgentKey,
+        AuditEntry,
+        ConsoleSummary,
+        NewAgentKey,
+        PolicyRecordView,
+        ServedRequest,
+    )
     from agentpay.contract.deliveries import (
         Delivery,
         DeliveryAttempt,
@@ -149,6 +157,7 @@ __all__ = [
     "ClosingReason",
     "ConfigurationError",
     "ConflictError",
+    "ConsoleSummary",
     "CreateAccountParams",
     "CreateTransferParams",
     "CreateWebhookParams",
@@ -193,6 +202,7 @@ __all__ = [
     "RawResponse",
     "RecordedEvent",
     "RegisteredWebhook",
+    "ServedRequest",
     "ServerError",
     "ServiceUnavailableError",
     "Session",
@@ -221,6 +231,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ServedRequest": "agentpay.contract.console",
+    "ConsoleSummary": "agentpay.contract.console",
     "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",
     "AccountPolicy": "agentpay.contract.policies",
@@ -289,14 +301,16 @@ _HOMES = {
 """Where the public names live; those that are not here live in `agentpay.errors`."""
 
 
-def __getattr__(name: str) -> object:
-    if name in ("errors", "webhooks"):
-        return import_module(f"agentpay.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    # Type checkers take a module with `__getattr__` for one that has every name.
+    def __getattr__(name: str) -> object:
+        if name in ("errors", "testing", "webhooks"):
+            return import_module(f"agentpay.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -73,17 +73,6 @@ class CreateWebhookParams(TypedDict):
     low_balance_threshold_usdc: NotRequired[Limit]
 
 
-for _kind in (
-    CreateAccountParams,
-    ListAccountsParams,
-    ListTransactionsParams,
-    PolicyParams,
-    CreateTransferParams,
-    CreateWebhookParams,
-):
-    _kind.__module__ = "agentpay"
-
-
 class ListTransfersParams(TypedDict, total=False):
     """Arguments of `transfers.list`."""
 
@@ -120,3 +109,8 @@ class ChargeSessionParams(TypedDict):
 
     amount: Decimal | int | str
     idempotency_key: NotRequired[str | None]
+
+
+for _name, _kind in list(globals().items()):
+    if _name.endswith("Params"):
+        _kind.__module__ = "agentpay"

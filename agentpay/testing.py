@@ -23,7 +23,15 @@ from agentpay._requests import Reply, error_of
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.approvals import PendingTransfer
-from agentpay.contract.console import AccountDetail, AgentKey, AuditEntry, NewAgentKey, PolicyRecordView
+from agentpay.contract.console import (
+    AccountDetail,
+    AgentKey,
+    AuditEntry,
+    ConsoleSummary,
+    NewAgentKey,
+    PolicyRecordView,
+    ServedRequest,
+)
 from agentpay.contract.deliveries import (
     Delivery,
     DeliveryAttempt,
@@ -213,6 +221,16 @@ def identity(**fields: Any) -> Identity:  # noqa: ANN401
 def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
     """Return an entry of the audit trail."""
     return _made(AuditEntry, {}, fields)
+
+
+def console_summary(**fields: Any) -> ConsoleSummary:  # noqa: ANN401
+    """Return the summary that the console shows of an operator."""
+    return _made(ConsoleSummary, {}, fields)
+
+
+def served_request(**fields: Any) -> ServedRequest:  # noqa: ANN401
+    """Return a request as the console lists it, without its content."""
+    return _made(ServedRequest, {}, fields)
 
 
 def field_fault(**fields: Any) -> FieldFault:  # noqa: ANN401

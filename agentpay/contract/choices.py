@@ -1,7 +1,7 @@
 """The closed sets of strings, for type checkers: a misspelt status or event type is an error before it runs.
 
 At run time they are plain strings, and open: a value that is newer than this version is kept as it is. The
-server counts through the same sets as enums, which stand beside the models; a test holds each pair together.
+server has the same sets as enums, in the modules of the models; a test compares each pair.
 """
 
 from typing import Literal

@@ -304,9 +304,14 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
     known = frozenset(attribute.name.removesuffix("_") for attribute in attrs.fields(kind))
     keeps_unknown = issubclass(kind, Model)
 
+    # Where nothing may be missing, a model that was read has its fields, and its object no others if no more.
+    count = len(known) if all(each.default is attrs.NOTHING for each in attrs.fields(kind)) else -1
+
     def hook(value: Any, kind: object) -> object:  # noqa: ANN401 - whatever JSON held
-        result = build(_object(value), kind)
-        if keeps_unknown and not value.keys() <= known:
+        if not isinstance(value, dict):
+            raise ValueError("must be an object")
+        result = build(value, kind)
+        if keeps_unknown and len(value) != count and not value.keys() <= known:
             with_extra(result, {name: item for name, item in value.items() if name not in known})
         return result
 

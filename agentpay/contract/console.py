@@ -204,7 +204,7 @@ class ServedRequest(Model):
         key_id: the key that it was made with.
     """
 
-    request_id: str
+    request_id: str  # pyright: ignore[reportIncompatibleMethodOverride] - of the request, not of the list
     at: datetime
     method: str
     route: str

@@ -37,6 +37,10 @@ from agentpay.webhooks import (
 agentpay.Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # noqa: B018
 
 
+def a_misspelt_import_is_reported() -> None:
+    from agentpay import Acount  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # noqa: F401, PLC0415
+
+
 def a_status_is_one_of_a_closed_set(transfer: Transfer) -> str:
     if transfer.status == "setled":  # type: ignore[comparison-overlap] # pyright: ignore[reportUnnecessaryComparison]
         return "never"

@@ -25,6 +25,7 @@ from agentpay import Account, AgentPay, AsyncAgentPay, ErrorBody, Model, Transfe
 from agentpay._requests import Reply, read
 from agentpay.contract.endpoints import CREATE_TRANSFER, ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.examples import Examples
+from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.schemas import Schemas
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent
 
@@ -76,9 +77,11 @@ def test_a_model_is_the_json_that_the_service_sends_both_ways(model: type[Model]
     assert model.from_dict(received.to_dict()) == received
 
 
-def test_every_model_of_the_contract_is_a_model() -> None:
-    returned = {model for endpoint in ENDPOINTS for model in endpoint.responses.values()}
-    for model in (*returned, *EVENT_CLASSES.values(), ErrorBody):
+def test_everything_that_a_call_returns_is_a_model() -> None:
+    returned = {
+        model for endpoint in (*ENDPOINTS, *EXTENSION_ENDPOINTS) for model in endpoint.responses.values()
+    }
+    for model in (*returned - {None}, *EVENT_CLASSES.values(), ErrorBody):
         kind = getattr(model, "__origin__", model)
         assert issubclass(kind, Model), model
 

@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, get_args
@@ -189,6 +191,14 @@ def test_deliveries_and_objects_have_the_form_of_the_service() -> None:
         made = testing.event("transfer.settled").to_dict()
         assert list(made) == list(real.to_dict())
         assert list(made["data"]) == list(real.to_dict()["data"])
+
+
+def test_it_is_an_attribute_of_the_package_that_is_loaded_when_it_is_used() -> None:
+    code = (
+        "import sys, agentpay;print('agentpay.testing' in sys.modules, agentpay.testing.balance().account_id)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", testing.balance().account_id]
 
 
 def test_every_function_says_what_it_returns() -> None:
