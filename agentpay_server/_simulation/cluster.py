@@ -389,6 +389,12 @@ class Cluster:
                 self._loop.happen_in(delay, self._land_again, landing, self._fork)
         return len(vanished)
 
+    @property
+    def owes(self) -> bool:
+        """Whether something has vanished that can land again, and has not yet."""
+        height = self.height(self.slot())
+        return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._owed.values())
+
     def _made(self, landing: Landed) -> int:
         """Return the height of the block that gave a transaction its blockhash."""
         return self._heights[str(landing.transaction.message.recent_blockhash)]

@@ -51,7 +51,7 @@ def _stuck(world: "World", strike: random.Random) -> None:
     node = strike.choice(world.nodes.all)
     if node.stuck_at is None:
         node.stuck_at = world.nodes.view(node)
-        world.loop.happen_in(strike.choice((2, 20, 60, 120, 300)), setattr, node, "stuck_at", None)
+        world.loop.happen_in(strike.choice((2, 20, 120, 300)), setattr, node, "stuck_at", None)
 
 
 def _lags(world: "World", strike: random.Random) -> None:

@@ -40,7 +40,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.clock import SECOND_US, real_now_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
-from agentpay_server.database.connection import Connection
+from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.logs import log
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions as store
@@ -547,7 +547,12 @@ class Settlement:
                 detail=again.detail,
                 now_us=unit.now_us,
             )
-            return _Booked(store.replace(connection, expired, following), expired, unit.afterwards)
+            try:
+                replaced = store.replace(connection, expired, following)
+            except ConflictError:
+                # The same bytes once more: a node tells another last valid height of an old blockhash.
+                raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
+            return _Booked(replaced, expired, unit.afterwards)
         if expired.spent_us is not None:
             store.set_released(connection, expired, expired.spent_us)
         subject = handler.dropped(unit, expired, subject, again)

@@ -2,16 +2,21 @@
 
 import asyncio
 import contextvars
+import random
+from types import SimpleNamespace
 
 import pytest
 from solders.keypair import Keypair
 
+from agentpay.errors import APIError
+from agentpay_server._simulation.agents import Operator
 from agentpay_server._simulation.chance import ACTOR, Actor, Chance
 from agentpay_server._simulation.cluster import Cluster, Described, Landed
 from agentpay_server._simulation.faults import Faults
 from agentpay_server._simulation.loop import SimulatedLoop, StuckError
 from agentpay_server._simulation.plan import Plan, Skew
 from agentpay_server._simulation.timeline import Timeline
+from agentpay_server._simulation.world import WebhookSecrets, World
 
 
 def new_loop() -> SimulatedLoop:
@@ -191,7 +196,9 @@ def test_what_has_vanished_can_land_whatever_vanishes_after_it(cluster) -> None:
         await asyncio.sleep(0.3)
         assert made.roll_back(20, lambda _: 9.0) == 1
         assert not made.landings
+        assert made.owes
         await asyncio.sleep(10)
+        assert not made.owes
         # In their order: nothing may depend on what has not landed yet.
         assert list(made.landings) == [first, second]
 
@@ -211,3 +218,24 @@ def test_slots_may_be_empty_and_heights_count_blocks() -> None:
         range(made.height(blocks[0]), made.height(blocks[0]) + 80)
     )
     made.close()
+
+
+@pytest.mark.parametrize(("status", "is_lost"), [(409, False), (503, True)])
+def test_a_503_leaves_open_whether_a_secret_was_rotated(status: int, is_lost: bool) -> None:
+    """The judge took it for a refusal, and posts under the new secret for unsigned ones."""
+    world = World(Plan(seed=1, servers=1))
+    world.secrets["wh_1"] = WebhookSecrets(["whsec_first"])
+    operator = Operator(world, 1)
+
+    async def refuse(webhook_id: str, *, overlap_seconds: int) -> str:
+        raise APIError(f"no answer about {webhook_id} and {overlap_seconds} s", status=status)
+
+    webhooks = SimpleNamespace(rotate_secret=refuse)
+    operator._client = SimpleNamespace(console=SimpleNamespace(webhooks=webhooks))
+    try:
+        with pytest.raises(APIError):
+            world.loop.run_until_complete(operator._rotate(random.Random(1)))
+    finally:
+        world.cluster.close()
+        world.database.close()
+    assert world.secrets["wh_1"].is_lost == is_lost
