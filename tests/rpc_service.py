@@ -126,7 +126,7 @@ async def serving(
         return await start_server(
             ServerConfig(
                 rpc=validators.rpc_settings(surfpool, **rpc),
-                settings=settings,
+                settings=settings or Settings(),
                 operator_key=operator_key,
                 clock=SystemClock(),
             ),

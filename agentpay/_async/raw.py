@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.caller import AsyncCaller
-from agentpay._async.console import AsyncAccountDetails, AsyncApprovals, AsyncAudit, AsyncConsole
+from agentpay._async.console import (
+    AsyncAccountDetails,
+    AsyncApprovals,
+    AsyncAudit,
+    AsyncConsole,
+    AsyncServedRequests,
+)
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.identity import AsyncIdentities
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
@@ -170,10 +176,19 @@ class AsyncRawAudit(AsyncRawResource):
     list: Final = AsyncRaw(AsyncAudit.list)
 
 
-class AsyncRawConsole:
+class AsyncRawServedRequests(AsyncRawResource):
+    """`client.console.requests`, with responses."""
+
+    list: Final = AsyncRaw(AsyncServedRequests.list)
+
+
+class AsyncRawConsole(AsyncRawResource):
     """`client.console`, with responses."""
 
+    summary: Final = AsyncRaw(AsyncConsole.summary)
+
     def __init__(self, console: AsyncConsole) -> None:
+        super().__init__(console)
         self.accounts: AsyncRawAccountDetails = AsyncRawAccountDetails(console.accounts)
         self.agent_keys: AsyncRawAgentKeys = AsyncRawAgentKeys(console.agent_keys)
         self.operator_keys: AsyncRawOperatorKeys = AsyncRawOperatorKeys(console.operator_keys)
@@ -182,6 +197,7 @@ class AsyncRawConsole:
         self.events: AsyncRawEvents = AsyncRawEvents(console.events)
         self.deliveries: AsyncRawDeliveries = AsyncRawDeliveries(console.deliveries)
         self.audit: AsyncRawAudit = AsyncRawAudit(console.audit)
+        self.requests: AsyncRawServedRequests = AsyncRawServedRequests(console.requests)
 
 
 class AsyncRawAgentPay(AsyncRawResource):

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.caller import Caller
-from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
+from agentpay._sync.console import (
+    AccountDetails,
+    Approvals,
+    Audit,
+    Console,
+    ServedRequests,
+)
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.identity import Identities
 from agentpay._sync.keys import AgentKeys, OperatorKeys
@@ -171,10 +177,19 @@ class RawAudit(RawResource):
     list: Final = Raw(Audit.list)
 
 
-class RawConsole:
+class RawServedRequests(RawResource):
+    """`client.console.requests`, with responses."""
+
+    list: Final = Raw(ServedRequests.list)
+
+
+class RawConsole(RawResource):
     """`client.console`, with responses."""
 
+    summary: Final = Raw(Console.summary)
+
     def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self.accounts: RawAccountDetails = RawAccountDetails(console.accounts)
         self.agent_keys: RawAgentKeys = RawAgentKeys(console.agent_keys)
         self.operator_keys: RawOperatorKeys = RawOperatorKeys(console.operator_keys)
@@ -183,6 +198,7 @@ class RawConsole:
         self.events: RawEvents = RawEvents(console.events)
         self.deliveries: RawDeliveries = RawDeliveries(console.deliveries)
         self.audit: RawAudit = RawAudit(console.audit)
+        self.requests: RawServedRequests = RawServedRequests(console.requests)
 
 
 class RawAgentPay(RawResource):

@@ -109,11 +109,13 @@ def demo(
         except CannotListenError as error:
             message = str(error).replace("pass another port", "pass another --port")
             raise click.ClickException(f"{message}.") from None
-        _introduce(output, server.base_url, None if operator_key else server.operator_key, story_seed)
-        if not no_dashboard:
-            output.note(
-                f"The operator console is at {server.base_url}/dashboard; sign in with the operator key."
-            )
+        _introduce(
+            output,
+            server.base_url,
+            None if operator_key else server.operator_key,
+            story_seed,
+            has_console=not no_dashboard,
+        )
         if seed is not None:
             output.note("Warning: anyone who knows --seed can compute all keys of this server.")
         for number in itertools.count() if steps is None else range(steps):
@@ -177,7 +179,9 @@ class _StopRequested(BaseException):
     """A stop was requested while the demo sleeps."""
 
 
-def _introduce(output: Output, base_url: str, operator_key: str | None, seed: int) -> None:
+def _introduce(
+    output: Output, base_url: str, operator_key: str | None, seed: int, *, has_console: bool
+) -> None:
     if output.is_json:
         output.document({"demo": {"base_url": base_url, "operator_key": operator_key, "seed": seed}})
         return
@@ -191,6 +195,8 @@ def _introduce(output: Output, base_url: str, operator_key: str | None, seed: in
         output.line(f"  {line}")
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
+    if has_console:
+        output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
     output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
     output.line(f"--seed {seed} runs the same story again. Press Ctrl-C to stop.")

@@ -274,6 +274,11 @@ class Settlement:
         if driver is not None:
             driver.cancel()
 
+    @property
+    def driven(self) -> set[str]:
+        """The identifiers of the subjects that this process drives."""
+        return {subject_id for _, subject_id in self._drivers}
+
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction is that of a subject that is brought to its end here.
 

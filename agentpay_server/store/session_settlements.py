@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, func, null, select, update
+from sqlalchemy import Boolean, Integer, bindparam, func, null, select, type_coerce, update
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
@@ -13,7 +13,10 @@ _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
     .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
-    .returning(*sessions.columns)
+    # A database may know no booleans, and only what a SELECT returns is converted.
+    .returning(
+        *(type_coerce(each, Integer) if isinstance(each.type, Boolean) else each for each in sessions.columns)
+    )
 )
 # A charge may have come since it was found due, and have moved the limit on.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(

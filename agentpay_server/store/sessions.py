@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 from sqlalchemy import Select, bindparam, func, insert, literal_column, null, select, update
 
 from agentpay.contract.sessions import SessionStatus
@@ -48,7 +48,7 @@ class SessionRecord:
     settled_us: int | None
     closes_us: int | None
     created_us: int
-    claimed_by_operator: bool
+    claimed_by_operator: bool = field(converter=bool)
     recipient_owner: str | None
     closed_by: str | None
     stuck_reason: str | None

@@ -1,5 +1,6 @@
 """A real browser on a real server: Chromium, driven by Playwright, on the console of a server in process."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,8 +27,22 @@ def browser() -> Iterator[Browser]:
     arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1", "--disable-gpu"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
         yield browser
+        asyncio._set_running_loop(loop)
         browser.close()
+
+
+@pytest.fixture(autouse=True)
+def _loop_of_the_browser(browser: Browser) -> Iterator[None]:
+    """Let Playwright's event loop, which it leaves running, be that of the browser's tests alone.
+
+    Other tests of this process start loops of their own, which a running one forbids.
+    """
+    asyncio._set_running_loop(browser._loop)
+    yield
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def world() -> Iterator[AgentPayServer]:
 
 
 def pages_of(server: AgentPayServer) -> list[str]:
-    transfers = {it.data["transfer_id"]: it.type for it in server.events if "transfer_id" in it.data}
+    transfers = {it.data.transfer_id: it.type for it in server.events if hasattr(it.data, "transfer_id")}
     refused = next(transfer for transfer, kind in transfers.items() if kind == "transfer.rejected")
     settled = next(transfer for transfer, kind in transfers.items() if kind == "transfer.settled")
     session = next(iter(server.sessions.list()))

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentpay import AgentPay
+from agentpay_server import Sandbox
 from agentpay_server.cli import main
 
 SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
@@ -164,11 +165,12 @@ def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> Non
         where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
         with AgentPay(**where) as server:
             payer, payee = (server.accounts.create(name=name).account_id for name in "ab")
-            server.sandbox.fund(payer, 1)
+            sandbox = Sandbox(server)
+            sandbox.fund(payer, 1)
             session = server.sessions.open(account_id=payer, to=payee, cap_usdc=1)
-            server.sandbox.clock.advance(59)
+            sandbox.clock.advance(59)
             assert server.sessions.get(session.session_id).status == "open"
-            server.sandbox.clock.advance(1)
+            sandbox.clock.advance(1)
             assert server.sessions.get(session.session_id).status == "settled"
 
 
@@ -221,7 +223,9 @@ def test_a_database_that_cannot_be_used_is_said_in_a_sentence(
     url: str, key: str, exit_code: int, says: str
 ) -> None:
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": key}
-    result = CliRunner(env=environment).invoke(main, ["serve", "--port", "0", "--database-url", url])
+    result = CliRunner(env=environment).invoke(
+        main, ["serve", "--port", "0", "--start-wait", "1", "--database-url", url]
+    )
     assert result.exit_code == exit_code
     assert says in result.output
     assert "Traceback" not in result.output

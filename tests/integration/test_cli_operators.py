@@ -133,7 +133,7 @@ def test_a_directory_that_a_server_uses_is_refused(tmp_path: Path) -> None:
 def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
     url = asyncio.run(stores.fresh_url())
     (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM agentpay.agentpay_version"))
-    asyncio.run(stores.administer(url, "UPDATE agentpay.agentpay_version SET version_num = '0001'"))
+    asyncio.run(stores.administer(url, "UPDATE agentpay.agentpay_version SET version_num = '0008'"))
     result = run("Second", "--database-url", url)
     assert result.exit_code == 1
     assert "older version of agentpay-server" in result.stderr

@@ -195,7 +195,7 @@ def test_a_name_that_cannot_be_one_is_refused_before_anything_is_asked(name: str
     ("arguments", "said"),
     [
         (("--database-url", "postgresql://x/y", "--database-schema", "A"), "cannot be the database schema"),
-        (("--database-schema", "mine"), "give --database-url as well"),
+        (("--database-schema", "mine"), "requires --database-url"),
     ],
 )
 def test_the_option_is_checked_before_a_server_starts(arguments: tuple[str, ...], said: str) -> None:

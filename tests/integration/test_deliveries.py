@@ -215,7 +215,7 @@ def test_a_receiver_that_moves_the_clock_before_it_answers_is_refused_at_once(
 
     def move_first(exchange):
         started = time.monotonic()
-        with pytest.raises(ConflictError, match="answer first") as refusal:
+        with pytest.raises(ConflictError, match="respond first") as refusal:
             server.sandbox.clock.advance(60)
         seconds.append(time.monotonic() - started)
         refusals.append(refusal.value.code)

@@ -203,9 +203,9 @@ class CutOffError(Exception):
     pass
 
 
-@pytest.mark.parametrize("table", ["events", "deliveries"])
+@pytest.mark.parametrize(("table", "store"), [("events", "event_store"), ("deliveries", "delivery_store")])
 def test_what_cannot_be_told_does_not_happen(
-    server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch, table
+    server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch, table, store
 ):
     validators.embedded_only("on a cluster the record of the policy is still being written")
     payer, payee = funded("100"), funded("1")
@@ -218,7 +218,7 @@ def test_what_cannot_be_told_does_not_happen(
     def cut_off(*_):
         raise CutOffError
 
-    monkeypatch.setattr(f"agentpay_server.store.{table}.insert_{table}", cut_off)
+    monkeypatch.setattr(f"agentpay_server.webhooks.{store}.insert_{table}", cut_off)
     with pytest.raises(AgentPayError):
         client.with_options(max_retries=0).transfers.create(
             from_=payer.account_id, to=payee.account_id, amount="31"

@@ -23,6 +23,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay": frozenset(),
     "agentpay.integrations.django": frozenset({"django"}),
     "agentpay.integrations.flask": frozenset({"flask"}),
+    "agentpay.integrations.opentelemetry": frozenset({"opentelemetry"}),
     "agentpay.integrations.starlette": frozenset({"starlette"}),
     "agentpay_server": frozenset({"server"}),
     "agentpay_server.__init__": frozenset(),
@@ -40,6 +41,7 @@ FRAMEWORKS = {
     "django": {"django"},
     "flask": {"flask", "werkzeug"},
     "starlette": {"starlette"},
+    "opentelemetry": {"opentelemetry-api"},
     "pytest": {"pytest"},
 }
 """What users bring themselves, where an extra of ours would only repeat it."""

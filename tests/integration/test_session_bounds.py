@@ -90,7 +90,7 @@ def test_a_key_that_has_opened_is_answered_and_the_policy_is_asked_first(crowded
 
 def test_the_client_says_so_with_a_conflict(crowded: Desk) -> None:
     sessions = crowded.server.agent_client(crowded.payer.account_id).sessions
-    with pytest.raises(ConflictError, match="close one") as refusal:
+    with pytest.raises(ConflictError, match="Close one") as refusal:
         sessions.open(account_id=crowded.payer.account_id, to=crowded.payee.account_id, cap_usdc=1)
     assert refusal.value.code == "too_many_sessions"
 

@@ -215,8 +215,8 @@ def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: P
 
         thread = threading.Thread(target=ask)
         thread.start()
-        driven = world.server.services.settlement.driven
-        while not driven:
+        settlement = world.server.services.settlement
+        while not settlement.driven:
             assert thread.is_alive()
         world._owner.call(world.server.context.tasks.stop(within_seconds=0.1))
         thread.join(WAIT_SECONDS)

@@ -137,7 +137,7 @@ def test_what_is_in_flight_counts_as_spent() -> None:
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 10)
         with server.sandbox.fault("chain_never_lands"):
-            with pytest.raises(Exception, match="not known"):
+            with pytest.raises(Exception, match="is unknown"):
                 client.transfers.create(from_=payer, to=payee, amount=4)
             assert client.transfers.check(from_=payer, to=payee, amount=6).would == "settle"
             short = client.transfers.check(from_=payer, to=payee, amount="6.000001")

@@ -45,7 +45,7 @@ def run(seed: int) -> tuple[object, ...]:
         except PolicyViolationError as error:
             refusal = (error.transfer_id, error.request_id)
         world = server._running
-        rows = world._owner.call(world.runtime.context.database.read(everything))
+        rows = world._owner.call(world.server.context.database.read(everything))
         return (server.operator_key, agent_key.key, payer, payee, outside, funding, transfers, refusal, rows)
 
 

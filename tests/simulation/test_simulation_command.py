@@ -45,7 +45,7 @@ def test_a_broken_rule_ends_with_its_timeline_and_exit_code_1(is_json: bool, pla
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
     assert (
-        "again: agentpay-server simulate --seed 1000 --minutes 1 --servers 3 --agents 8 --lies --strength 2\n"
+        ": agentpay-server simulate --seed 1000 --minutes 1 --servers 3 --agents 8 --lies --strength 2\n"
     ) in ended.stderr
     if is_json:
         told = json.loads(ended.stdout)

@@ -1,14 +1,14 @@
 """Every statement of the store, and a small database that all of them find something in."""
 
 import importlib
-import pkgutil
 import sqlite3
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Boolean, Column, Delete, Insert, Integer, LargeBinary, Select, Table, Text, Update
 from sqlalchemy.dialects import sqlite
 
-from agentpay_server import store
+import agentpay_server
 from agentpay_server.database.memory import _template
 from agentpay_server.store.tables import metadata
 
@@ -19,16 +19,24 @@ WORDS = ["submitted", "settled", "deposit", "key_index"]
 Statement = Select[Any] | Insert | Update | Delete
 
 
+FOLDER = Path(agentpay_server.__file__).parent
+MODULES = [
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in sorted([*FOLDER.glob("store/[a-z]*.py"), *FOLDER.glob("**/*store.py")])
+]
+"""The modules that hold SQL, as the test of the layers has them."""
+
+
 def all_statements() -> dict[str, Statement]:
-    """Return every statement that is a constant of a module of the store, by where it stands."""
+    """Return every statement that is a constant of a module that holds SQL, by where it stands."""
     found: dict[str, Statement] = {}
-    for module_info in pkgutil.iter_modules(store.__path__):
-        module = importlib.import_module(f"agentpay_server.store.{module_info.name}")
+    for module_name in MODULES:
+        module = importlib.import_module(f"agentpay_server.{module_name}")
         for name, value in vars(module).items():
             inner = value.items() if isinstance(value, dict) else [("", value)]
             for key, statement in inner:
                 if isinstance(statement, Select | Insert | Update | Delete):
-                    place = f"{module_info.name}.{name}"
+                    place = f"{module_name.removeprefix('store.')}.{name}"
                     found[place if key == "" else f"{place}[{key}]"] = statement
     return found
 

@@ -75,10 +75,10 @@ def content():
 
 
 def test_every_module_of_the_store_is_looked_at():
-    modules = {name.partition(".")[0] for name in STATEMENTS}
+    modules = {name.partition("._")[0] for name in STATEMENTS}
 
-    assert modules >= {"accounts", "audit", "deliveries", "entries", "events", "keys", "policy_records"}
-    assert modules >= {"spends", "transfers", "webhooks"}
+    assert modules >= {"accounts", "audit_store", "entries", "operators.store", "policy_records", "spends"}
+    assert modules >= {"transfers", "webhooks.delivery_store", "webhooks.event_store", "webhooks.store"}
     assert len(STATEMENTS) > 50
 
 
@@ -175,7 +175,7 @@ def test_a_statement_is_one_of_postgresql_too(name):
     assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
 
 
-@pytest.mark.parametrize("name", ["deliveries._OLDEST", "deliveries._FAIR"])
+@pytest.mark.parametrize("name", ["webhooks.delivery_store._OLDEST", "webhooks.delivery_store._FAIR"])
 def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name):
     text = str(STATEMENTS[name].compile(dialect=postgresql.dialect()))
 
@@ -185,17 +185,16 @@ def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name
 # --- Plans ------------------------------------------------------------------------------------------------
 
 MAY_SCAN = {
-    "deliveries._FREE_ALL": "runs once, at the start, before anything is served",
-    "deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
-    "keys._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
-    "ledger._ACCOUNTS": "runs once, at the start: the chain is made from it",
-    "ledger._STATE": "is a table of one row",
+    "webhooks.delivery_store._FREE_ALL": "runs once, at the start, before anything is served",
+    "webhooks.delivery_store._FAIR": "goes along the index of the webhooks that there are, and no delivery",
+    "operators.store._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
+    "chain.embedded.store._ACCOUNTS": "runs once, at the start: the chain is made from it",
+    "chain.embedded.store._STATE": "is a table of one row",
     "operations._ANYTHING": "reads no table",
     "operations._SUBMITTED": "counts what is under way, along an index that has nothing else",
     "chain_transactions._FREE_ALL": "goes along an index of what is under way, once, at the start",
-    "sessions._CLAIMED": "goes along the index of what closes by itself, once, at the start",
-    "webhooks._SEALED": "reads every webhook, once, when a database is sealed anew",
-    "deliveries._TO_SEND": "is a part of two others, and never run by itself",
+    "webhooks.store._SEALED": "reads every webhook, once, when a database is sealed anew",
+    "webhooks.delivery_store._TO_SEND": "is a part of two others, and never run by itself",
 }
 
 
@@ -218,7 +217,7 @@ def test_no_statement_reads_a_whole_table(name):
 
 def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
     driver = filled_database()
-    text = text_of(STATEMENTS["deliveries._FAIR"])
+    text = text_of(STATEMENTS["webhooks.delivery_store._FAIR"])
     plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
     driver.close()
 
@@ -230,14 +229,14 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("events._PAGES[(False, False)]", "ix_events_operator"),
-        ("events._PAGES[(False, True)]", "ix_events_account"),
-        ("deliveries._PAGES[()]", "ix_deliveries_operator"),
-        ("deliveries._PAGES[('event_id',)]", "ix_deliveries_event"),
-        ("deliveries._PAGES[('webhook_id',)]", "ix_deliveries_webhook"),
-        ("deliveries._NEXT_DUE", "ix_deliveries_due"),
-        ("deliveries._OLDEST", "ix_deliveries_due"),
-        ("deliveries._FAIR", "ix_deliveries_webhook_due"),
+        ("webhooks.event_store._PAGES[(False, False)]", "ix_events_operator"),
+        ("webhooks.event_store._PAGES[(False, True)]", "ix_events_account"),
+        ("webhooks.delivery_store._PAGES[()]", "ix_deliveries_operator"),
+        ("webhooks.delivery_store._PAGES[('event_id',)]", "ix_deliveries_event"),
+        ("webhooks.delivery_store._PAGES[('webhook_id',)]", "ix_deliveries_webhook"),
+        ("webhooks.delivery_store._NEXT_DUE", "ix_deliveries_due"),
+        ("webhooks.delivery_store._OLDEST", "ix_deliveries_due"),
+        ("webhooks.delivery_store._FAIR", "ix_deliveries_webhook_due"),
         ("policy_records._DUE", "ix_policy_records_due"),
         ("entries._PAGES[(True, False)]", "ix_entries_account_status"),
         ("accounts._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
@@ -261,7 +260,7 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("transfers._HELD_BY[of_operator]", "ix_transfers_agents_key"),
         ("sessions._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
         ("sessions._HELD_BY[of_operator]", "ix_sessions_agents_key"),
-        ("webhooks._OF_OPERATOR", "ix_webhooks_operator"),
+        ("webhooks.store._OF_OPERATOR", "ix_webhooks_operator"),
     ],
 )
 def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
@@ -301,7 +300,7 @@ def connection():
 
 def rows_of(connection, before):
     values = {"operator_id": "v0", "before_seq": before, "count": 100}
-    return connection.execute(STATEMENTS["audit._PAGE"], values)
+    return connection.execute(STATEMENTS["audit_store._PAGE"], values)
 
 
 def test_one_row_is_returned_and_none_is_none(connection):
@@ -329,10 +328,10 @@ def test_scalars_are_first_columns(connection):
 
 
 def test_a_conflict_keeps_its_cause(connection):
-    row = dict.fromkeys(columns_of(STATEMENTS["keys._INSERT_OPERATOR"]) or [], "v1")
+    row = dict.fromkeys(columns_of(STATEMENTS["operators.store._INSERT_OPERATOR"]) or [], "v1")
 
     with pytest.raises(ConflictError) as raised:
-        connection.execute(STATEMENTS["keys._INSERT_OPERATOR"], row)
+        connection.execute(STATEMENTS["operators.store._INSERT_OPERATOR"], row)
 
     assert isinstance(raised.value.__cause__, sqlite3.IntegrityError)
 

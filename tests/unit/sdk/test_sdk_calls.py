@@ -351,7 +351,8 @@ class TestRawResponse:
 
 
 def resources_of(holder):
-    return {name for name in vars(holder) if not name.startswith("_")}
+    names = (*vars(holder), *getattr(type(holder), "__slots__", ()))
+    return {name for name in names if not name.startswith("_")}
 
 
 class TestRequest:
