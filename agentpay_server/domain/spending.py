@@ -1,11 +1,11 @@
-"""The arithmetic of the rolling 24-hour window: exact, and as cheap at a million spends as at ten.
+"""The arithmetic of the rolling 24-hour window. Exact, and its cost does not depend on the number of spends.
 
 See interface PO9.
 
-Every spend stores its account's running total, itself included. What was spent within the window is then a
-difference of two totals: the newest, less that of the last spend that has fallen out of the window. A spend
-that provably never happened is not taken out of the totals (that would shift every later one) but written to
-a small table of releases under the time of the original spend, and subtracted while that time lies within
+Each spend stores its account's running total, itself included. The amount spent within the window is then the
+difference between two totals: the newest, and that of the last spend that has left the window. A spend that
+turned out to have failed is not subtracted from the totals, which would change every later one. It is written
+to a small table of releases under the time of the original spend, and subtracted while that time lies within
 the window.
 """
 
@@ -20,14 +20,14 @@ WINDOW_US: Final = DAY_US
 
 @frozen(kw_only=True)
 class Release:
-    """Micro-USDC that falls out of the window, and the first microsecond at which they no longer count."""
+    """An amount in micro-USDC that leaves the window, and the first microsecond at which it is out."""
 
     at_us: int
     amount_micro: int
 
 
 def window_start_us(now_us: int) -> int:
-    """Return the time up to which, itself included, spends no longer count at `now_us`."""
+    """Return the window's start at `now_us`: spends at or before it no longer count."""
     return now_us - WINDOW_US
 
 
@@ -43,5 +43,5 @@ def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro
 
 
 def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
-    """Return the most that one more transfer may be within a daily limit; None without a limit."""
+    """Return the largest transfer that a daily limit still allows; None without a limit."""
     return None if limit_micro is None else max(limit_micro - spent_micro, 0)

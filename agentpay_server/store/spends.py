@@ -1,7 +1,6 @@
 """Statements about the rolling window of spends; the arithmetic is in `domain/spending.py`.
 
-Which transaction counts as a spend, and whose spend never happened, is stored with the transaction
-(`store/chain_transactions.py`).
+`store/chain_transactions.py` stores which transaction counts as a spend, and whose spend did not happen.
 """
 
 from typing import Final
@@ -15,14 +14,14 @@ from agentpay_server.store.tables import chain_transactions as table
 
 _MOMENTS_AT_ONCE: Final = 50
 
-# Each is answered by an index alone.
+# Each needs only an index.
 _TOTAL_BEFORE: Final = (
     select(table.c.spent_total)
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
     .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
     .limit(1)
 )
-# What was spent at one moment falls out of the window at one moment.
+# All spends of one moment leave the window at the same moment.
 _MOMENTS: Final = (
     select(table.c.spent_us, func.max(table.c.spent_total))
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us > bindparam("start_us"))
@@ -47,8 +46,7 @@ _RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that an account has spent within the window that ends at `now_us`.
 
-    This is all that counts against `max_daily_spend`: what decides about transfers asks here, and so does
-    what shows how much remains.
+    Everything that counts against `max_daily_spend` is computed here, for decisions and for display.
     """
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
     before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
@@ -61,14 +59,14 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that count against `max_daily_spend` at `now_us` (interface PO9).
 
-    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
-    judges a spend, and whoever tells what remains, asks here.
+    The sum of the spends within the window and the caps of all unsettled sessions. Used for decisions and for
+    displaying the remaining limit.
     """
     return spent(connection, account, now_us) + account.session_reserved
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
-    """Return what falls next out of the window that ends at `now_us`; None if nothing is spent within it."""
+    """Return the next release from the window that ends at `now_us`; None if nothing is spent within it."""
     account_id, start_us = account.account_id, window_start_us(now_us)
     values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
     total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
@@ -84,6 +82,6 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
             amount = total - total_before - released.get(spent_us, 0)
             if amount:
                 return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
-            # Nothing of what was spent then ever happened.
+            # All spends of that moment turned out not to have happened.
             total_before = total
         start_us = end_us
