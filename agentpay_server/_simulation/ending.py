@@ -56,7 +56,7 @@ async def come_to_rest(world: "World") -> None:
     world.is_healing = False
     client, done = world.client("auditor"), set[str]()
     asking = world.loop.create_task(_resolve_keys(world, client))
-    # What begins now, since a key is asked about or a session closes by itself, has as much time from then on.
+    # What begins only now has as much time from then on: a key is asked about, a session closes by the clock.
     since, first_seen = dict[str, float](), began
     while True:
         open_ones = await _under_way(world, client, done, counts=asking.done())
