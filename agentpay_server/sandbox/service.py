@@ -46,8 +46,10 @@ from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
 from agentpay_server.scheduler import Schedule
+from agentpay_server.services.broadcast import Landed
 from agentpay_server.services.deposits import Deposits, book_deposit
-from agentpay_server.services.settlement import Landed, Settlement, watched_transaction
+from agentpay_server.services.handlers import watched_transaction
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store.accounts import AccountRecord, own_account
@@ -163,7 +165,7 @@ class Sandbox:
                 chain_transactions.insert_transaction(connection, minted)
 
         with deposits.expecting(signed.signature):
-            end = await self._settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            end = await self._settlement.broadcaster.outcome(signed, operation=Operation.FUND, is_new=True)
             if not isinstance(end, Landed):
                 raise chain_unavailable()
             outcome = end
@@ -360,7 +362,7 @@ class Sandbox:
 
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._settlement.outcome(
+        outcome = await self._settlement.broadcaster.outcome(
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):

@@ -32,9 +32,10 @@ from agentpay_server.domain.handles import handle_of
 from agentpay_server.domain.spending import remaining
 from agentpay_server.errors import chain_unavailable
 from agentpay_server.principals import Principal
+from agentpay_server.services.handlers import watched_transaction
 from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.provisioning import Provisioning
-from agentpay_server.services.settlement import Settlement, watched_transaction
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.services.sight import spendable_micro, unsure_micro
 from agentpay_server.store import accounts as store
 from agentpay_server.store import chain_transactions, policy_records, sessions, spends

@@ -22,7 +22,8 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.broadcast import Landed
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts
 from agentpay_server.store import chain_transactions as store
 from agentpay_server.store.chain_transactions import ChainTransaction, State
@@ -53,7 +54,7 @@ class Confirmations:
     async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
         """Return a transaction with what has become of it; see to it that it lands if it can."""
         try:
-            end, must_send = await self._settlement.look(tx.signed)
+            end, must_send = await self._settlement.broadcaster.look(tx.signed)
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", tx)
                 if not tx.reserved:

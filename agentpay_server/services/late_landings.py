@@ -19,7 +19,8 @@ from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailab
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.settlement import Ages, Settlement
+from agentpay_server.services.broadcast import Ages
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions as store
 from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State

@@ -9,7 +9,7 @@ from functools import partial
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.services.settlement import Unit
+from agentpay_server.services.handlers import Unit
 from agentpay_server.store import accounts
 from agentpay_server.webhooks.outbox import Outbox
 

@@ -23,7 +23,8 @@ from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
-from agentpay_server.services.settlement import Handler, Means, Settlement, Unit, pending_transaction
+from agentpay_server.services.handlers import Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store import policy_records as store
@@ -191,7 +192,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         return store.existing_record(unit.connection, subject.account_id)
 
     def signed_again(
-        self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: Means
+        self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
     ) -> None:
         """Sign nothing: the newest policy is, which may be another by now."""
 

@@ -16,7 +16,8 @@ from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
-from agentpay_server.services.settlement import Landed, Settlement
+from agentpay_server.services.broadcast import Landed
+from agentpay_server.services.settlement import Settlement
 
 COLLECTING_SECONDS: Final = 0.02
 """How long the first waits for others to join: little beside the time that a send takes to land."""
@@ -115,7 +116,7 @@ class Provisioning:
                 rent_exempt_lamports=await chain.rent_exemption(0),
             )
             patience_seconds = self._context.settings.settlement_wait_seconds
-            outcome = await self._settlement.outcome(
+            outcome = await self._settlement.broadcaster.outcome(
                 signed, operation=Operation.ACCOUNT, is_new=True, patience_seconds=patience_seconds
             )
             if isinstance(outcome, Landed):

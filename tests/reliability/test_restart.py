@@ -23,7 +23,8 @@ from agentpay_server.config import ServerConfig
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.services import settlement as engine
-from agentpay_server.services.settlement import LEASE_US, Settlement
+from agentpay_server.services.handlers import LEASE_US
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 from agentpay_server.store import chain_transactions, tables

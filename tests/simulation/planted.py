@@ -23,6 +23,7 @@ from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
 from agentpay_server.services import deposits as deposit_service
 from agentpay_server.services import settlement as engine
+from agentpay_server.services.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.services.policies import canonical_policy, stored_policy
 from agentpay_server.services.sessions import charging, closing
 from agentpay_server.services.sessions import service as session_service
@@ -54,7 +55,7 @@ def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @planted
 def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
-    send, look = engine.Settlement._send, engine.Settlement.look
+    send, look = Broadcaster._send, Broadcaster.look
     lost: set[str] = set()
 
     async def noted(self, signed, operation):
@@ -69,25 +70,25 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
             return Failure(reason=FailureReason.OTHER, detail="no answer"), False
         return await look(self, signed)
 
-    patch(engine.Settlement, "_send", noted)
-    patch(engine.Settlement, "look", given_up)
+    patch(Broadcaster, "_send", noted)
+    patch(Broadcaster, "look", given_up)
 
 
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
-    look = engine.Settlement.look
+    look = Broadcaster.look
     sent_once: set[str] = set()
 
     async def hopeful(self, signed):
         end, must_send = await look(self, signed)
         if end is None and not must_send:
-            return engine.Landed(is_irreversible=True), False
+            return Landed(is_irreversible=True), False
         if end is None and signed.signature in sent_once:
-            return engine.Landed(is_irreversible=True), False
+            return Landed(is_irreversible=True), False
         sent_once.add(signed.signature)
         return end, must_send
 
-    patch(engine.Settlement, "look", hopeful)
+    patch(Broadcaster, "look", hopeful)
 
 
 @planted
@@ -97,12 +98,12 @@ def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
         if status is None:
             if await self._chain.block_height() <= signed.last_valid_block_height:
                 return None, True
-            return engine.Expired.EXPIRED, False
+            return Expired.EXPIRED, False
         if not status.is_final:
             return None, False
-        return status.failure or engine.Landed(is_irreversible=status.is_irreversible), False
+        return status.failure or Landed(is_irreversible=status.is_irreversible), False
 
-    patch(engine.Settlement, "look", look)
+    patch(Broadcaster, "look", look)
 
 
 @planted
@@ -115,7 +116,7 @@ def every_height_is_believed(patch: Patch) -> None:
     patch(heights.Line, "believed", lambda self, value, now: value)
     patch(heights.Line, "is_plausible", lambda self, value, now: True)
     patch(tips, "has_plausible_life", lambda *args, **kwargs: True)
-    patch(engine.Settlement, "_may_have_expired", has_passed)
+    patch(Broadcaster, "_may_have_expired", has_passed)
 
 
 @planted
@@ -126,17 +127,17 @@ def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
 @planted
 def expiry_goes_by_time(patch: Patch) -> None:
     """After ten seconds without a status a transaction is given up."""
-    look = engine.Settlement.look
+    look = Broadcaster.look
     seen: dict[str, float] = {}
 
     async def impatient(self, signed):
         end, must_send = await look(self, signed)
         now = asyncio.get_running_loop().time()
         if end is None and must_send and now - seen.setdefault(signed.signature, now) > 10:
-            return engine.Expired.EXPIRED, False
+            return Expired.EXPIRED, False
         return end, must_send
 
-    patch(engine.Settlement, "look", impatient)
+    patch(Broadcaster, "look", impatient)
 
 
 @planted

@@ -19,7 +19,7 @@ from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.domain.sessions import cap_events
 from agentpay_server.services import low_balance
-from agentpay_server.services.settlement import Unit
+from agentpay_server.services.handlers import Unit
 from agentpay_server.store import accounts, chain_transactions, entries
 from agentpay_server.store.chain_transactions import ChainTransaction
 from agentpay_server.store.sessions import SessionRecord

@@ -34,6 +34,8 @@ from agentpay_server.domain.sessions import (
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
 from agentpay_server.logs import log
 from agentpay_server.principals import Principal
+from agentpay_server.services.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from agentpay_server.services.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, report
 from agentpay_server.services.sessions.payout import (
@@ -44,16 +46,7 @@ from agentpay_server.services.sessions.payout import (
     look,
     obstacle,
 )
-from agentpay_server.services.settlement import (
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    Again,
-    Handler,
-    Means,
-    Settlement,
-    Unit,
-    pending_transaction,
-)
+from agentpay_server.services.settlement import Settlement
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions
 from agentpay_server.store import session_settlements as settlements
@@ -280,7 +273,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: SessionRecord,
-        means: Means,
+        means: SigningInputs,
     ) -> Again | Obstacle:
         """Sign again, whatever the policy says by now."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)

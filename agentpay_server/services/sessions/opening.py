@@ -32,12 +32,11 @@ from agentpay_server.domain.sessions import (
 from agentpay_server.domain.transfers import KEY_LIFETIME_US
 from agentpay_server.errors import signing_stopped
 from agentpay_server.principals import Principal
-from agentpay_server.services import settlement
 from agentpay_server.services.decisions import Decided
+from agentpay_server.services.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
 from agentpay_server.services.policies import stored_policy
 from agentpay_server.services.sessions import booking
 from agentpay_server.services.sessions.answers import limits_of, refused, report
-from agentpay_server.services.settlement import Again, Handler, Unit, pending_transaction
 from agentpay_server.services.sight import Sight
 from agentpay_server.store import accounts as account_store
 from agentpay_server.store import chain_transactions, spends
@@ -265,7 +264,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: SessionRecord,
-        means: settlement.Means,
+        means: SigningInputs,
     ) -> Again | Refusal:
         """Sign again, unless the account is paused by now.
 

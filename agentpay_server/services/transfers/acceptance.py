@@ -19,8 +19,8 @@ from agentpay_server.domain.policy import Means, Recipient, Refusal, Spend
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, Terms
 from agentpay_server.errors import signing_stopped
 from agentpay_server.services.decisions import Decided
+from agentpay_server.services.handlers import pending_transaction
 from agentpay_server.services.policies import stored_policy
-from agentpay_server.services.settlement import pending_transaction
 from agentpay_server.services.sight import Sight
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.signing import signed_transfer

@@ -18,8 +18,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.domain import policy as rules
 from agentpay_server.domain.policy import Refusal
 from agentpay_server.domain.transfers import KEY_LIFETIME_US, check_transition
+from agentpay_server.services.handlers import Again, Handler, SigningInputs, Unit
 from agentpay_server.services.policies import stored_policy
-from agentpay_server.services.settlement import Again, Handler, Means, Unit
 from agentpay_server.services.transfers import booking
 from agentpay_server.services.transfers.reporting import report
 from agentpay_server.services.transfers.signing import signed_transfer
@@ -89,7 +89,7 @@ class TransferHandler(Handler[TransferRecord]):
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: TransferRecord,
-        means: Means,
+        means: SigningInputs,
     ) -> Again | Refusal:
         """Sign again, unless the account is paused by now."""
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
