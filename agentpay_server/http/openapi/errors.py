@@ -1,4 +1,4 @@
-"""The error responses of operations: one per HTTP status, with its exact body and codes (interface E1 to E5)."""
+"""The error responses of operations, one per HTTP status, with exact bodies and codes (interface E1 to E5)."""
 
 import re
 from collections import defaultdict
