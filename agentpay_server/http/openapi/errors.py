@@ -1,4 +1,4 @@
-"""The error responses of operations, one per HTTP status, with exact bodies and codes (interface E1 to E5)."""
+"""The error responses of operations, one per HTTP status, with exact bodies and codes (interface E1, E2)."""
 
 import re
 from collections import defaultdict
