@@ -1,0 +1,403 @@
+"""Statements about signed transactions, one row each. Only this module changes their states.
+
+    (none) ── signed and stored, in the commit that decides ─────► pending
+    pending ── final on chain, could still be reorganised away ──► confirmed    booked
+    pending ── final and irreversible ───────────────────────────► finalized    booked
+    pending ── rejected by the chain, irreversibly ──────────────► failed       given back
+    pending ── expired, according to the nodes ──────────────────► expired      replaced, or given back
+    confirmed ── now irreversible ───────────────────────────────► finalized
+    confirmed ── undone, and can never land again ───────────────► undone
+    expired ── confirmed by the history of the chain ────────────► ruled_out
+    expired ── landed after all ─────────────────────────────────► landed_late  booked
+
+A row leaves `pending` once, in one statement. The transaction that changes the row also books the result.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from attrs import evolve, field, frozen
+from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
+
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import chain_transactions as table
+
+
+class Kind(StrEnum):
+    """The purpose of a transaction."""
+
+    TRANSFER = "transfer"
+    SESSION_OPEN = "session_open"
+    SESSION_SETTLE = "session_settle"
+    POLICY_RECORD = "policy_record"
+    PROVISION = "provision"
+    FUND = "fund"
+
+
+class State(StrEnum):
+    """The state of a transaction."""
+
+    PENDING = "pending"
+    CONFIRMED = "confirmed"
+    FINALIZED = "finalized"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    RULED_OUT = "ruled_out"
+    LANDED_LATE = "landed_late"
+    UNDONE = "undone"
+
+
+@frozen(kw_only=True)
+class ChainTransaction:
+    """A row of `chain_transactions`, column by column."""
+
+    seq: int = 0
+    signature: str
+    kind: Kind = field(converter=Kind)
+    subject_id: str
+    account_id: str
+    held: int = 0
+    credits_account_id: str | None = None
+    spent_us: int | None = None
+    spent_total: int | None = None
+    released_us: int | None = None
+    state: State = field(default=State.PENDING, converter=State)
+    raw: bytes | None = field(repr=False)
+    last_valid_block_height: int
+    detail: str | None = None
+    announced_us: int | None = None
+    reserved: int = 0
+    created_us: int
+    ended_us: int | None = None
+    leased_until_us: int = 0
+
+    @property
+    def signed(self) -> SignedTransaction:
+        """The signed bytes, to be sent.
+
+        Raises:
+            ValueError: the transaction is over and must not be sent.
+        """
+        if self.raw is None:
+            raise ValueError(f"{self.signature} is {self.state} and must not be sent")
+        return SignedTransaction(
+            signature=self.signature,
+            raw=bytes(self.raw),
+            last_valid_block_height=self.last_valid_block_height,
+        )
+
+
+# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
+_IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
+_IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
+_IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
+_THIS: Final = (
+    table.c.signature == bindparam("of_signature"),
+    table.c.subject_id == bindparam("of_subject"),
+)
+_COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
+
+_INSERT: Final = insert(table)
+_PENDING: Final = select(table).where(
+    _IS_PENDING, table.c.subject_id == bindparam("subject_id"), table.c.kind == bindparam("kind")
+)
+_IN_FLIGHT: Final = (
+    select(table)
+    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0)
+    .order_by(table.c.seq)
+)
+_END: Final = (
+    update(table)
+    .where(*_THIS, _IS_PENDING)
+    .values(
+        state=bindparam("new_state"),
+        raw=bindparam("new_raw"),
+        released_us=bindparam("released_us"),
+        ended_us=bindparam("ended_us"),
+        leased_until_us=0,
+    )
+    .returning(table.c.announced_us)
+)
+_ANNOUNCE: Final = (
+    update(table)
+    .where(*_THIS, _IS_PENDING, table.c.announced_us.is_(None))
+    .values(announced_us=bindparam("now_us"))
+)
+_SET_SPEND: Final = (
+    update(table).where(*_THIS).values(spent_us=bindparam("spent_us"), spent_total=bindparam("spent_total"))
+)
+_SET_RELEASED: Final = update(table).where(*_THIS).values(released_us=bindparam("released_us"))
+
+_ABANDONED: Final = (
+    select(table)
+    .where(_IS_PENDING, table.c.leased_until_us <= bindparam("now_us"))
+    .order_by(table.c.leased_until_us)
+    .limit(bindparam("count"))
+)
+_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+_LEASE: Final = (
+    update(table)
+    .where(table.c.subject_id == bindparam("of_subject"), table.c.kind == bindparam("of_kind"), _IS_PENDING)
+    .values(leased_until_us=bindparam("until_us"))
+)
+_FREE_ALL: Final = update(table).where(_IS_PENDING).values(leased_until_us=0)
+
+_CREDITS: Final = (
+    select(table.c.seq)
+    .where(
+        table.c.signature == bindparam("signature"),
+        # The payments of a settlement, to both sides, are booked with the settlement itself.
+        (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
+        | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
+    )
+    .limit(1)
+)
+
+_CONFIRMED_AFTER: Final = (
+    select(table)
+    .where(_IS_CONFIRMED, table.c.signature > bindparam("after"))
+    .order_by(table.c.signature)
+    .limit(bindparam("count"))
+)
+_SET_RESERVED: Final = (
+    update(table)
+    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == bindparam("reserved_before"))
+    .values(reserved=bindparam("new_reserved"))
+)
+_END_CONFIRMED: Final = (
+    update(table)
+    # Another server may have reserved its amount since the row was read: the next check releases it first.
+    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == 0)
+    .values(state=bindparam("new_state"), raw=null())
+)
+
+_EXPIRED_OF: Final = (
+    select(table)
+    .where(_IS_EXPIRED, table.c.subject_id == bindparam("subject_id"))
+    .order_by(table.c.signature)
+)
+_EXPIRED_AFTER: Final = (
+    select(table)
+    .where(_IS_EXPIRED, table.c.subject_id > bindparam("after"))
+    .order_by(table.c.subject_id, table.c.signature)
+    .limit(bindparam("count"))
+)
+_END_EXPIRED: Final = (
+    update(table)
+    .where(*_THIS, _IS_EXPIRED)
+    .values(state=bindparam("new_state"), ended_us=bindparam("ended_us"))
+)
+
+_OPENING: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+    _IS_PENDING,
+    table.c.account_id == bindparam("account_id"),
+    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
+)
+_VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0)).where(
+    table.c.reserved > literal_column("0"),
+    table.c.account_id == bindparam("account_id"),
+    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
+)
+
+
+def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
+    """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
+
+    Raises:
+        ConflictError: another one is pending for the same subject.
+    """
+    connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
+
+
+def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
+    """Return the transaction in flight for a subject, or None."""
+    row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
+    return None if row is None else _record(row)
+
+
+def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
+    """Return the transactions that may still reduce an account's balance, oldest first."""
+    return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
+
+
+def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
+    """Return whether a transaction's credit to an account is booked by its handler, not as a deposit."""
+    values = {"signature": signature, "account_id": account_id}
+    return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
+
+
+# --- Ending a pending transaction. Each function returns None when another driver was faster.
+
+
+def land(
+    connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
+) -> ChainTransaction | None:
+    """End a pending transaction: it is final on chain. If it could still be undone, it stays watched."""
+    if is_irreversible:
+        return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
+    return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
+
+
+def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
+    """End a pending transaction: the chain has rejected it, and its spend did not happen."""
+    ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
+    return _end(connection, ended)
+
+
+def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
+    """End a pending transaction: it is expected never to land, and stays watched in case it does."""
+    return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
+
+
+def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | None:
+    values = {
+        **_this(ended),
+        "new_state": ended.state.value,
+        "new_raw": ended.raw,
+        "released_us": ended.released_us,
+        "ended_us": ended.ended_us,
+    }
+    row = connection.execute(_END, values).one_or_none()
+    # `announced` may have changed since the row was read.
+    return None if row is None else evolve(ended, announced_us=row[0])
+
+
+def replace(
+    connection: Connection, expired: ChainTransaction, following: ChainTransaction
+) -> ChainTransaction:
+    """Store the replacement of an expired transaction, and return it: the spend now belongs to it."""
+    following = evolve(
+        following,
+        spent_us=expired.spent_us,
+        spent_total=expired.spent_total,
+        announced_us=expired.announced_us,
+    )
+    if expired.spent_us is not None:
+        set_spend(connection, expired, spent_us=None, spent_total=None)
+    insert_transaction(connection, following)
+    return following
+
+
+def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
+    """Store that a pending transaction was announced as sent; False if it was before, or is not pending."""
+    return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
+
+
+# --- What counts against the daily limit
+
+
+def set_spend(
+    connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
+) -> None:
+    """Store when a transaction counts as a spend, and the account's running total with it."""
+    connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
+
+
+def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
+    """Store that the spend of a transaction did not happen; with None, that it happened after all."""
+    connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
+
+
+def opening_caps(connection: Connection, account_id: str) -> int:
+    """Return the micro-USDC of an account that are in flight for session openings."""
+    values = {"account_id": account_id}
+    pending_caps = int(connection.execute(_OPENING, values).scalar_one())
+    # An opening that was undone is sent again by the recovery.
+    return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
+
+
+# --- Leases: which driver works on a transaction in flight
+
+
+def abandoned(
+    connection: Connection, now_us: int, count: int, *, lock: bool = False
+) -> list[ChainTransaction]:
+    """Return up to `count` pending transactions without a valid lease.
+
+    Args:
+        connection: the connection.
+        now_us: the real time; leases that have expired by then are not valid.
+        count: the most to return.
+        lock: whether to lock the returned rows, and to skip rows that another transaction has locked.
+    """
+    values = {"now_us": now_us, "count": count}
+    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
+    return [_record(row) for row in rows]
+
+
+def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
+    """Lease the pending transaction of each subject until `until_us` of real time."""
+    values = [
+        {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
+        for kind, subject_id in subjects
+    ]
+    if values:
+        connection.execute(_LEASE, values)
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: their holders no longer run."""
+    connection.execute(_FREE_ALL)
+
+
+# --- Confirmed transactions, watched until they are irreversible (interface T12)
+
+
+def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
+    """Return up to `count` of them, ordered by signature, above a given one; empty comes before all."""
+    return [
+        _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
+    ]
+
+
+def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
+    """Store how much of a confirmed one is in flight again; False when another server was faster."""
+    values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
+    return connection.execute(_SET_RESERVED, values).rowcount == 1
+
+
+def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
+    """Stop watching confirmed transactions: each has reached the state in its `state`."""
+    values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
+    if values:
+        connection.execute(_END_CONFIRMED, values)
+
+
+# --- Expired transactions, watched until the history of the chain rules out that they landed
+
+
+def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
+    """Return the watched transactions of one subject."""
+    return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
+
+
+def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
+    """Return about `count` watched transactions, ordered by subject, above a given subject.
+
+    All transactions of one subject are returned together; empty comes before all subjects.
+    """
+    values = {"after": subject_id, "count": count}
+    found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
+    if len(found) < count:
+        return found
+    last = found[-1].subject_id
+    return [each for each in found if each.subject_id != last] + expired_of(connection, last)
+
+
+def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
+    """Stop watching an expired transaction; False when another server was faster."""
+    values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
+    return connection.execute(_END_EXPIRED, values).rowcount == 1
+
+
+def _this(tx: ChainTransaction) -> dict[str, object]:
+    return {"of_signature": tx.signature, "of_subject": tx.subject_id}
+
+
+_NAMES: Final = tuple(column.name for column in table.columns)
+
+
+def _record(row: Iterable[object]) -> ChainTransaction:
+    return ChainTransaction(**dict(zip(_NAMES, row, strict=True)))  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""The rules for transfers and their idempotency keys. Pure functions.
+
+    (none) ── policy refuses ─────────────────────────────► rejected
+    (none) ── amount at the escalation threshold ─────────► pending_approval
+    (none) ── policy allows ──────────────────────────────► submitted
+    pending_approval ── approved ─────────────────────────► submitted
+    pending_approval ── refused, rejected or expired ─────► rejected
+    submitted ── final on chain ──────────────────────────► settled
+    submitted ── can no longer land ──────────────────────► failed
+    failed ── landed after all ───────────────────────────► settled
+
+`settled`, `rejected` and `failed` are final; the one exception is a transaction that the chain reported as
+impossible and that landed later. Money moves only in `submitted`. One transfer of an account holds a key at a
+time, until 24 hours after it became final; an unresolved transfer holds its key until it is resolved
+(interface I1 to I9).
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.money.idempotency import Verdict
+
+TRANSITIONS: Final = frozenset(
+    {
+        (None, TransferStatus.REJECTED),
+        (None, TransferStatus.PENDING_APPROVAL),
+        (None, TransferStatus.SUBMITTED),
+        (TransferStatus.PENDING_APPROVAL, TransferStatus.SUBMITTED),
+        (TransferStatus.PENDING_APPROVAL, TransferStatus.REJECTED),
+        (TransferStatus.SUBMITTED, TransferStatus.SETTLED),
+        (TransferStatus.SUBMITTED, TransferStatus.FAILED),
+        (TransferStatus.FAILED, TransferStatus.SETTLED),
+    }
+)
+"""All valid changes of status."""
+
+
+def check_transition(before: str | None, after: str) -> None:
+    """Check a change of status. A failure is a bug in the server, never a caller's error.
+
+    Raises:
+        ValueError: `before` cannot become `after`. `before` is None for a transfer that is not stored yet.
+    """
+    if (before, after) not in TRANSITIONS:
+        raise ValueError(f"a transfer does not go from {before} to {after}")
+
+
+def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> bool:
+    """Return whether an operator may still decide about a transfer. At its expiry time it is too late."""
+    return (
+        status == TransferStatus.PENDING_APPROVAL
+        and approval_expires_us is not None
+        and now_us < approval_expires_us
+    )
+
+
+@frozen(kw_only=True)
+class Terms:
+    """The parameters that must match for two requests with one key to be the same request (interface I6)."""
+
+    account_id: str
+    to: str
+    amount_micro: int
+    memo: str | None
+    category: str | None
+
+
+@frozen(kw_only=True)
+class KeyHolder:
+    """The transfer that holds an idempotency key.
+
+    Attributes:
+        terms: the parameters that it was created with.
+        status: its current status.
+        error: the code of its refusal or failure.
+        key_expires_us: when the key is released; None until the transfer is final.
+    """
+
+    terms: Terms
+    status: str
+    error: str | None
+    key_expires_us: int | None
+
+
+def verdict(
+    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
+) -> Verdict:
+    """Compare a request with the transfer that holds its key (interface I1 to I9).
+
+    Args:
+        holder: the transfer that holds the key under the source account, if any.
+        terms: the requested parameters.
+        now_us: the current time.
+        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
+            the operator's accounts, that is, with another `from`. A transfer of the source account takes
+            precedence.
+    """
+    if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
+        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
+    if holder.terms != terms:
+        return Verdict.CONFLICT
+    if holder.status == TransferStatus.SUBMITTED:
+        return Verdict.RESUME
+    if holder.status == TransferStatus.FAILED or holder.error == ErrorCode.INSUFFICIENT_BALANCE:
+        return Verdict.RETRY
+    return Verdict.REPLAY
