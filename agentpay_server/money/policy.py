@@ -27,7 +27,7 @@ _LISTED: Final = 50
 
 
 class Purpose(StrEnum):
-    """What a spend is for. The values are the nouns that refusals use."""
+    """The purpose of a spend. The values are the nouns that refusals use."""
 
     TRANSFER = "transfer"
     """One payment."""
@@ -74,7 +74,7 @@ class Spend:
 
 @frozen(kw_only=True)
 class Means:
-    """What the account can still spend.
+    """The amounts that the account can still spend.
 
     Attributes:
         spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
@@ -216,5 +216,5 @@ def _listed(values: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
-    """Return the policy that a row holds as canonical JSON; the same text is read once, often for many."""
+    """Parse a policy stored as canonical JSON. Cached, because many rows often have the same text."""
     return codec.structure(codec.parse_json(text.encode()), Policy)

@@ -304,7 +304,7 @@ def opening_caps(connection: Connection, account_id: str) -> int:
     """Return the micro-USDC of an account that are in flight for session openings."""
     values = {"account_id": account_id}
     pending_caps = int(connection.execute(_OPENING, values).scalar_one())
-    # An opening that was undone is sent again by the recovery.
+    # The recovery retries an opening that was undone.
     return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
 
 
