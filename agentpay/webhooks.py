@@ -127,8 +127,9 @@ class WebhookSecrets:
             self._keys, self._fault = (), "no webhook secret: pass the one that webhooks.create returned"
 
     def _key(self, secret: object) -> bytes:
-        if hasattr(secret, "get_secret_value"):
-            secret = secret.get_secret_value()
+        hidden = getattr(secret, "get_secret_value", None)
+        if hidden is not None:
+            secret = hidden()
         if isinstance(secret, str) and secret:
             if secret != secret.strip():
                 self._fault = "a webhook secret begins or ends with white space: strip the line end"
