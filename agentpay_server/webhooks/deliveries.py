@@ -7,7 +7,6 @@ from agentpay.contract.deliveries import (
     DeliveryAttempt,
     ListDeliveries,
     ListEvents,
-    RecordedEvent,
     ReplayEvent,
 )
 from agentpay.contract.errors import FieldFault
@@ -53,7 +52,7 @@ class Deliveries:
             rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
         )
 
-    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[RecordedEvent]:
+    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
         """Return a page of the operator's events, newest first.
 
         Raises:
@@ -74,7 +73,7 @@ class Deliveries:
     async def newest_events(self, count: int) -> list[Event]:
         """Return the newest events of all operators, newest last. For in-process use only."""
         rows = await self._context.database.read(event_store.newest, count)
-        return [codec.structure(codec.parse_json(row.body.encode()), Event) for row in reversed(rows)]
+        return [_event(row.body) for row in reversed(rows)]
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
         """Return the newest deliveries of all operators, newest last. For in-process use only."""
@@ -179,5 +178,5 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
     )
 
 
-def _event(body: str) -> RecordedEvent:
-    return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
+def _event(body: str) -> Event:
+    return codec.structure(codec.parse_json(body.encode()), Event)
