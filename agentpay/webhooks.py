@@ -106,8 +106,8 @@ class WebhookSecrets:
     Create it once if you handle many deliveries; every function here accepts it instead of the plain secret.
 
     Args:
-        secret: the `secret` that registering the webhook returned, as text, bytes or a `SecretStr` of
-            pydantic; or a list of them.
+        secret: the `secret` from registering the webhook, as text, bytes or a `SecretStr` of pydantic; or a
+            list of secrets.
     """
 
     __slots__ = ("_fault", "_keys")
@@ -174,8 +174,8 @@ class WebhookSecrets:
 
 
 Secret = str | bytes | SecretText | Sequence[str | bytes | SecretText] | WebhookSecrets
-"""The secret of a webhook, as text, bytes or a `SecretStr` of pydantic; a list while it is being rotated,
-when deliveries under either are genuine."""
+"""The secret of a webhook, as text, bytes or a `SecretStr` of pydantic; a list during a rotation, when either
+secret may have signed."""
 
 
 def _hidden(secret: Secret) -> WebhookSecrets:

@@ -118,10 +118,10 @@ class TransferCheck(Model):
     """The predicted outcome of a transfer if it were requested now.
 
     Attributes:
-        would: `settle`, `escalate` (wait for an operator) or `reject`; a value that this version does not
-            know stays a plain string.
-        error: code of the error that it would be rejected with; None otherwise.
-        message: sentence that explains why it would be rejected or wait; None if it would settle.
+        would: `settle`, `escalate` (need an operator's approval) or `reject`; a value that this version does
+            not know stays a plain string.
+        error: the error code if it would be rejected; None otherwise.
+        message: sentence that explains why it would be rejected or escalated; None if it would settle.
         remaining_usdc: USDC that `max_daily_spend` would still allow afterwards: less this transfer if it
             would settle, unchanged otherwise; None without that limit.
     """
