@@ -1,7 +1,7 @@
 """How fast the simulator is: simulated time beside the processor's, busy and nearly idle, and crashes.
 
-Busy is a world as the seeds draw them, of middling strength: 8 agents and 3 servers. In the last world servers die
-as often as they can be started again. The floor is one second of real time, or one crash in 30 ms.
+Busy is a world as the seeds draw them, of middling strength: 8 agents and 3 servers. In the last world
+servers die as often as they can be started again. The floor is a second of real time, or a crash in 30 ms.
 """
 
 from typing import Final
