@@ -170,7 +170,7 @@ class Sandbox:
                 raise chain_unavailable()
             outcome = end
             try:
-                await deposits.look(account.usdc_token_account, beside=booked)
+                await deposits.look(account.usdc_token_account, also=booked)
                 fault_point(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnavailableError:

@@ -63,7 +63,7 @@ def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
 ) -> dict[str, bytes | None]:
-    """Return a chain's initial accounts in Solana's serialisation, by address: SOL for all fees, and a mint."""
+    """Return a chain's initial accounts as Solana serialises them, by address: SOL for fees, and a mint."""
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
