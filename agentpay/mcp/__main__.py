@@ -4,6 +4,9 @@ Exit codes: 0 when the host closes the connection, 1 when the extra is not insta
 2 when the configuration is invalid, an operator key above all. One sentence on standard error says why.
 """
 
+# The extra need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
 import argparse
 import json
 import logging

@@ -4,6 +4,9 @@ What a tool does and says is in `agentpay.tools`. A refusal is a result; `isErro
 arguments and reads that failed, after which nothing was paid.
 """
 
+# The extra need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
 import hashlib
 import hmac
 import json
