@@ -29,7 +29,7 @@ from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sandbox.http_faults import HttpFaults
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
-from agentpay_server.scheduler import Schedule, Worker
+from agentpay_server.scheduler import AddedWork, Schedule, Worker
 from agentpay_server.services.accounts import Accounts
 from agentpay_server.services.confirmations import Confirmations
 from agentpay_server.services.decisions import Decisions
@@ -141,6 +141,7 @@ class Services:
             self.approvals,
             self.sender,
             self.treasury,
+            server.added_work,
         ]
         if rpc is not None:
             late_landings = LateLandings(context, self.settlement)
@@ -198,6 +199,7 @@ class Server:
         chain: the chain that executes: an embedded one, or a cluster.
         poster: posts events to endpoints.
         arrivals: where money may have come in that is not booked.
+        added_work: due work that joined the server after its start.
         http_faults: what the sandbox lets fail of requests.
         faults: all that it lets fail.
         snapshots: all that the server has known, and the way back.
@@ -222,6 +224,7 @@ class Server:
         self.chain: EmbeddedChain | RpcChain = chain
         self.poster: HttpPoster = HttpPoster(public_only=not chain.is_test_chain, mounts=config.mounts)
         self.arrivals: Arrivals = Arrivals()
+        self.added_work: AddedWork = AddedWork()
         self.http_faults: HttpFaults = HttpFaults()
         self.faults: Faults = Faults(faulty, self.http_faults, may_crash=config.may_crash)
         names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
