@@ -157,7 +157,7 @@ class Seller:
             _, checked = self._late.pop(message_hash)
             # A payment that expired meanwhile, or a node that does not work: the sale says so.
             with contextlib.suppress(PaymentRefusedError):
-                await self._settle(checked)
+                await self._settle_late(checked)
         return bool(due)
 
     # --- Requests
@@ -334,6 +334,15 @@ class Seller:
         finally:
             self._sales[checked.message_hash] = sale
         return sale
+
+    async def _settle_late(self, checked: CheckedPayment) -> None:
+        try:
+            await self._simulate(checked)
+        except PaymentRefusedError:
+            sale = self._sales[checked.message_hash]
+            self._sales[checked.message_hash] = evolve(sale, status="failed")
+            raise
+        await self._settle(checked)
 
     async def _prepare(self, offers: Sequence[Terms]) -> None:
         """Have SOL for fees, and a token account for everybody who is to be paid."""
