@@ -499,3 +499,12 @@ def test_x402_has_no_splits(paywall: Paywall) -> None:
         paywall.sell("/", 1, protocols=["mpp"], splits={owner: 1})
     with pytest.raises(TypeError):
         paywall.sell("/", 0.5)  # type: ignore[arg-type]
+
+
+def test_the_fixture_sells_on_the_server_of_the_test(
+    agentpay_server: AgentPayServer, agentpay_account: Account, agentpay_paywall: Paywall
+) -> None:
+    with httpx.Client(transport=agentpay_paywall.transport(), base_url=agentpay_paywall.base_url) as http:
+        header = Payer(agentpay_server, agentpay_account).header(http.get("/"))
+        assert http.get("/", headers=header).status_code == 200
+    assert agentpay_paywall.sales.one(status="settled").payer == agentpay_account.chain_address
