@@ -32,7 +32,7 @@ async def connect(
     stored_genesis_hash: str | None,
     treasury: str,
     mint_authority: str,
-    make_client: Callable[[RpcSettings], RpcCaller] = http_client,
+    make_client: Callable[[RpcSettings], RpcCaller] | None = None,
 ) -> RpcChain:
     """Return the cluster behind an endpoint, once it is certain that a server may run on it.
 
@@ -42,13 +42,13 @@ async def connect(
             must store `RpcChain.genesis_hash` before anything is signed.
         treasury: the address that pays fees and rents; it is told when it cannot.
         mint_authority: the address that mints on a cluster of our own; it is told when it cannot.
-        make_client: returns what calls the endpoint.
+        make_client: returns what calls the endpoint; None for a client over HTTP.
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.
         ChainUnavailableError: the endpoint does not tell.
     """
-    client = make_client(settings)
+    client = (make_client or http_client)(settings)
     try:
         cluster = choose_cluster(
             replies.read_hash(await client.call("getGenesisHash")),
