@@ -23,8 +23,8 @@ class Edge:
     """A server's connections to the outside. A simulation replaces them.
 
     Attributes:
-        entropy: source of secrets that never follow from a seed, such as nonces.
-        rpc_client: returns what calls the RPC endpoint of the settings; None for a client over HTTP.
+        entropy: source of secrets that never depend on a seed, such as nonces.
+        rpc_client: creates the client for the RPC endpoint; None for a client over HTTP.
     """
 
     entropy: Randomness = field(factory=SystemRandomness)

@@ -197,11 +197,11 @@ class Server:
         storage: where everything is stored.
         chain: the chain that executes: an embedded one, or a cluster.
         poster: posts events to endpoints.
-        arrivals: where money may have come in that is not booked.
+        arrivals: where there may be deposits that are not booked.
         added_work: due work that joined the server after its start.
-        http_faults: what the sandbox lets fail of requests.
-        faults: all that it lets fail.
-        snapshots: all that the server has known, and the way back.
+        http_faults: the sandbox's faults of requests.
+        faults: all of the sandbox's faults.
+        snapshots: takes and restores snapshots.
         requests: the newest requests of each operator.
         services: its services.
         operator: the operator that it was first started with.
@@ -421,7 +421,7 @@ async def _cluster(
 
 
 def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Randomness) -> None:
-    """Refuse what could only do harm on a public cluster."""
+    """Refuse configurations that are dangerous on a public cluster."""
     if chain.is_test_chain:
         return
     if clock.is_manual:

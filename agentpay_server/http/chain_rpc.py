@@ -188,7 +188,7 @@ class Mounted:
     Args:
         rpc: the node.
         facilitator: the facilitator; None for none.
-        app: answers everywhere else; None for nothing there.
+        app: handles all other paths; None for 404.
     """
 
     def __init__(
@@ -210,13 +210,15 @@ class Mounted:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(send, 404, _text(f"Here are only JSON-RPC, at {PATH}, and the x402 facilitator."))
+            await _respond(
+                send, 404, _text(f"Only JSON-RPC, at {PATH}, and the x402 facilitator are available here.")
+            )
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
 
 def node_of(server: Server) -> Node:
-    """Return the node of a server whose chain is within it.
+    """Return the node of a server with an embedded chain.
 
     Raises:
         ValueError: the server works on a cluster.
