@@ -210,9 +210,7 @@ class Mounted:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(
-                send, 404, _text(f"Only JSON-RPC, at {PATH}, and the x402 facilitator are available here.")
-            )
+            await _respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
