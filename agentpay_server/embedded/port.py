@@ -7,9 +7,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.server import PortServer
+from agentpay_server.http.port.server import PortServer, Served
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests in progress may take when a port closes; after that they are aborted."""
@@ -32,7 +31,7 @@ class Listener:
 
     def __init__(
         self,
-        application: Application,
+        application: Served,
         app: Any,  # noqa: ANN401 - any ASGI application
         sock: socket.socket,
         allowed_hosts: Iterable[str] = (),
@@ -77,7 +76,7 @@ class _Server(PortServer):
     Every test that opens a port would pay for that.
     """
 
-    def __init__(self, application: Application, **options: Any) -> None:  # noqa: ANN401 - those of its base
+    def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base
         super().__init__(application, **options)
         self._told = asyncio.Event()
 
