@@ -234,7 +234,7 @@ class AgentTools:
         """Return payments of the account, newest first.
 
         Args:
-            status: only transfers that are `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
+            status: only `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
             limit: 1 to 100; 20 by default.
             cursor: that of the previous page.
 

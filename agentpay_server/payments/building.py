@@ -135,9 +135,7 @@ def _fee_payer(
     taking_part = {str(account.pubkey) for step in steps for account in step.accounts}
     taking_part |= {str(step.program_id) for step in steps}
     if terms.fee_payer in taking_part or terms.fee_payer in own_addresses:
-        raise FeePayerRefusedError(
-            "the fee payer of the challenge must be an address that only the seller uses"
-        )
+        raise FeePayerRefusedError("the fee payer of the challenge must be used only by the seller")
     return Pubkey.from_string(terms.fee_payer)
 
 
