@@ -2,8 +2,8 @@
 
     python scripts/doc_types.py
 
-Each block becomes a module, with as many empty lines before it as the page has, so that an error refers to the
-line of the page.
+Each block becomes a module, with as many empty lines before it as the page has, so that an error refers to
+the line of the page.
 """
 
 import json
