@@ -177,7 +177,7 @@ def test_every_request_that_was_sent_ahead_is_answered_in_order(listening: Liste
         assert [peer.answer().status for _ in range(53)] == [200, 401, 421, *[200] * 50]
 
 
-def test_a_long_call_is_no_slow_peer(listening: Listening) -> None:
+def test_a_long_call_does_not_count_as_a_slow_peer(listening: Listening) -> None:
     server = listening(
         Settings(head_timeout_seconds=0.05, idle_timeout_seconds=0.05, body_timeout_seconds=0.05)
     )
@@ -228,7 +228,7 @@ def slow_connections(base_url: str, count: int) -> Iterator[list[socket.socket]]
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.deep)])
-def test_slow_connections_without_number_stop_nobody(
+def test_many_slow_connections_do_not_block_others(
     listening: Listening, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     limit = 100
@@ -262,7 +262,7 @@ def test_the_one_that_has_waited_longest_makes_room(listening: Listening) -> Non
                 assert peer.send(GET_HEALTH).answer().status == 200
 
 
-def test_what_is_being_served_is_never_dropped_and_newcomers_wait(
+def test_requests_in_service_are_never_dropped(
     listening: Listening, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))

@@ -22,7 +22,7 @@ def counted(server: AgentPayServer) -> dict[str, int]:
     }
 
 
-def test_the_summary_counts_what_waits(server: AgentPayServer, client: AgentPay) -> None:
+def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) -> None:
     assert set(counted(server).values()) == {0}
     payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
     server.sandbox.fund(payer, "100")
@@ -44,9 +44,7 @@ def test_the_summary_counts_what_waits(server: AgentPayServer, client: AgentPay)
     assert (after["pending_approvals"], after["open_sessions"], after["undelivered_deliveries"]) == (0, 0, 1)
 
 
-def test_the_summary_is_of_one_operator_and_of_operators_alone(
-    server: AgentPayServer, client: AgentPay
-) -> None:
+def test_the_summary_is_per_operator_and_not_for_agents(server: AgentPayServer, client: AgentPay) -> None:
     account_id = client.accounts.create(name="Mine").account_id
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert other.console.summary().accounts == 0

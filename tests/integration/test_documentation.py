@@ -269,7 +269,7 @@ def documented() -> list[str]:
     return [name for path in PAGES for name in _REFERENCE.findall(path.read_text("utf-8"))]
 
 
-def test_every_name_of_the_reference_is_there_and_says_what_it_is() -> None:
+def test_every_documented_name_exists_and_has_a_docstring() -> None:
     for name in documented():
         found = resolved(name)
         if inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found):
@@ -316,7 +316,7 @@ def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> N
     assert len(rows) == len(expected)
 
 
-def test_every_code_has_a_section_that_says_what_it_means_and_what_to_do() -> None:
+def test_every_error_code_has_a_section_with_meaning_and_remedy() -> None:
     page = (DOCS / "reference" / "errors.md").read_text("utf-8")
     sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
     assert set(sections) == {

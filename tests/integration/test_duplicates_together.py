@@ -32,7 +32,7 @@ def test_duplicates_of_a_request_that_is_refused_for_its_balance_share_one_outco
     assert sorted(rejections) == sorted(transfer_ids)
 
 
-def test_what_a_payer_writes_is_not_shown_to_another_operator(
+def test_a_payer_s_memo_is_hidden_from_other_operators(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     source = funded("10").account_id

@@ -127,7 +127,7 @@ def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> N
     assert recorder._bytes_kept == 10 * inspection.RECORDS_MAX
 
 
-def test_what_is_kept_can_be_brought_back(server: AgentPayServer, client: AgentPay) -> None:
+def test_recorded_requests_can_be_restored(server: AgentPayServer, client: AgentPay) -> None:
     client.accounts.create(name="a")
     kept_bytes = server._running.recorder._bytes_kept
     restore = server._running.recorder.capture()
@@ -204,7 +204,7 @@ def test_records_are_plain_lists(server: AgentPayServer, paid: str) -> None:
     assert server.events.where(type="none") == []
 
 
-def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, paid: str) -> None:
+def test_a_missing_record_lists_the_existing_ones(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(AssertionError) as none:
         server.events.one(type="session.opened")
     assert "0 records with type='session.opened', not one; there is:" in str(none.value)
@@ -215,7 +215,7 @@ def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, pa
         server.deliveries.one()
 
 
-def test_a_field_that_does_not_exist_is_no_silent_nothing(server: AgentPayServer, paid: str) -> None:
+def test_an_unknown_field_raises(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(
         TypeError, match="TransferInitiated has no field 'typ'; it has created_at, data, id, type"
     ):

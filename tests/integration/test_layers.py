@@ -198,7 +198,7 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
 SHARED = {"agentpay._version", "agentpay._deliveries", "agentpay.webhooks"}
 
 
-def test_only_the_embedded_server_and_what_is_a_client_use_the_sdk():
+def test_only_the_embedded_server_and_clients_use_the_sdk():
     users = {
         layer_of(module_name(path))
         for path in MODULES
@@ -270,7 +270,7 @@ def test_the_rules_are_without_input_and_output():
             assert not IO & set(libraries_of(path)), module
 
 
-def test_sql_is_written_in_stores_alone():
+def test_sql_is_only_in_stores():
     """In modules that are named for it, and where tables and runners are; a simulation is a database."""
     may = ("agentpay_server.database", "agentpay_server._simulation")
     for path in MODULES:
@@ -311,11 +311,11 @@ def test_the_tools_load_neither_mcp_nor_a_framework():
     assert not {"mcp", "mcp_types", "pydantic", "starlette", "agentpay.mcp", "agentpay_server"} & loaded
 
 
-def test_the_metrics_library_is_loaded_at_the_first_look_alone():
+def test_the_metrics_library_is_imported_on_first_use():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 
 
-def test_the_command_line_says_what_there_is_without_loading_any_of_it():
+def test_the_command_line_lists_commands_without_importing_them():
     loaded = loaded_by("from agentpay_server.cli import main; main(['--help'], standalone_mode=False)")
 
     for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", "agentpay_server.cli.serve"):

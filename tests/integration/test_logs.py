@@ -164,7 +164,7 @@ def test_a_fault_of_the_server_is_one_line_with_its_traceback(
     assert lines.events("request.answered")[-1]["status"] == 500
 
 
-def test_what_libraries_warn_of_is_a_line_of_the_same_form(lines: Lines) -> None:
+def test_library_warnings_are_logged_in_the_same_format(lines: Lines) -> None:
     logging.getLogger("somebody.else").warning('"quoted"\nand %s', "broken")
     logging.getLogger("somebody.else").info("not worth a line")
     (line,) = lines.events("log")

@@ -54,7 +54,7 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
     }
 
 
-def test_requests_are_counted_by_template_and_never_by_what_a_caller_wrote(
+def test_requests_are_counted_by_path_template(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, value: Value
 ) -> None:
     account = client.accounts.create(name="Payer")

@@ -131,7 +131,7 @@ def test_a_transfer_that_settles_within_the_bound_is_answered(tmp_path: Path) ->
         assert server.ended() == 0
 
 
-def test_a_transfer_under_way_at_the_bound_is_said_to_be_and_taken_up_at_the_next_start(
+def test_a_transfer_in_flight_at_shutdown_is_resumed_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
@@ -158,7 +158,7 @@ def test_a_transfer_under_way_at_the_bound_is_said_to_be_and_taken_up_at_the_nex
         assert balance == "1.000000"
 
 
-def test_a_request_that_never_arrives_whole_is_cut_off_at_the_bound() -> None:
+def test_an_incomplete_request_is_aborted_at_shutdown() -> None:
     with serving("--shutdown-wait", "0.1") as server:
         url = server.http.base_url
         with socket.create_connection((url.host, url.port or 80), WAIT_SECONDS) as sock:

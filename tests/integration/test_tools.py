@@ -68,7 +68,7 @@ def test_a_payment_settles(tools: AgentTools, client: AgentPay, payee: str) -> N
     assert moved(client, payee) == "1.500000"
 
 
-def test_what_remains_of_the_daily_limit_is_told(
+def test_the_remaining_daily_limit_is_returned(
     tools: AgentTools, client: AgentPay, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, max_daily_spend=10)

@@ -69,7 +69,7 @@ def test_a_frozen_recipient_or_source_is_account_frozen(world: World) -> None:
     assert failure_of(world.send(world.transfer(1, other, 1))) is FailureReason.ACCOUNT_FROZEN
 
 
-def test_a_recipient_that_is_no_token_account_is_account_missing(world: World) -> None:
+def test_a_recipient_without_a_token_account_is_account_missing(world: World) -> None:
     world.account(1, 10)
     world.account(2)
     world.close(2)
