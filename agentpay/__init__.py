@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         EventType,
         KeyKind,
         Outcome,
+        PaymentProtocol,
         SessionStatus,
         TransactionStatus,
         TransactionStatusFilter,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from agentpay.contract.identity import Identity
     from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
         TransferFailedError,
         TransferOutcomeUnknownError,
         TransferRejectedError,
+        UnpayableChallengeError,
         WaitTimeoutError,
         WebhookError,
         WebhookPayloadError,
@@ -190,8 +193,13 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "Page",
+    "Payment",
+    "PaymentHeader",
+    "PaymentOutcome",
+    "PaymentProtocol",
     "PendingTransfer",
     "PermissionDeniedError",
+    "PinnedOrigin",
     "Policies",
     "Policy",
     "PolicyParams",
@@ -221,6 +229,7 @@ __all__ = [
     "TransferRejectedError",
     "TransferStatus",
     "Transfers",
+    "UnpayableChallengeError",
     "WaitTimeoutError",
     "Webhook",
     "WebhookError",
@@ -276,7 +285,12 @@ _HOMES = {
     "OperatorKey": "agentpay.contract.operator_keys",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
+    "Payment": "agentpay.contract.payments",
+    "PaymentHeader": "agentpay.contract.payments",
+    "PaymentOutcome": "agentpay.contract.payments",
+    "PaymentProtocol": "agentpay.contract.choices",
     "PendingTransfer": "agentpay.contract.approvals",
+    "PinnedOrigin": "agentpay.contract.payments",
     "Policies": "agentpay._sync.policies",
     "Policy": "agentpay.contract.policies",
     "PolicyParams": "agentpay._params",

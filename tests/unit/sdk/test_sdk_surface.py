@@ -31,13 +31,15 @@ PUBLIC = """
     ExtensionNotOfferedError FieldFault IdempotencyConflictError Identity InsecureConnectionWarning
     InsufficientBalanceError InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams
     ListTransactionsParams ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret
-    NotFoundError OpenSessionParams OperatorKey Outcome OutcomeUnknownError Page PendingTransfer
+    NotFoundError OpenSessionParams OperatorKey Outcome OutcomeUnknownError Page
+    Payment PaymentHeader PaymentOutcome PaymentProtocol PendingTransfer PinnedOrigin
     PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
     PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
     ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
     SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
     TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
     TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
+    UnpayableChallengeError
     WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
     __version__
 """
