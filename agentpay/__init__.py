@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         EventType,
         KeyKind,
         Outcome,
+        PaymentProtocol,
         SessionStatus,
         TransactionStatus,
         TransactionStatusFilter,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from agentpay.contract.identity import Identity
     from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
         TransferFailedError,
         TransferOutcomeUnknownError,
         TransferRejectedError,
+        UnpayableChallengeError,
         WaitTimeoutError,
         WebhookError,
         WebhookPayloadError,
@@ -237,8 +240,13 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "Page",
+    "Payment",
+    "PaymentHeader",
+    "PaymentOutcome",
+    "PaymentProtocol",
     "PendingTransfer",
     "PermissionDeniedError",
+    "PinnedOrigin",
     "Policies",
     "Policy",
     "PolicyParams",
@@ -273,6 +281,7 @@ __all__ = [
     "TransferRejectedError",
     "TransferStatus",
     "Transfers",
+    "UnpayableChallengeError",
     "WaitTimeoutError",
     "Webhook",
     "WebhookError",
@@ -352,7 +361,12 @@ _HOMES = {
     "OperatorKeys": "agentpay._sync.keys",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
+    "Payment": "agentpay.contract.payments",
+    "PaymentHeader": "agentpay.contract.payments",
+    "PaymentOutcome": "agentpay.contract.payments",
+    "PaymentProtocol": "agentpay.contract.choices",
     "PendingTransfer": "agentpay.contract.approvals",
+    "PinnedOrigin": "agentpay.contract.payments",
     "Policies": "agentpay._sync.policies",
     "Policy": "agentpay.contract.policies",
     "PolicyParams": "agentpay._params",

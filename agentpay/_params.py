@@ -79,7 +79,11 @@ class ListTransfersParams(TypedDict, total=False):
     """Arguments of `transfers.list`."""
 
     account_id: str | None
-    status: TransferStatus | Literal["pending_approval", "submitted", "settled", "rejected", "failed"] | None
+    status: (
+        TransferStatus
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
+        | None
+    )
     idempotency_key: str | None
     since: datetime | None
     limit: int | None

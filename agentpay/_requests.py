@@ -291,6 +291,8 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
+    ErrorCode.UNREADABLE_CHALLENGE: errors.UnpayableChallengeError,
+    ErrorCode.NOTHING_PAYABLE: errors.UnpayableChallengeError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
     ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }

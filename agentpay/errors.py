@@ -30,6 +30,7 @@
           |   . SessionClosedError              session_closed
           - PreconditionFailedError         412
           - InvalidRecipientError           422
+          - UnpayableChallengeError         unreadable_challenge, nothing_payable
           - RateLimitedError                429
           - ExtensionNotOfferedError        404 of an extension that the service does not have
           - ServerError                     500 and above
@@ -83,6 +84,7 @@ __all__ = [
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
+    "UnpayableChallengeError",
     "WaitTimeoutError",
     "WebhookError",
     "WebhookPayloadError",
@@ -472,6 +474,15 @@ class InvalidRecipientError(APIError):
     """The recipient can hold no USDC: no token account of USDC, and no account_id (status 422)."""
 
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
+
+
+class UnpayableChallengeError(APIError):
+    """The 402 that was to be paid cannot be: it is not readable, or offers nothing payable (status 422).
+
+    Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
+    """
+
+    advice = "Do not pay this seller for this request; the message names what is wrong with its challenge"
 
 
 class RateLimitedError(APIError):

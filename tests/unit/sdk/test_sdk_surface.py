@@ -35,15 +35,16 @@ PUBLIC = """
     InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
     ListEventsParams ListParams ListSessionsParams ListTransactionsParams ListTransfersParams Model
     NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeys
-    Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
-    PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
-    RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
-    RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
-    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    Outcome OutcomeUnknownError Page Payment PaymentHeader PaymentOutcome PaymentProtocol
+    PendingTransfer PermissionDeniedError PinnedOrigin Policies Policy PolicyParams PolicyRecordView
+    PolicyViolationError PreconditionFailedError RateLimitedError RawResponse RegisteredWebhook
+    RegisteredWebhooks RejectTransferParams ReplayEventParams RotateSecretParams ServedRequest
+    ServedRequests ServerError ServiceUnavailableError Session SessionCapExceededError
+    SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus Transaction
+    TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
     TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
-    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks WebhookSignatureError
-    __version__
+    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
+    WebhookSignatureError __version__
 """
 
 METHODS = {
