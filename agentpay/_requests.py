@@ -198,7 +198,13 @@ def _quoted(name: str, value: object) -> str:
 
 
 def _free_text(name: str, value: object) -> str:
-    """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy."""
+    """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy.
+
+    Those of an origin are quoted: proxies merge two slashes in a row.
+    """
+    scheme, separator, host = check_text(name, value).partition("://")
+    if separator:
+        return _quoted(name, scheme) + quote(separator, safe="") + _quoted(name, host)
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 

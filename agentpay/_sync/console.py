@@ -7,6 +7,7 @@ from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
 from agentpay._sync.paging import Page
+from agentpay._sync.payments import Origins
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
@@ -173,6 +174,7 @@ class Console(Resource):
         deliveries: deliveries of events, with every attempt.
         audit: what was changed by whom.
         requests: requests that the server has answered.
+        origins: what is known of sellers, and held against their challenges.
     """
 
     __module__ = "agentpay"
@@ -188,6 +190,7 @@ class Console(Resource):
         self.deliveries: Deliveries = Deliveries(caller)
         self.audit: Audit = Audit(caller)
         self.requests: ServedRequests = ServedRequests(caller)
+        self.origins: Origins = Origins(caller)
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, waiting approvals, undelivered deliveries and open sessions (interface CO16).
