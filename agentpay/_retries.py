@@ -152,7 +152,7 @@ def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
 def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
     if (endpoint.method, endpoint.path) == (CREATE_TRANSFER.method, CREATE_TRANSFER.path):
         return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
-    if (endpoint.method, endpoint.path) == ("POST", "/payments"):
+    if endpoint.name == "payments.authorize":
         return PaymentOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
     if endpoint.responses is ANY_SUCCESS:
         return OutcomeUnknownError(operation=endpoint.name, idempotency_key=key)
