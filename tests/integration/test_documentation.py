@@ -20,7 +20,8 @@ from agentpay._sync.accounts import Accounts
 from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.payments import Origins, Payments
+from agentpay._sync.origins import Origins
+from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
 from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
