@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     )
     from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
     from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+    from agentpay._async.origins import AsyncOrigins
     from agentpay._async.paging import AsyncPage, AsyncPages
-    from agentpay._async.payments import AsyncOrigins, AsyncPayments
+    from agentpay._async.payments import AsyncPayments
     from agentpay._async.policies import AsyncPolicies
     from agentpay._async.sessions import AsyncSessions
     from agentpay._async.transfers import AsyncTransfers
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
         ListTransactionsParams,
         ListTransfersParams,
         OpenSessionParams,
+        PinOriginParams,
         PolicyParams,
         RejectTransferParams,
         ReplayEventParams,
         ReportOutcomeParams,
         RotateSecretParams,
-        SetOriginParams,
     )
     from agentpay._raw import RawResponse
     from agentpay._sync.accounts import Accounts
@@ -64,8 +65,9 @@ if TYPE_CHECKING:
     from agentpay._sync.console import AccountDetails, Approvals, Audit, Console, ServedRequests
     from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
     from agentpay._sync.keys import AgentKeys, OperatorKeys
+    from agentpay._sync.origins import Origins
     from agentpay._sync.paging import Page
-    from agentpay._sync.payments import Origins, Payments
+    from agentpay._sync.payments import Payments
     from agentpay._sync.policies import Policies
     from agentpay._sync.sessions import Sessions
     from agentpay._sync.transfers import Transfers
@@ -265,6 +267,7 @@ __all__ = [
     "Payments",
     "PendingTransfer",
     "PermissionDeniedError",
+    "PinOriginParams",
     "PinnedOrigin",
     "Policies",
     "Policy",
@@ -290,7 +293,6 @@ __all__ = [
     "SessionOutcomeUnknownError",
     "SessionStatus",
     "Sessions",
-    "SetOriginParams",
     "Transaction",
     "TransactionStatus",
     "TransactionStatusFilter",
@@ -333,7 +335,7 @@ _HOMES = {
     "AsyncDeliveries": "agentpay._async.deliveries",
     "AsyncEvents": "agentpay._async.deliveries",
     "AsyncOperatorKeys": "agentpay._async.keys",
-    "AsyncOrigins": "agentpay._async.payments",
+    "AsyncOrigins": "agentpay._async.origins",
     "AsyncPage": "agentpay._async.paging",
     "AsyncPages": "agentpay._async.paging",
     "AsyncPayments": "agentpay._async.payments",
@@ -384,7 +386,7 @@ _HOMES = {
     "OpenSessionParams": "agentpay._params",
     "OperatorKey": "agentpay.contract.operator_keys",
     "OperatorKeys": "agentpay._sync.keys",
-    "Origins": "agentpay._sync.payments",
+    "Origins": "agentpay._sync.origins",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
     "Payment": "agentpay.contract.payments",
@@ -410,7 +412,7 @@ _HOMES = {
     "Session": "agentpay.contract.sessions",
     "SessionStatus": "agentpay.contract.choices",
     "Sessions": "agentpay._sync.sessions",
-    "SetOriginParams": "agentpay._params",
+    "PinOriginParams": "agentpay._params",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",

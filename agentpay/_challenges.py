@@ -51,6 +51,7 @@ class Challenge:
 def challenge_of(
     response: object = None,
     *,
+    origin: str | None = None,
     url: object = None,
     method: str | None = None,
     headers: Pairs | None = None,
@@ -61,6 +62,7 @@ def challenge_of(
     Args:
         response: of httpx, httpx2, requests, urllib3 or any library whose responses have `url`, `headers` and
             `content`.
+        origin: the seller; by default that of `url`.
         url: the address that answered 402.
         method: the HTTP method of the request.
         headers: of the response.
@@ -78,14 +80,13 @@ def challenge_of(
         method = _method_of(response) if method is None else method
         headers = getattr(response, "headers", None) if headers is None else headers
         body = _content_of(response) if body is None else body
-    if url is None or headers is None:
+    if (url is None and origin is None) or headers is None:
         raise TypeError(
             "pass response=, the 402 as your HTTP library returned it, or its url= and headers= (and body=)"
         )
-    address = str(url)
     return Challenge(
-        origin=origin_of(address),
-        url=_shown(address),
+        origin=origin_of(str(url)) if origin is None else origin,
+        url=None if url is None else _shown(str(url)),
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),

@@ -191,6 +191,7 @@ class AuthorizePaymentParams(TypedDict):
     account_id: str
     idempotency_key: str
     response: NotRequired[object]
+    origin: NotRequired[str | None]
     url: NotRequired[object]
     method: NotRequired[str | None]
     headers: NotRequired[Pairs | None]
@@ -222,8 +223,8 @@ class ReportOutcomeParams(TypedDict):
     duration_ms: NotRequired[int | None]
 
 
-class SetOriginParams(TypedDict, total=False):
-    """Arguments of `console.origins.set` besides the origin."""
+class PinOriginParams(TypedDict, total=False):
+    """Arguments of `console.origins.put` besides the origin."""
 
     category: str | None
     recipients: Sequence[str] | None

@@ -5,8 +5,8 @@ from typing import Unpack
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+from agentpay._async.origins import AsyncOrigins
 from agentpay._async.paging import AsyncPages
-from agentpay._async.payments import AsyncOrigins
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare

@@ -20,7 +20,8 @@ from agentpay._async.console import (
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.identity import AsyncIdentities
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
-from agentpay._async.payments import AsyncOrigins, AsyncPayments
+from agentpay._async.origins import AsyncOrigins
+from agentpay._async.payments import AsyncPayments
 from agentpay._async.policies import AsyncPolicies
 from agentpay._async.resource import AsyncResource
 from agentpay._async.sessions import AsyncSessions
@@ -132,7 +133,7 @@ class AsyncRawOrigins(AsyncRawResource):
     """`client.console.origins`, with responses."""
 
     list: Final = AsyncRaw(AsyncOrigins.list)
-    set: Final = AsyncRaw(AsyncOrigins.set)
+    put: Final = AsyncRaw(AsyncOrigins.put)
     get: Final = AsyncRaw(AsyncOrigins.get)
     delete: Final = AsyncRaw(AsyncOrigins.delete)
 

@@ -6,8 +6,8 @@ from typing import Unpack
 from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.origins import Origins
 from agentpay._sync.paging import Page
-from agentpay._sync.payments import Origins
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare

@@ -4,12 +4,11 @@
 `agentpay.payments.PaymentAuth` is built on it, for callers whose HTTP library is httpx.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import names, usdc
+from agentpay._arguments import usdc
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._challenges import Pairs, challenge_of
@@ -19,8 +18,6 @@ from agentpay.contract import payments
 from agentpay.contract.payments import (
     AuthorizePayment,
     Payment,
-    PinnedOrigin,
-    PinOrigin,
     ReportOutcome,
 )
 from agentpay.contract.transfers import TransferStatus
@@ -37,6 +34,7 @@ class Payments(Resource):
         account_id: str,
         idempotency_key: str,
         response: object = None,
+        origin: str | None = None,
         url: object = None,
         method: str | None = None,
         headers: Pairs | None = None,
@@ -54,7 +52,10 @@ class Payments(Resource):
             account_id: the account that pays, `acct_…`.
             idempotency_key: 1 to 128 characters. It names the purchase, not the attempt: the same key never
                 signs a second payment, and presents the first one again.
-            response: the 402, of httpx, requests or a similar library, its body read. Or pass these four:
+            response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
+                `headers`, and `origin` or `url`:
+            origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
+                `url`.
             url: the address that answered 402. Its query is not sent to the service.
             method: the HTTP method of the request.
             headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
@@ -80,7 +81,7 @@ class Payments(Resource):
             PaymentOutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
                 the same key.
         """
-        challenge = challenge_of(response, url=url, method=method, headers=headers, body=body)
+        challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
         request = AuthorizePayment(
             account_id=account_id,
             idempotency_key=idempotency_key,
@@ -174,82 +175,3 @@ class Payments(Resource):
         request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
         payment: Payment = self._call(request, options)
         return payment
-
-
-class Origins(Resource):
-    """What is known of sellers, and held against their challenges. All need an operator key."""
-
-    __module__ = "agentpay"
-
-    def list(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[PinnedOrigin]:
-        """List the pinned sellers, the one that was pinned last first.
-
-        Args:
-            limit: sellers per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
-        """
-        return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
-
-    def set(
-        self,
-        origin: str,
-        *,
-        category: str | None = None,
-        recipients: Sequence[str] | None = None,
-        max_amount: Decimal | int | str | None = None,
-        blocked: bool = False,
-        **options: Unpack[CallOptions],
-    ) -> PinnedOrigin:
-        """Pin what is known of a seller: it wins over what the seller's challenges claim.
-
-        The pin is replaced as a whole: what is left out is not known.
-
-        Args:
-            origin: the seller: scheme, host and port, such as `https://api.example.com`.
-            category: spend category of whatever it sells, 1 to 64 characters.
-            recipients: on-chain addresses of owners that may be paid there; None allows all.
-            max_amount: the highest price in USDC; None is no limit. Floats are refused.
-            blocked: whether nothing is paid there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
-
-        Raises:
-            InvalidRequestError: the request is not valid; `details` names every fault.
-        """
-        body = PinOrigin(
-            category=category,
-            recipients=None if recipients is None else names("recipients", recipients),
-            max_amount=None if max_amount is None else usdc("max_amount", max_amount),
-            blocked=blocked,
-        )
-        pin: PinnedOrigin = self._call(
-            prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
-        )
-        return pin
-
-    def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
-        """Read what is pinned of a seller.
-
-        Args:
-            origin: the seller, such as `https://api.example.com`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
-
-        Raises:
-            NotFoundError: the seller is not pinned.
-        """
-        pin: PinnedOrigin = self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
-        return pin
-
-    def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
-        """Forget what is pinned of a seller.
-
-        Args:
-            origin: the seller, such as `https://api.example.com`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
-
-        Raises:
-            NotFoundError: the seller is not pinned.
-        """
-        self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)

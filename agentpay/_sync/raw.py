@@ -21,7 +21,8 @@ from agentpay._sync.console import (
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.identity import Identities
 from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.payments import Origins, Payments
+from agentpay._sync.origins import Origins
+from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
 from agentpay._sync.resource import Resource
 from agentpay._sync.sessions import Sessions
@@ -133,7 +134,7 @@ class RawOrigins(RawResource):
     """`client.console.origins`, with responses."""
 
     list: Final = Raw(Origins.list)
-    set: Final = Raw(Origins.set)
+    put: Final = Raw(Origins.put)
     get: Final = Raw(Origins.get)
     delete: Final = Raw(Origins.delete)
 

@@ -65,8 +65,8 @@ Reply = Callable[[Any], Any]
 class Seller:
     """Answers requests by a script of functions; what it sees is kept as plain values."""
 
-    def __init__(self, library: ModuleType) -> None:
-        self.library: Any = library
+    def __init__(self, package: ModuleType) -> None:
+        self.package: Any = package
         self.steps: list[Reply] = []
         self.seen: list[dict[str, Any]] = []
 
@@ -89,7 +89,7 @@ class Seller:
     def response(self, status: int, content: Any = b"", **headers: str) -> Any:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         body = "stream" if isinstance(content, _Chunks) else "content"
-        return self.library.Response(status, headers=fields, **{body: content})
+        return self.package.Response(status, headers=fields, **{body: content})
 
     def serves(self, *steps: Reply) -> "Seller":
         self.steps += steps
@@ -114,7 +114,7 @@ class Seller:
         return self.response(500, b"sorry")
 
     def drops(self, request: Any) -> Any:
-        return self.library.ReadTimeout("too slow", request=request)
+        return self.package.ReadTimeout("too slow", request=request)
 
     def redirects(self, to: str) -> Reply:
         return lambda _request: self.response(302, Location=to)
@@ -123,12 +123,12 @@ class Seller:
 class World:
     """A client of httpx or httpx2, sync or async, that pays a played seller through a played service."""
 
-    def __init__(self, library: ModuleType, backend: str) -> None:
-        self.library: Any = library
+    def __init__(self, package: ModuleType, backend: str) -> None:
+        self.package: Any = package
         self.backend = backend
         self.is_async = backend != "sync"
         self.service = Service()
-        self.seller = Seller(library)
+        self.seller = Seller(package)
 
     def auth(self, **options: Any) -> PaymentAuth:
         kind: Any = AsyncAgentPay if self.is_async else AgentPay
@@ -140,7 +140,7 @@ class World:
 
     def chunks(self, *parts: bytes | Exception) -> Any:
         """Return a body that arrives in parts."""
-        base = self.library.AsyncByteStream if self.is_async else self.library.SyncByteStream
+        base = self.package.AsyncByteStream if self.is_async else self.package.SyncByteStream
         return type("Chunks", (_Chunks, base), {})(*parts)
 
     def send(
@@ -149,15 +149,15 @@ class World:
         auth = self.auth() if auth is None else auth
         options = {
             "auth": auth,
-            "transport": self.library.MockTransport(self.seller.handle),
+            "transport": self.package.MockTransport(self.seller.handle),
             **client_options,
         }
         if not self.is_async:
-            with self.library.Client(**options) as http:
+            with self.package.Client(**options) as http:
                 return work(http)
 
         async def run() -> Any:
-            async with self.library.AsyncClient(**options) as http:
+            async with self.package.AsyncClient(**options) as http:
                 result = work(http)
                 return await result if inspect.isawaitable(result) else result
 

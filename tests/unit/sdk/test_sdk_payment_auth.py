@@ -142,7 +142,7 @@ def test_the_same_key_again_presents_the_same_payment(world: World) -> None:
 
 def test_a_lost_reply_stays_the_error_of_the_library_and_says_what_was_presented(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.drops)
-    with pytest.raises(world.library.ReadTimeout) as caught:
+    with pytest.raises(world.package.ReadTimeout) as caught:
         world.get()
     record = caught.value.request.extensions["payment"]
     assert (record.transfer_id, record.receipt) == ("txn_1", None)
@@ -160,7 +160,7 @@ def test_a_lost_reply_stays_the_error_of_the_library_and_says_what_was_presented
 
 def test_a_reply_lost_before_anything_was_presented_is_of_no_payment(world: World) -> None:
     world.seller.serves(world.seller.drops)
-    with pytest.raises(world.library.ReadTimeout) as caught:
+    with pytest.raises(world.package.ReadTimeout) as caught:
         world.get()
     assert "payment" not in caught.value.request.extensions
     assert world.service.orders == []
@@ -187,7 +187,7 @@ def test_a_second_402_ends_it(world: World) -> None:
 
 
 def test_a_refusal_whose_body_is_lost_is_a_refusal(world: World) -> None:
-    body = world.chunks(b"too", world.library.ReadError("gone"))
+    body = world.chunks(b"too", world.package.ReadError("gone"))
     world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body))
     with pytest.raises(PaymentRefusedError) as caught:
         world.get()

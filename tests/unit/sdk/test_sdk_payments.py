@@ -70,11 +70,12 @@ def test_a_response_of_any_library_is_taken(caller: Any, response: Any) -> None:
 
 
 def test_the_parts_of_a_response_are_taken(caller: Any) -> None:
-    script = caller.script(*[answer(201, PAYMENT)] * 2)
+    script = caller.script(*[answer(201, PAYMENT)] * 3)
     pairs = [("WWW-Authenticate", "Basic x"), ("WWW-Authenticate", MPP), ("Cookie", "secret=1")]
     caller(lambda c: authorize(c, url=FORECAST, method="GET", headers=pairs, max_amount="0.05", memo="trip"))
     caller(lambda c: authorize(c, url=httpx.URL(FORECAST), headers={}, body=V1))
-    one, two = script.bodies
+    caller(lambda c: authorize(c, origin=SELLER, headers={}, body=V1.decode()))
+    one, two, three = script.bodies
     assert one == {
         **EXPECTED,
         "method": "GET",
@@ -83,6 +84,7 @@ def test_the_parts_of_a_response_are_taken(caller: Any) -> None:
         "memo": "trip",
     }
     assert two == {**EXPECTED, "headers": [], "body": V1.decode()}
+    assert three == {name: value for name, value in two.items() if name != "url"}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_payments_are_read_listed_and_reported(caller: Any) -> None:
 def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
     script = caller.script(answer(200, PIN), answer(200, PIN), answer(200, page([PIN])), answer(204, b""))
     pin = caller(
-        lambda c: c.console.origins.set(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5")
+        lambda c: c.console.origins.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5")
     )
     assert pin.origin == SELLER
     assert caller(lambda c: c.console.origins.get(SELLER)) == pin
@@ -232,4 +234,4 @@ def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
         "max_amount": "0.500000",
     }
     with pytest.raises(TypeError, match="recipients is a list"):
-        caller(lambda c: c.console.origins.set(SELLER, recipients="a" * 32))
+        caller(lambda c: c.console.origins.put(SELLER, recipients="a" * 32))

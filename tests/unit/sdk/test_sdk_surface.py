@@ -43,7 +43,7 @@ PUBLIC = """
     RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
     ReportOutcomeParams RotateSecretParams ServedRequest ServedRequests ServerError
     ServiceUnavailableError Session SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError Sessions SessionStatus SetOriginParams Transaction TransactionStatus
+    SessionOutcomeUnknownError Sessions SessionStatus PinOriginParams Transaction TransactionStatus
     TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
     TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
     UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
@@ -62,7 +62,7 @@ METHODS = {
     "console.audit": ["list"],
     "console.deliveries": ["list"],
     "console.events": ["list", "replay"],
-    "console.origins": ["delete", "get", "list", "set"],
+    "console.origins": ["delete", "get", "list", "put"],
     "payments": ["authorize", "get", "list", "report_outcome"],
     "console.operator_keys": ["create", "list", "revoke"],
     "console.webhooks": ["delete", "list", "rotate_secret"],
@@ -187,7 +187,7 @@ def test_every_parameter_is_described(resource):
         (agentpay.AuthorizePaymentParams, agentpay.Payments.authorize),
         (agentpay.ListPaymentsParams, agentpay.Payments.list),
         (agentpay.ReportOutcomeParams, agentpay.Payments.report_outcome),
-        (agentpay.SetOriginParams, agentpay.Origins.set),
+        (agentpay.PinOriginParams, agentpay.Origins.put),
         (agentpay.CreateAgentKeyParams, agentpay.AgentKeys.create),
         (agentpay.CreateOperatorKeyParams, agentpay.OperatorKeys.create),
         (agentpay.RejectTransferParams, agentpay.Approvals.reject),
