@@ -1,4 +1,4 @@
-"""Approving: what is shown, where the focus is, and that money moves once whoever presses what."""
+"""Approving: the displayed details, the focus, and that money moves once for any sequence of clicks."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What happens while a page is open: changes, a server that goes and comes back, responses that come late."""
+"""An open page: live changes, a server that restarts, responses that arrive late."""
 
 from collections.abc import Callable
 from pathlib import Path

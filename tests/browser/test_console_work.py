@@ -1,4 +1,4 @@
-"""What operators do beyond approving: pause, replay, keys, webhooks, sessions, the bench; hostile text."""
+"""Operator tasks besides approving: pause, replay, keys, webhooks, sessions, the test bench; hostile text."""
 
 import httpx
 import pytest

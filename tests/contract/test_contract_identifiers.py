@@ -1,4 +1,4 @@
-"""Identifiers and on-chain addresses: recognised by their form alone (interface R13)."""
+"""Identifiers and on-chain addresses are recognised by their format (interface R13)."""
 
 import pytest
 from hypothesis import given

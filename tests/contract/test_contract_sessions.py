@@ -1,4 +1,4 @@
-"""What crosses the wire of sessions: their models, and the bodies of their refusals.
+"""The wire format of sessions: their models, and the bodies of their refusals.
 
 See interface E1, S1 to S18.
 """

@@ -244,7 +244,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         "event_id": event["id"],
     }
     if stores.has_snapshots():
-        # Elsewhere there are no snapshots, of nobody.
+        # Other stores have no snapshots.
         known["snapshot_id"] = server.sandbox.snapshot().snapshot_id
     bodies = {
         "policies.put": {"paused": True},

@@ -1,4 +1,4 @@
-"""Transfers that wait for an operator: approved, rejected, expired, and what everybody is told.
+"""Pending transfers: approved, rejected, expired, and the responses and events.
 
 See interface AP1 to AP5.
 """
@@ -223,7 +223,7 @@ def test_the_policy_in_force_decides_and_its_refusal_is_final(
     assert (entry["type"], entry["rejection_reason"]) == ("rejection", error)
     assert audited(server)[0][3] == {"status": "rejected", "error": error, "message": body["message"]}
     assert money.held(server, payee.usdc_token_account) == 1_000_000
-    # Once refused, mending the policy brings it back to nobody.
+    # After a rejection, changing the policy does not revive the transfer.
     client.policies.replace(payer.account_id, **{name: getattr(before, name) for name in change})
     refused(post(http, waiting, "approve"), "not_pending")
     again = money.post(http, money.order(payer, payee.account_id, "25"))

@@ -57,7 +57,7 @@ class Paying:
         return dict(self.http.post("/v1/transfers", json=self.order(amount, **more)).json())
 
     def asked(self, amount: str, **more: str) -> dict[str, str]:
-        """What the trail says of what was asked for."""
+        """The audit entries of the requests."""
         return {
             "account_id": self.payer.account_id,
             "to": self.payee.account_id,
@@ -408,7 +408,7 @@ def test_every_operation_that_changes_something_is_one_entry_of_its_name(
     answer = stage.request(endpoint)
     assert answer.status_code in endpoint.responses, answer.text
     if endpoint.name in ("sandbox.snapshots.restore", "sandbox.reset"):
-        # What had been told since is gone, and the way back is told of.
+        # Entries since the snapshot are gone, and the restore is audited.
         newest = rows(stage.server, tables.audit)[-1]
     else:
         *_, newest = made = rows(stage.server, tables.audit)[before:]
@@ -418,7 +418,7 @@ def test_every_operation_that_changes_something_is_one_entry_of_its_name(
     assert newest["request_id"] == answer.headers["x-request-id"]
 
 
-# Their effect is in memory, or on chain, before it is told of.
+# Their effect is in memory or on chain before it is audited.
 NOT_UNDONE = {
     "accounts.create",
     "sandbox.accounts.fund",

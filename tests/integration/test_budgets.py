@@ -1,4 +1,4 @@
-"""What an agent can ask before it spends: which key it is, and what it may spend (interface K10, B1, B2)."""
+"""The identity of a key and the budget of an account, read before spending (interface K10, B1, B2)."""
 
 from datetime import timedelta
 from decimal import Decimal

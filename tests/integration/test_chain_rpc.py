@@ -117,7 +117,7 @@ BASE64 = {"encoding": "base64"}
 
 
 async def use_solana_py(url: str, payee: str, token_account: str) -> None:
-    """What a user of solana-py does with a chain."""
+    """Typical use of a chain through solana-py."""
     async with AsyncClient(url, Confirmed) as client:
         assert await client.is_connected()
         payer = Keypair()
@@ -560,7 +560,7 @@ def test_serve_prints_the_chain_s_address_and_serves_it_too() -> None:
         async def listen() -> None:
             async with SolanaWsClient(told["rpc_url"].replace("http", "ws", 1)) as connection:
                 await connection.slot_subscribe()
-                # Its clock runs by itself, and its blocks with it.
+                # Its clock is running, and so are its blocks.
                 heard: Any = await connection.recv()
                 assert heard.result.slot > heard.result.parent
             with pytest.raises(websockets.InvalidStatus):
@@ -589,7 +589,7 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         error = refused(server, "sendTransaction", text_of(transaction), BASE64)
         assert error["data"]["err"] == "AlreadyProcessed"
         result(server, "sendTransaction", text_of(unsent), BASE64)
-        # The history is that of the process, and the node says from where on it has it.
+        # The history is that of the process; the node reports where it begins.
         assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
         first = result(server, "getFirstAvailableBlock")
         assert first == result(server, "getSlot")

@@ -1,4 +1,4 @@
-"""`agentpay-server demo`: a world that lives, the same for the same seed, and ends when it is told to."""
+"""`agentpay-server demo`: sample data that is the same for the same seed, and a clean end."""
 
 import json
 import signal
@@ -201,7 +201,7 @@ def test_it_lives_on_and_on(world: World) -> None:
         "Webhook receiver responds 503 to the next delivery",
     ):
         assert words in told, words
-    # There is always something for whoever looks on to decide.
+    # There is always a pending approval for the viewer.
     assert 1 <= len(list(world.server.console.approvals.list())) <= 5
 
 

@@ -53,7 +53,7 @@ def account(server: AgentPayServer, funded: Funded) -> Account:
 
 
 class Heard:
-    """What a listener within the test prints, line by line, as it is printed."""
+    """The output of a listener within the test, line by line."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -1,4 +1,4 @@
-"""What people and programs see of commands, and what they are told when one fails."""
+"""The output of commands for people and programs, and the messages of failing ones."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) ->
     ) as process:
         os.close(theirs)
         written = b""
-        # Linux answers with an error where other systems say that it is the end.
+        # Linux returns an error where other systems report the end of input.
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 written += part

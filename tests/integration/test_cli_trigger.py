@@ -1,4 +1,4 @@
-"""`agentpay-server trigger`: every event happens for real, or it is said why it cannot."""
+"""`agentpay-server trigger`: every event is caused by real operations, or the obstacle is reported."""
 
 from decimal import Decimal
 from typing import Any

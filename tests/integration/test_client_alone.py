@@ -1,4 +1,4 @@
-"""Where the client alone is installed: what needs the server says what to install."""
+"""A client-only installation: parts that need the server say what to install."""
 
 import re
 import subprocess

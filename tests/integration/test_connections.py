@@ -1,6 +1,6 @@
-"""Slow and silent peers of a port: none holds a connection for ever, and all of them together stop nobody.
+"""Slow and silent peers of a port: no peer holds a connection forever, and many of them block no other.
 
-Deadlines come from the settings: those that a test waits for are short, and the others as long as they are.
+Deadlines come from the settings: those that a test waits for are short, others are long.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def is_healthy(base_url: str) -> bool:
 def test_a_connection_that_says_nothing_is_closed(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
-        assert peer.rest() == b"", "nobody was asked anything: there is nothing to answer"
+        assert peer.rest() == b"", "without a request there is no response"
     assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
 
 
@@ -351,7 +351,7 @@ with AgentPayServer() as server:
 
 
 class Child:
-    """A server in a process of its own, which uses its file descriptors up when it is told to."""
+    """A server in a separate process that uses up its file descriptors on request."""
 
     def __init__(self, parser: type) -> None:
         choice = "port_server.parser = lambda: guarded.GuardedH11" if parser is GuardedH11 else ""

@@ -1,4 +1,4 @@
-"""What the console shows at a glance: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
+"""The console's overview: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
 
 import attrs
 import pytest
@@ -64,7 +64,7 @@ def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
 
 
 def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:
-    account = client.accounts.create(name="A name that nobody else reads")
+    account = client.accounts.create(name="A private name")
     client.accounts.get(account.account_id)
     requests = list(client.console.requests.list(limit=100))
     created = next(request for request in requests if request.method == "POST")
@@ -80,7 +80,7 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
         client.whoami()
     client.accounts.create(name="Newest")
     requests = list(client.console.requests.list(limit=2))
-    # The pages themselves are requests too: they come after those that the first page began with.
+    # The pages are requests too: they are listed after the requests of the first page.
     assert [request.route for request in requests] == ["/v1/accounts", *["/whoami"] * 5]
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert list(other.console.requests.list()) == []

@@ -29,7 +29,7 @@ FOREIGN = (
     "CREATE TABLE public.alembic_version (version_num varchar(32) PRIMARY KEY)",
     "INSERT INTO public.alembic_version VALUES ('9f3c')",
 )
-"""What another application of the same database has: a table of a name of ours, and Alembic's."""
+"""Tables of another application in the same database: one with a name of ours, and Alembic's."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_servers_with_schemas_of_their_own_run_side_by_side(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay_server.database.postgres._HOLD_TRIES", 1)
-    # Each has its chain within it, and holds its schema alone.
+    # Each has an embedded chain, and exclusive use of its schema.
     with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
         assert paid(one) == paid(two) == 4
         with pytest.raises(DatabaseInUseError, match="schema 'one'"):

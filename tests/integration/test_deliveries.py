@@ -1,4 +1,4 @@
-"""Deliveries under a clock that stands still: when each attempt is made, and what it sends.
+"""Deliveries on a paused clock: when each attempt is made, and what it sends.
 
 See interface W7 to W10; P11.
 """
@@ -43,7 +43,7 @@ def receiver():
 
 @pytest.fixture
 def pay(client: AgentPay, funded: Funded):
-    """A function that makes a transfer: one event for who asked for `transfer.settled`."""
+    """A function that makes a transfer: one event for a subscriber of `transfer.settled`."""
     payer, payee = funded("1000"), funded("1", name="Payee")
 
     def make(amount: str = "1") -> None:

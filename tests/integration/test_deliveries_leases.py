@@ -1,4 +1,4 @@
-"""Leases: whoever dies between posting and booking, the event is posted again, under its identifier (P11)."""
+"""Leases: if a process dies between post and commit, the event is posted again with its identifier (P11)."""
 
 import asyncio
 import random
@@ -67,7 +67,7 @@ class Receiver(httpx.AsyncBaseTransport):
 
 
 class Hanging(httpx.AsyncBaseTransport):
-    """A receiver that never answers."""
+    """A receiver that never responds."""
 
     def __init__(self) -> None:
         self.posted = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
 
         real_time[0] += LEASE_US - 1
         await runtime.services.schedule.advance(0)
-        assert len(receiver.posts) == 1, "it may still be under way"
+        assert len(receiver.posts) == 1, "it may still be in progress"
         real_time[0] += 1
         await runtime.services.schedule.advance(0)
 
@@ -274,7 +274,7 @@ async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_
 
 
 class Raising(httpx.AsyncBaseTransport):
-    """A receiver at which the HTTP library fails in a way of its own."""
+    """A receiver for which the HTTP library raises an unusual exception."""
 
     def __init__(self, error: BaseException) -> None:
         self.posts = 0
@@ -507,7 +507,7 @@ def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, fu
     server._running._owner.call(deliveries.claim(1))
     server.sandbox.clock.advance(days=30)
 
-    # A month of the server's time is no time at all for whoever is posting.
+    # A month of the server's time does not end an attempt in real time.
     assert inbox.receipts == []
     (row,) = rows(server, tables.deliveries)
     assert row["leased_until_us"] > 1_700_000_000_000_000

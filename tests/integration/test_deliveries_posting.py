@@ -382,7 +382,7 @@ async def test_other_spellings_of_an_address_gain_nothing(host):
 @pytest.mark.parametrize("name", ["xn--bcher-kva.example", "xn--strae-oqa.example"])
 async def test_a_punycode_name_is_resolved_unchanged(monkeypatch: pytest.MonkeyPatch, name):
     # Decoded, and encoded again by the rules of 2003, which Python has, the second is strasse.example: its
-    # owner would be sent what was meant for another.
+    # owner would receive the other's events.
     resolver = Resolver(monkeypatch, [PRIVATE])
 
     for public_only in (True, False):

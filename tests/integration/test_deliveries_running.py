@@ -1,4 +1,4 @@
-"""Deliveries on a running clock, over real sockets: prompt, and nobody waits for a slow receiver.
+"""Deliveries on a running clock, over real sockets: prompt, and independent of slow receivers.
 
 See interface W7 to W10.
 """
@@ -46,7 +46,7 @@ def pay(server: AgentPayServer):
 
 
 class Gate:
-    """Answers nobody until it is opened."""
+    """Responds to no request until it is opened."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -120,7 +120,7 @@ def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
 
     pay(20)
     receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
-    # As many as may are under way: nothing is begun until one of them ends.
+    # The limit is reached: no attempt begins until one of them ends.
     eventually(lambda: len(list(server.console.deliveries.list(status="pending"))) == 20)
     assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
     gate.open()

@@ -1,4 +1,4 @@
-"""Deposits: whoever sends USDC, by whatever transaction, it is booked once (interface H4)."""
+"""Deposits: USDC from any sender, by any transaction, is booked once (interface H4)."""
 
 import time
 from decimal import Decimal
@@ -50,7 +50,7 @@ def pay(server: AgentPayServer, wallet: Wallet, *payments: tuple[str, int], **mo
 
 
 def looked(server: AgentPayServer) -> None:
-    """Let what is due be done, and what came in be found where the chain does not tell of it."""
+    """Run due work, and scan for deposits where the chain does not report them."""
     if not validators.is_embedded():
         world = server._running
         world._owner.call(world.server.services.deposits.look_everywhere())
@@ -185,7 +185,7 @@ def test_a_transfer_between_accounts_is_one_deposit_and_not_two(
 def test_a_deposit_from_an_account_names_the_account(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ):
-    """Only the service signs for an account; this stands for another service with the same keys."""
+    """Only the service signs for an account; this simulates another service with the same keys."""
     payer, payee = funded("10"), client.accounts.create(name="b")
     (row,) = rows(server, tables.accounts, account_id=payer.account_id)
 
@@ -247,7 +247,7 @@ def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet
 def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, wallet: Wallet, funded: Funded
 ):
-    validators.embedded_only("a cluster tells of what comes in after a while")
+    validators.embedded_only("a cluster reports deposits with a delay")
     payer, sink = funded("100"), client.accounts.create(name="Sink")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
 

@@ -27,7 +27,7 @@ def test_duplicates_of_a_request_that_is_refused_for_its_balance_share_one_outco
     with ThreadPoolExecutor(16) as pool:
         transfer_ids = set(pool.map(pay, range(64)))
 
-    # Those that found none under way made an attempt of their own: each is stored, and has one history entry.
+    # Requests that found none in progress made a separate attempt: each is stored, with one history entry.
     rejections = [e.transfer_id for e in client.accounts.transactions(source, status="rejected", limit=100)]
     assert sorted(rejections) == sorted(transfer_ids)
 

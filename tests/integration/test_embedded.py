@@ -463,12 +463,12 @@ def test_a_server_is_not_closed_from_inside_itself():
         assert server.client().accounts.create(name="a").name == "a"
 
 
-# --- Slow answers -----------------------------------------------------------------------------------------
+# --- Slow responses ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPayServer:
-    """A server that never answers the list of accounts."""
+    """A server that never responds to the list of accounts."""
 
     async def never(*_, **__):
         await asyncio.Event().wait()
@@ -538,7 +538,7 @@ def test_a_call_that_its_caller_gave_up_is_not_waited_for_by_the_close(slow: Age
 
 
 def asgi(server, scope, *received):
-    """What the application sends for what it receives."""
+    """The messages that the application sends."""
     messages, sent = list(received), []
 
     async def receive():

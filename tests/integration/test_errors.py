@@ -159,7 +159,7 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
 @pytest.mark.parametrize(
     "identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000]
 )
-# The name of a fault identifies nothing: there are those that there are, and the 400 lists them.
+# The name of a fault is not an identifier: unknown ones are 400 with a list of the available ones.
 @pytest.mark.parametrize("path", [path for path in PATHS if "_id}" in path])
 def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
     if "snapshot_id" in path and not stores.has_snapshots():

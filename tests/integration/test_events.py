@@ -1,4 +1,4 @@
-"""Events: written in the commit of what they tell of, with exactly their payload.
+"""Events: written in the commit of the change that they report, with exactly their payload.
 
 See interface EV1, EV2, EV5.
 """

@@ -20,7 +20,7 @@ CHAIN_FAULTS = [str(fault) for fault in ChainFault]
 
 @pytest.fixture
 def hasty() -> Iterator[AgentPayServer]:
-    """A server that answers a transfer before a chain in trouble can."""
+    """A server that responds before a faulty chain can recover."""
     # Longer than what goes well takes on a disk, shorter than what does not.
     wait_seconds = 0.05 if stores.run.kind == "memory" else 0.25
     with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=wait_seconds)) as running:

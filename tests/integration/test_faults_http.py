@@ -168,7 +168,7 @@ def test_one_operation_suffers_and_no_other(server: AgentPayServer, http: httpx.
 
 
 def test_the_scope_is_checked_first(server: AgentPayServer, funded: Funded):
-    """Nobody learns of a fault, or uses one up, without a key for the operation."""
+    """Without a key for the operation, a request neither reveals nor uses up a fault."""
     account = funded()
     server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="reset")
     with raw_client(server, "") as nobody:

@@ -1,4 +1,4 @@
-"""Over a real port: a request that is cut off does nothing, and a half-sent one holds no server up (P13)."""
+"""Over a real port: an aborted request has no effect, and a half-sent one blocks nothing (P13)."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: what a server says of itself to those who run it."""
+"""`/healthz` and `/readyz`."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`Host` on a port: a web page cannot reach a local server under a name of its own (interface R19)."""
+"""`Host` on a port: a web page cannot reach a local server under its own host name (interface R19)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,7 +176,7 @@ def test_an_absolute_target_is_answered_and_its_authority_counts(
 
 
 def test_a_page_under_a_name_that_was_rebound_reads_nothing(local: AgentPayServer) -> None:
-    # What a browser sends once evil.example resolves to 127.0.0.1, even with a key that it was told.
+    # A browser's request once evil.example resolves to 127.0.0.1, even with a stolen key.
     port = local.base_url.rpartition(":")[2]
     with httpx.Client(base_url=local.base_url, headers={"Host": f"evil.example:{port}"}) as page:
         for path in ("/v1/accounts", "/metrics", "/openapi.json"):
@@ -253,7 +253,7 @@ def test_an_invalid_allowed_host_is_a_usage_error(command: str) -> None:
 
 
 def write(base_url: str, *headers: str) -> Answered:
-    """Return the answer to a write without a key, which is 401 once it is let in."""
+    """Return the response to a write without a key, which is 401 if the host is accepted."""
     host = base_url.removeprefix("http://")
     with Peer(base_url) as peer:
         lines = ("POST /v1/accounts HTTP/1.1", f"Host: {host}", "Content-Length: 0", *headers, "", "")

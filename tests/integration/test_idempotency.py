@@ -110,7 +110,7 @@ def test_a_changed_parameter_is_a_conflict_and_sends_nothing(
     assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict")
     assert set(response.json()) == {"error", "message", "request_id"}
     assert (money.events(server), len(money.rows(server, tables.transfers))) == before
-    # The key still stands for what it stood for.
+    # The key still refers to the same transfer.
     again = money.post(http, pair.order())
     assert (again.status_code, again.json()["status"]) == (first.status_code, first.json()["status"])
 
@@ -135,7 +135,7 @@ def test_a_policy_rejection_is_replayed_as_it_was(
     money.put_policy(http, pair.payer, **policy)
     first = money.post(http, pair.order())
     assert (first.status_code, first.json()["error"]) == (402, error)
-    # What stood in the way is gone, and the answer is still the one that was given.
+    # The obstacle is gone, and the response is still the original one.
     money.put_policy(http, pair.payer, **lifted)
     again = money.post(http, pair.order())
     assert (again.status_code, again.content) == (402, first.content)
@@ -189,7 +189,7 @@ class TestExpiry:
         assert again.status_code == 200
         assert again.json()["transfer_id"] != first.json()["transfer_id"]
         assert money.held(server, pair.payee.usdc_token_account) == 51_000_000
-        # Both are there to be read, and the key stands for the newer one.
+        # Both can be read, and the key refers to the newer one.
         assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
         assert money.post(http, pair.order()).content == again.content
 

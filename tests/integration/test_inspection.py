@@ -1,4 +1,4 @@
-"""What a server shows of itself in process: requests, events, deliveries, transactions, and the timeline."""
+"""The records of an in-process server: requests, events, deliveries, transactions, and the timeline."""
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
             return {"type": "http.disconnect"}
 
         async def send(message: object) -> None:
-            raise AssertionError("nobody is there")
+            raise AssertionError("no server is running")
 
         scope = {
             "type": "http",
@@ -190,7 +190,7 @@ def test_a_transaction_that_the_chain_refuses_is_shown_with_its_reason(
     frozen = server.sandbox.create_token_account().usdc_token_account
     with server.sandbox.fault("chain_never_lands", times=1):
         client.transfers.create(from_=payer, to=frozen, amount=1)
-    # What never reached the chain is not the chain's.
+    # Transactions that never reached the chain are not recorded.
     assert len([t for t in server.transactions if (t.memo or "").startswith("txn_")]) == 1
     assert all(t.error is None for t in server.transactions)
 
@@ -249,7 +249,7 @@ def test_looking_is_safe_while_others_write(server: AgentPayServer, client: Agen
 def test_the_timeline_puts_each_thing_where_it_belongs(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
-    stores.memory_only("what is written beside an answer comes when the disk is done")
+    stores.memory_only("writes that follow a response wait for the disk")
     server.webhook_inbox(low_balance_threshold_usdc=6).fail_next(503)
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     client.policies.update(payer, escalation_threshold=4)

@@ -1,4 +1,4 @@
-"""What users are told to install: by a name that is ours, and from a place where it is."""
+"""Install commands in messages: with our name, and from the right source."""
 
 import json
 import re
@@ -26,7 +26,7 @@ SUFFIXES = {".md", ".py", ".toml", ".txt", ".svg"}
 
 
 def texts() -> list[Path]:
-    """Every text of the repository, whoever reads it."""
+    """Every text of the repository."""
     below = (path for name in DIRECTORIES for path in (ROOT / name).rglob("*"))
     return [path for path in (*ROOT.iterdir(), *below) if path.suffix in SUFFIXES]
 

@@ -25,7 +25,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.credentials import KeyKind, new_key
 
-# What the table says is one thing; what the decisions say is written out here a second time.
+# The rules of the decisions, written out again independently of the table.
 ALLOWED = {
     "accounts.get",
     "accounts.balance",
@@ -298,7 +298,7 @@ def test_the_database_holds_digests_and_no_keys(planted: AgentPayServer):
 
     database, _ = state_of(planted)
 
-    assert b"MARKER" in database, "the dump holds what is stored"
+    assert b"MARKER" in database, "the dump contains the stored data"
     for secret in (PLANTED, agent.key, operator.key):
         assert secret.encode() not in database
         assert secret[-30:].encode() not in database

@@ -1,4 +1,4 @@
-"""Imports run down only, and the SDK alone is light."""
+"""Imports run down only, and the SDK is light."""
 
 import ast
 import subprocess
@@ -32,7 +32,7 @@ LAYERS: list[list[str]] = [
         "agentpay_server.webhooks",
         "agentpay_server.health",
     ],
-    # What every feature stands on.
+    # The platform of every feature.
     ["agentpay_server.money", "agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"],
     [
         "agentpay_server.webhooks.store",
@@ -67,7 +67,7 @@ LAYERS: list[list[str]] = [
     ["agentpay.contract"],
 ]
 
-# What happens to one kind of thing, in a folder of its own. None knows of another.
+# The features, a folder each. They do not import each other.
 FEATURES = [
     "agentpay_server.accounts",
     "agentpay_server.operators",
@@ -77,9 +77,9 @@ FEATURES = [
     "agentpay_server.transfers",
     "agentpay_server.webhooks",
 ]
-# What is in the folder of a feature and is everybody's: every feature locks accounts and writes events.
+# Shared modules in the folder of a feature: every feature locks accounts and writes events.
 CORE = ["agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"]
-# What one feature may know of another, and why.
+# Allowed imports between features, and why.
 EXCEPTIONS = {
     # A payment is a transfer whose transaction the provider broadcasts.
     ("agentpay_server.payments", "agentpay_server.transfers"),
@@ -194,7 +194,7 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
                 assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
 
 
-# What both sides share: the version, and the signature and headers that one makes and the other verifies.
+# Shared by both sides: the version, and the signature and headers that one creates and the other verifies.
 SHARED = {"agentpay._version", "agentpay._deliveries", "agentpay.webhooks"}
 
 

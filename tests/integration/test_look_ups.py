@@ -1,6 +1,6 @@
-"""Names of webhooks: looked up where they hold up nobody else, a few at a time for each operator.
+"""Look-ups of webhook names: on separate threads, with a limit for each operator.
 
-A name server that does not answer is a resolver that blocks until the test lets go of it.
+A name server that does not respond is a resolver that blocks until the test releases it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SLOW = ".slow.test"
 
 
 class Resolver:
-    """Answers at once, but for names below `slow.test`, which it is asked in vain until it is released."""
+    """Responds at once, except to names below `slow.test`, for which it blocks until released."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

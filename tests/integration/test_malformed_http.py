@@ -1,4 +1,4 @@
-"""What is no request is answered as a request is: in JSON, with an identifier, and once (interface E1)."""
+"""A malformed request gets a normal error response: in JSON, with a request id, once (interface E1)."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Pages: newest first, nothing twice and nothing skipped, cursors that fit their own list alone.
+"""Pages: newest first, no item twice, none skipped, and cursors that are valid only for their list.
 
 See interface R15.
 """

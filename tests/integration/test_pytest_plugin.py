@@ -397,7 +397,7 @@ IDENTITIES = """
 def test_identities_do_not_depend_on_order_nor_on_the_process(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
-    stores.memory_only("what is written beside an answer comes when the disk is done")
+    stores.memory_only("writes that follow a response wait for the disk")
     pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
     for arguments in (["-p", "no:randomly"], ["-p", "randomly", "-p", "xdist", "-n", "2"]):
         pytester.runpytest_inprocess(*PLUGIN, *arguments).assert_outcomes(passed=6)

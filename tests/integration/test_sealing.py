@@ -1,4 +1,4 @@
-"""Ciphertexts open where they were stored and nowhere else; those of earlier versions are sealed anew."""
+"""Ciphertexts open only where they were stored; those of earlier versions are resealed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from agentpay_server.webhooks import store as webhook_store
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
 ELSEWHERE = RpcSettings(url="http://node.invalid")
-"""A chain that is not in the server's directory: its own can be left alone."""
+"""A chain outside the server's directory, so that the server's own stays untouched."""
 
 
 @frozen
@@ -272,7 +272,7 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
         newest = server.console.webhooks.rotate_secret(webhook_id).secret
 
     found = opened(place.run(ciphertexts))
-    # What does not open signs nothing, so that the new secret takes over at once.
+    # A secret that does not open signs nothing, so the new one applies at once.
     assert found["webhooks", "secret", webhook_id] == (newest if is_damaged else in_use)
     assert found.get(where) == (None if is_damaged else newest)
 

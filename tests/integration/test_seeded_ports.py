@@ -1,4 +1,4 @@
-"""Keys that follow from a seed: in process always, on a port only where somebody chose the seed."""
+"""Keys that depend on a seed: always valid in process, on a port only if the seed was chosen by a person."""
 
 import logging
 import random
@@ -27,7 +27,7 @@ def is_accepted(server: AgentPayServer, key: str) -> bool:
 
 
 def guessed(server: AgentPayServer, seed: int) -> list[str]:
-    """The keys that somebody finds who knows the seed, and runs the same server."""
+    """The keys that anyone with the seed can compute, by running the same server."""
     with AgentPayServer(clock=START, seed=seed) as twin:
         account = twin.client().accounts.create(name="Agent").account_id
         return [twin.operator_key, twin.console.agent_keys.create(account).key]

@@ -209,7 +209,7 @@ def test_a_charge_answers_to_pause_and_to_the_limit_of_a_single_transfer(desk: D
     assert desk.charge(session_id, "2").status_code == 200
     money.put_policy(desk.http, desk.payer, paused=True)
     refused(desk.charge(session_id, "1"), "account_paused", "open", session_id)
-    # What was made is still answered as made.
+    # The original result is still returned.
     assert desk.charge(session_id, "2").status_code == 200
 
 

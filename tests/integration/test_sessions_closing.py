@@ -1,4 +1,4 @@
-"""What is in the way of a settlement, what is not, and sessions that close by themselves.
+"""Obstacles to a settlement, and sessions that close automatically.
 
 See interface S13 to S17.
 """
@@ -113,7 +113,7 @@ def test_a_payee_who_is_owed_nothing_does_not_block_the_settlement(desk: Desk) -
     assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
 
 
-# --- Sessions that close by themselves
+# --- Sessions that close automatically
 
 
 @pytest.fixture

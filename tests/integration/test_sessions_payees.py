@@ -1,4 +1,4 @@
-"""Payees whose token account is gone or frozen at the close: who is paid where, what is said.
+"""Payees whose token account is missing or frozen at the close: where they are paid, and the messages.
 
 See interface S14 to S16.
 """
@@ -59,7 +59,7 @@ class Payee:
         self.does(lambda: self.wallet.pay((to, held)))
 
     def another(self) -> str:
-        """Make a token account beside the associated one."""
+        """Create a second token account besides the associated one."""
 
         async def work(context: Context) -> str:
             address, signature = await self.wallet.open_another("another")
@@ -231,7 +231,7 @@ def test_the_treasury_pays_for_ten_token_accounts_a_day_and_account_and_the_othe
     assert payee.holds() == 8_000_000
 
 
-# --- Somebody's token account is frozen
+# --- A frozen token account
 
 
 def test_closing_reason_names_the_obstacle_until_settled(desk: Desk) -> None:
@@ -262,7 +262,7 @@ def test_it_says_whose_token_account_is_frozen(desk: Desk, whose: str, reason: s
     assert_settled(desk, desk.close(session_id).json())
 
 
-# --- Nobody closed it
+# --- An automatic close
 
 
 @pytest.mark.parametrize(

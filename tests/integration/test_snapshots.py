@@ -1,4 +1,4 @@
-"""Snapshots, restore and reset: everything goes back, and goes on from there as it did before."""
+"""Snapshots, restore and reset: all state is restored, and work continues from there as before."""
 
 import asyncio
 import threading
@@ -71,7 +71,7 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
 
 
 def kept(server: AgentPayServer) -> tuple[Any, ...]:
-    """Return all that a restore brings back but the audit trail, which tells of the restore."""
+    """Return everything that a restore brings back, except the audit trail, which contains the restore."""
     names = sorted(set(tables.metadata.tables) - {"audit", "alembic_version"})
     rows = {name: money.rows(server, tables.metadata.tables[name]) for name in names}
 
@@ -448,7 +448,7 @@ def test_the_snapshot_that_was_used_least_recently_makes_way(
         server.sandbox.restore(second)
 
 
-# --- What is under way ------------------------------------------------------------------------------------
+# --- Work in progress -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

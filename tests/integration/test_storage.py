@@ -182,7 +182,7 @@ def test_a_newer_schema_is_refused(place: Place) -> None:
     place.spoil(f"UPDATE {table} SET version_num = '9999'")
     with pytest.raises(NewerSchemaError, match="newer version"):
         place.server().start()
-    # The database is a template's copy again for whoever comes next.
+    # The database is a fresh copy of the template for the next test.
     place.spoil(f"UPDATE {table} SET version_num = '{HEAD}'")
 
 

@@ -58,12 +58,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"amount": "95.000001"},
     ),
     "paused": ({"paused": True}, {}),
-    "nobody may be paid": ({"allowed_counterparties": []}, {}),
+    "no counterparty allowed": ({"allowed_counterparties": []}, {}),
 }
 
 
 def made(client: AgentPay, **order: Any) -> tuple[str, str | None, str | None]:
-    """What a transfer comes to, in the words of a check."""
+    """The outcome of a transfer, in the form of a check."""
     try:
         transfer = client.transfers.create(**order)
     except TransferRejectedError as error:

@@ -1,4 +1,4 @@
-"""Transfers that settle: what moves on chain, what is answered, what is written (interface T2)."""
+"""Transfers that settle: on-chain effects, responses, stored records (interface T2)."""
 
 from decimal import Decimal
 

@@ -205,7 +205,7 @@ def bad_recipients(server: AgentPayServer, payer: Account, payee: Account) -> di
         "wallet": payee.chain_address,
         "mint": money.on_owner(server, _usdc_mint),
         "token account of another mint": _other_mints_account(server, payee),
-        "nobody there": "9" * 44,
+        "a missing account": "9" * 44,
         "program": "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA",
         "frozen": frozen,
         "itself": payer.account_id,

@@ -44,7 +44,7 @@ def register(http: httpx.Client, **fields) -> httpx.Response:
     return http.post("/v1/webhooks", json={"url": URL, "events": ["transfer.settled"], **fields})
 
 
-# --- What is answered -------------------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------------------
 
 
 def test_a_webhook_is_answered_with_exactly_its_fields(http: httpx.Client, client: AgentPay):
@@ -277,7 +277,7 @@ def test_the_database_holds_no_secret(server: AgentPayServer, http: httpx.Client
 
     database, _ = state_of(server)
 
-    assert b"marker.example" in database, "the dump holds what is stored"
+    assert b"marker.example" in database, "the dump contains the stored data"
     for shown in (secret, new):
         assert shown.encode() not in database
         assert shown[6:].encode() not in database

@@ -1,4 +1,4 @@
-"""The inbox: a receiver within the process, for tests of those who use the service."""
+"""The inbox: a receiver within the process, for users' tests."""
 
 import asyncio
 import threading

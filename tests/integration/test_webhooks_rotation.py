@@ -142,7 +142,7 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
     server.sandbox.clock.advance(DAY - MILLISECOND)
 
-    # A third signature would have no header, and whoever holds only the first secret would miss.
+    # A third signature would have no header, and receivers with only the first secret would fail.
     path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
     with pytest.raises(ConflictError, match="overlap_seconds 0"):

@@ -1,4 +1,4 @@
-"""Accounts that are asked for together where a send takes its time: all at once, or each by itself."""
+"""Accounts requested together while sends take time: in one transaction, or one by one."""
 
 import asyncio
 from typing import Any
@@ -58,7 +58,7 @@ async def test_a_refused_batch_is_retried_one_by_one(world: World) -> None:
     world.chain.next("send", chains.dropped)
     world.chain.next("signature_status", refused, refused)
     answers = await asked_for(world, 4)
-    # One of those that are alone is refused too.
+    # One of the single ones is refused too.
     assert sorted(answer.status for answer in answers) == [201, 201, 201, 503]
     assert await listed(world) == {a.body["account_id"] for a in answers if a.status == 201}
     assert len(world.chain.sent) == 1 + 4

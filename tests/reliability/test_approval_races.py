@@ -283,7 +283,7 @@ async def test_an_approved_transfer_that_expired_on_chain_is_not_signed_again_fo
 
 @asynccontextmanager
 async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[World, World]]:
-    """Two servers with connections of their own to one PostgreSQL, over one chain."""
+    """Two servers with separate connections to one PostgreSQL, over one chain."""
     chance = random.Random(seed)
     found: list[chains.FaultyChain] = []
 
@@ -293,7 +293,7 @@ async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         return found[0]
 
     async def is_the_first_ones(*_: object) -> None:
-        """The chain of its own that the second server starts with is not the one that it is given."""
+        """The second server starts with a different chain than the one it is given."""
 
     with worlds._real_time():
         url = await stores.fresh_url()

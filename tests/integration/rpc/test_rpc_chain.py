@@ -1,4 +1,4 @@
-"""The RPC chain on a real validator: what lands, what fails and why, what is not known, what cannot land."""
+"""The RPC chain on a real validator: landed, failed, unknown and expired transactions."""
 
 import asyncio
 import time

@@ -98,7 +98,7 @@ async def test_accounts_requested_together_share_transactions(surfpool: Surfpool
 
 async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
     await service.account()
-    # Somebody else's account is where the token account of the third from now would be.
+    # Another owner's account is at the address of the token account of the third account from now.
     owner = service.runtime.context.signer.address(spending_key(4))
     taken = associated_token_address(owner, rpc_world.USDC)
     program = str(MEMO_PROGRAM)
@@ -293,7 +293,7 @@ async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
                 assert "transfer_id" not in answer.json()
             # The height of a moment ago counts as an answer.
             await rpc_service.eventually(lambda: is_ready(service, 503))
-            # What needs no chain goes on.
+            # Operations without the chain continue.
             history = await service.http.get(f"/v1/accounts/{payer.account_id}/transactions")
             assert history.status_code == 200
             proxy.clear()
@@ -306,7 +306,7 @@ async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
 
 
 async def serve(*options: str, **environment: str) -> tuple[int, str]:
-    """Return the exit code and what is said by a server that does not start."""
+    """Return the exit code and output of a server that does not start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options),
         env={**os.environ, **environment},

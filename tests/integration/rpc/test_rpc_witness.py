@@ -1,4 +1,4 @@
-"""What the service has done, as libraries see it that we did not write: balances, memos, policy records."""
+"""The service's transactions as read by independent libraries: balances, memos, policy records."""
 
 import hashlib
 import json

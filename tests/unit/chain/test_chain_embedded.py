@@ -367,7 +367,7 @@ def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: Worl
     assert world.send(forged) == REFUSED
     assert world.send(honest) == REFUSED
     assert world.balance(recipient) == 0
-    # It alone: what others signed under the same blockhash lands.
+    # Only this one: transactions of others with the same blockhash land.
     assert world.send(world.transfer(1, recipient, 3, memo="another")) == LANDED
 
 
