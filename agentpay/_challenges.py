@@ -7,6 +7,7 @@ which may hold secrets.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -86,7 +87,7 @@ def challenge_of(
         )
     return Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
-        url=None if url is None else _shown(str(url)),
+        url=None if url is None else _taken_apart(str(url))[1],
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
@@ -99,6 +100,12 @@ def origin_of(url: str) -> str:
     Raises:
         ValueError: it is not one of http or https.
     """
+    return _taken_apart(url)[0]
+
+
+@lru_cache(maxsize=128)
+def _taken_apart(url: str) -> tuple[str, str | None]:
+    """Return the origin of an address, and the address without what may be secret; None if it is too long."""
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme not in _DEFAULT_PORTS or not host:
@@ -108,7 +115,9 @@ def origin_of(url: str) -> str:
     elif not host.isascii():
         host = host.encode("idna").decode("ascii")
     port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}"
+    origin = f"{parts.scheme}://{host}{port}"
+    shown = origin + parts.path
+    return origin, shown if len(shown) <= URL_MAX_CHARACTERS else None
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
@@ -134,12 +143,6 @@ def challenge_body(body: bytes | str | None) -> str | None:
     if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
         return None
     return content.decode("utf-8", "replace")
-
-
-def _shown(address: str) -> str | None:
-    parts = urlsplit(address)
-    url = origin_of(address) + parts.path
-    return url if len(url) <= URL_MAX_CHARACTERS else None
 
 
 def _method_of(response: object) -> str | None:
