@@ -31,7 +31,7 @@ def _mixed(kind: type, *bases: type) -> type:
 
 def _of_library(message: object, name: str) -> Any:
     """Return a class of the library that a message is of."""
-    return getattr(_library_of(type(message)), name)
+    return getattr(_library_of(type(message)), name)  # type: ignore[arg-type]  # mypy/issues/11470
 
 
 @cache
