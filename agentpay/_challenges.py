@@ -16,6 +16,9 @@ from attrs import frozen
 BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is looked at. A challenge is far below."""
 
+HEADERS_MAX_CHARACTERS: Final = 32 * 1024
+"""How long all challenges in header fields may be together."""
+
 URL_MAX_CHARACTERS: Final = 2_048
 
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -25,6 +28,10 @@ _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class ChallengeTooLargeError(ValueError):
+    """A challenge is larger than any payment needs; nothing is paid."""
 
 
 @frozen(kw_only=True)
@@ -71,7 +78,8 @@ def challenge_of(
 
     Raises:
         TypeError: something is missing, or not of a type that it can have; the message says what to pass.
-        ValueError: the response is not a 402, or the address is not one of http or https.
+        ValueError: the response is not a 402, its challenge is too large, or the address is not one of http
+            or https.
     """
     if response is not None:
         status = getattr(response, "status_code", getattr(response, "status", 402))
@@ -121,13 +129,22 @@ def _taken_apart(url: str) -> tuple[str, str | None]:
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
-    """Return the fields that hold challenges, each as it came."""
+    """Return the fields that hold challenges, each as it came.
+
+    Raises:
+        ChallengeTooLargeError: they are too long together.
+    """
     given: Any = headers
     for name in ("multi_items", "items"):
         if callable(pairs := getattr(given, name, None)):
             given = pairs()
             break
-    return tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    found = tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    if sum(len(value) for _, value in found) > HEADERS_MAX_CHARACTERS:
+        raise ChallengeTooLargeError(
+            f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, which no payment needs"
+        )
+    return found
 
 
 def _holds_challenge(name: str, value: str) -> bool:

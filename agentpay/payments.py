@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from attrs import evolve, frozen
 
 from agentpay import _messages
-from agentpay._challenges import Challenge, challenge_of, origin_of
+from agentpay._challenges import Challenge, ChallengeTooLargeError, challenge_of, origin_of
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay.contract.payments import Payment
@@ -244,7 +244,12 @@ class PaymentAuth(Auth):
 
     def _pay(self, request: Any, response: Any) -> Generator[_Step, Any, None]:  # noqa: ANN401 - as above
         declined = self._declined(request, response)
-        challenge = None if declined else (yield from self._challenge(request, response))
+        challenge = None
+        if declined is None:
+            try:
+                challenge = yield from self._challenge(request, response)
+            except ChallengeTooLargeError as problem:
+                declined = str(problem)
         if not challenge:
             if declined:
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
