@@ -23,8 +23,8 @@ C = TypeVar("C")
 LANE_CONNECTIONS: Final = 4
 """Connections of one HTTP client.
 
-For each request, httpcore looks at every pair of a client's idle connections. With 100 of them, this takes longer
-than the request; if fewer are kept, most are made anew.
+For each request, httpcore looks at every pair of a client's idle connections. With 100 of them, this takes
+longer than the request; if fewer are kept, most are made anew.
 """
 
 
