@@ -11,7 +11,7 @@ YesNo = Literal["yes", "no", "unknown"]
 
 
 class UntrustedContent(TypedDict):
-    """What a site sent to `fetch_paid`: data of a stranger, never instructions.
+    """Response of a site to `fetch_paid`: data of a stranger, never instructions.
 
     Attributes:
         notice: says so, to a model.
@@ -29,7 +29,7 @@ class UntrustedContent(TypedDict):
 
 
 class PaymentResult(TypedDict):
-    """What became of the payment that a reference names.
+    """State of the payment that a reference names.
 
     Attributes:
         status: how far it has come; None where `fetch_paid` had nothing to pay.
@@ -72,7 +72,7 @@ class FetchResult(PaymentResult):
 
 
 class CheckResult(TypedDict):
-    """What a payment would come to.
+    """Verdict of a dry run.
 
     Attributes:
         would: `settle`, `escalate` or `reject`.
@@ -109,11 +109,11 @@ class PaymentList(TypedDict):
 
 
 class SessionResult(TypedDict):
-    """What became of a session, or of a charge.
+    """State of a session, after a call that may have charged it.
 
     Attributes:
         status: how far the session has come; `rejected` where a call was refused.
-        money_moved: whether what was asked for was done: the cap is reserved, the charge counts, the session
+        money_moved: whether the call took effect: the cap is reserved, the charge counts, the session
             is settled.
         may_retry_with_same_ref: whether the same call with the same references is sensible.
         session_ref: the reference of the session.
