@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ErrorCode,
         EventType,
         KeyKind,
+        OperatorKeyKind,
         Outcome,
         SessionStatus,
         TransactionStatus,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
+    from agentpay.contract.sign_in import ConsoleKey, SignInCode
     from agentpay.contract.spending import Budget, TransferCheck
     from agentpay.contract.transactions import Transaction
     from agentpay.contract.transfers import Transfer
@@ -157,6 +159,7 @@ __all__ = [
     "ClosingReason",
     "ConfigurationError",
     "ConflictError",
+    "ConsoleKey",
     "ConsoleSummary",
     "CreateAccountParams",
     "CreateTransferParams",
@@ -187,6 +190,7 @@ __all__ = [
     "NotFoundError",
     "OpenSessionParams",
     "OperatorKey",
+    "OperatorKeyKind",
     "Outcome",
     "OutcomeUnknownError",
     "Page",
@@ -210,6 +214,7 @@ __all__ = [
     "SessionClosedError",
     "SessionOutcomeUnknownError",
     "SessionStatus",
+    "SignInCode",
     "Transaction",
     "TransactionStatus",
     "TransactionStatusFilter",
@@ -232,6 +237,7 @@ __all__ = [
 
 _HOMES = {
     "ServedRequest": "agentpay.contract.console",
+    "ConsoleKey": "agentpay.contract.sign_in",
     "ConsoleSummary": "agentpay.contract.console",
     "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",
@@ -274,6 +280,7 @@ _HOMES = {
     "NewOperatorKey": "agentpay.contract.operator_keys",
     "NewSecret": "agentpay.contract.deliveries",
     "OperatorKey": "agentpay.contract.operator_keys",
+    "OperatorKeyKind": "agentpay.contract.choices",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
     "PendingTransfer": "agentpay.contract.approvals",
@@ -286,6 +293,7 @@ _HOMES = {
     "RegisteredWebhook": "agentpay.contract.deliveries",
     "Session": "agentpay.contract.sessions",
     "SessionStatus": "agentpay.contract.choices",
+    "SignInCode": "agentpay.contract.sign_in",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",

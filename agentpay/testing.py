@@ -51,6 +51,7 @@ from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
 from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
+from agentpay.contract.sign_in import ConsoleKey, SignInCode
 from agentpay.contract.spending import Budget, TransferCheck
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
@@ -211,6 +212,16 @@ def operator_key(**fields: Any) -> OperatorKey:  # noqa: ANN401
 def new_operator_key(**fields: Any) -> NewOperatorKey:  # noqa: ANN401
     """Return an operator key as it is created."""
     return _made(NewOperatorKey, {}, fields)
+
+
+def console_key(**fields: Any) -> ConsoleKey:  # noqa: ANN401
+    """Return the key of a browser that signs in to the console."""
+    return _made(ConsoleKey, {}, fields)
+
+
+def sign_in_code(**fields: Any) -> SignInCode:  # noqa: ANN401
+    """Return a code that signs in to the console once."""
+    return _made(SignInCode, {}, fields)
 
 
 def identity(**fields: Any) -> Identity:  # noqa: ANN401

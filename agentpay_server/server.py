@@ -22,6 +22,7 @@ from agentpay_server.context import Context
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, StartRefusedError
 from agentpay_server.operators.keys import FirstOperator, Keys
+from agentpay_server.operators.sign_in import SignIns
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
 from agentpay_server.sandbox.faults import Faults
@@ -82,6 +83,7 @@ class Services:
     Attributes:
         tasks: what it is doing.
         keys: operators and API keys.
+        sign_ins: links to the console, and the keys that browsers get for them.
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
@@ -110,6 +112,7 @@ class Services:
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
+        self.sign_ins: SignIns = SignIns(context)
         decisions = Decisions(context, self.settlement, self.deposits)
         execution = Execution(context, self.settlement, decisions)
         records = PolicyRecords(context, self.settlement)
@@ -164,6 +167,7 @@ class Services:
             schedule=self.schedule,
             faults=server.faults,
             snapshots=server.snapshots,
+            console_keys=self.sign_ins,
         )
 
     async def recover(self, *, is_alone: bool) -> None:

@@ -186,6 +186,8 @@ class AsyncRawConsole(AsyncRawResource):
     """`client.console`, with responses."""
 
     summary: Final = AsyncRaw(AsyncConsole.summary)
+    sign_in: Final = AsyncRaw(AsyncConsole.sign_in)
+    sign_in_code: Final = AsyncRaw(AsyncConsole.sign_in_code)
 
     def __init__(self, console: AsyncConsole) -> None:
         super().__init__(console)

@@ -10,9 +10,10 @@ from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import approvals, console
+from agentpay.contract import approvals, console, sign_in
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay.contract.console import AccountDetail, AuditEntry, ConsoleSummary, ServedRequest
+from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 from agentpay.contract.transfers import Transfer
 
 
@@ -187,3 +188,32 @@ class Console(Resource):
         """
         summary: ConsoleSummary = self._call(prepare(console.GET_SUMMARY), options)
         return summary
+
+    def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
+        """Exchange the code of a sign-in link for a key of the console (interface CO18).
+
+        It needs no key: the one of this client is not looked at.
+
+        Args:
+            code: what follows `#code=` in the link.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The key, which expires after 12 hours; it is shown here and never again.
+
+        Raises:
+            AuthenticationError: the code is invalid, has expired, or was used before.
+        """
+        key: ConsoleKey = self._call(prepare(sign_in.SIGN_IN, body=SignIn(code=code)), options)
+        return key
+
+    def sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
+        """Create a code that signs in to the console once, within 10 minutes (interface CO20).
+
+        The link to open is `{base_url}/dashboard#code={code}`.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        code: SignInCode = self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
+        return code

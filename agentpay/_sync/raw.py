@@ -187,6 +187,8 @@ class RawConsole(RawResource):
     """`client.console`, with responses."""
 
     summary: Final = Raw(Console.summary)
+    sign_in: Final = Raw(Console.sign_in)
+    sign_in_code: Final = Raw(Console.sign_in_code)
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

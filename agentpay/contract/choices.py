@@ -97,5 +97,11 @@ KeyKind = Literal[
 ]
 """What a key may do (interface K2)."""
 
+OperatorKeyKind = Literal[
+    "operator",
+    "console",
+]
+"""What an operator key is for (interface K8)."""
+
 Outcome = Literal["settle", "escalate", "reject"]
 """What would become of a transfer (interface B4)."""

@@ -131,12 +131,15 @@ class DeliveryAttempt(Model):
         status_code: the receiver's HTTP status; None when there was no answer.
         error: what kept an answer from coming; None when there was one.
         duration_ms: how long it took, in milliseconds of real time.
+        response_excerpt: the first 1,024 bytes of the response's body as text, written by the receiver; None
+            for an empty body or no answer. Control characters are escaped, bytes that are not UTF-8 replaced.
     """
 
     at: datetime
     status_code: int | None
     error: str | None
     duration_ms: int
+    response_excerpt: str | None
 
 
 @frozen(kw_only=True)

@@ -23,10 +23,16 @@ class Scope(Enum):
     """Which keys may call an endpoint (interface K2, K3, K5)."""
 
     OPERATOR = "operator"
-    """Operator keys alone."""
+    """Operator keys, those of the console included."""
+
+    OPERATOR_KEY = "operator_key"
+    """Operator keys, those of the console excluded: what makes or revokes such keys (interface CO19)."""
 
     ACCOUNT = "account"
     """Operator keys, and agent-scoped keys for the account that they are bound to."""
+
+    NO_KEY = "no_key"
+    """Anyone: what the request holds decides."""
 
 
 class Repeat(Enum):
@@ -123,7 +129,7 @@ class Endpoint:
             ErrorCode.SERVICE_UNAVAILABLE,
             *self.errors,
         }
-        if self.scope is Scope.OPERATOR or "{account_id}" in self.path:
+        if self.scope in (Scope.OPERATOR, Scope.OPERATOR_KEY) or "{account_id}" in self.path:
             codes.add(ErrorCode.FORBIDDEN)
         if "{" in self.path:
             codes.add(ErrorCode.NOT_FOUND)

@@ -21,6 +21,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "demo": ("demo:demo", "Run a server with sample agents that pay, are rejected, and wait for approval."),
     "keys": ("keys:keys", "Manage agent keys, and generate operator keys."),
     "operator-keys": ("operator_keys:operator_keys", "Manage your operator keys."),
+    "console-link": ("console_link:console_link", "Print a link that signs in to the operator console."),
     "operators": ("operators:operators", "Create operators in a data directory or database."),
     "approvals": ("approvals:approvals", "List, approve and reject transfers that wait for approval."),
     "deliveries": ("deliveries:deliveries", "List webhook deliveries and replay them."),

@@ -114,7 +114,7 @@ def demo(
             server.base_url,
             None if operator_key else server.operator_key,
             story_seed,
-            has_console=not no_dashboard,
+            console_url=None if no_dashboard else server.console_url,
         )
         if seed is not None:
             output.note("Warning: anyone who knows --seed can compute all keys of this server.")
@@ -180,10 +180,11 @@ class _StopRequested(BaseException):
 
 
 def _introduce(
-    output: Output, base_url: str, operator_key: str | None, seed: int, *, has_console: bool
+    output: Output, base_url: str, operator_key: str | None, seed: int, *, console_url: str | None
 ) -> None:
     if output.is_json:
-        output.document({"demo": {"base_url": base_url, "operator_key": operator_key, "seed": seed}})
+        demo = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
+        output.document({"demo": demo if console_url is None else {**demo, "console_url": console_url}})
         return
     output.line(
         Text(
@@ -195,8 +196,8 @@ def _introduce(
         output.line(f"  {line}")
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
-    if has_console:
-        output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
+    if console_url is not None:
+        output.line(f"Operator console (the link works once, within 10 minutes): {console_url}")
     output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
     output.line(f"--seed {seed} runs the same story again. Press Ctrl-C to stop.")

@@ -27,7 +27,9 @@ def list_operator_keys(*, server: AgentPay, output: Output, limit: int) -> None:
         {
             "key_id": lambda key: key.key_id,
             "name": lambda key: key.name,
+            "kind": lambda key: key.kind,
             "created_at": lambda key: key.created_at,
+            "expires_at": lambda key: key.expires_at,
         },
         empty="No operator keys.",
     )

@@ -24,6 +24,7 @@ from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of
+from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
@@ -67,12 +68,14 @@ class Announcement:
         operator_key: key of the first operator, if it was created now.
         is_key_given: whether the user passed the key, which is then not printed.
         rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
+        console_url: link that signs in to the console once; None if the console is not served.
     """
 
     base_url: str
     operator_key: str | None = field(repr=False)
     is_key_given: bool
     rpc_url: str | None = None
+    console_url: str | None = field(default=None, repr=False)
 
     def line(self) -> str:
         """Return the line of JSON; without `operator_key` if an earlier start created the key."""
@@ -81,6 +84,8 @@ class Announcement:
             fields["operator_key"] = self.operator_key
         if self.rpc_url is not None:
             fields["rpc_url"] = self.rpc_url
+        if self.console_url is not None:
+            fields["console_url"] = self.console_url
         return json.dumps(fields)
 
     def to_paste(self) -> str:
@@ -89,6 +94,8 @@ class Announcement:
         if self.operator_key is None:
             known = "that you passed" if self.is_key_given else "that the first start on this data printed"
             lines.append(f"Set {KEY_VARIABLE} to the operator key {known}.")
+        if self.console_url is not None:
+            lines.append(f"Operator console (the link works once, within 10 minutes): {self.console_url}")
         return "\n".join(lines)
 
 
@@ -105,7 +112,8 @@ def run(
     """Serve until a signal arrives.
 
     Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
-    key, null if it was passed, omitted if an earlier start created it; and `rpc_url` if the chain is served.
+    key, null if it was passed, omitted if an earlier start created it; `rpc_url` if the chain is served; and
+    `console_url` if the console is.
     Events are logged to standard error.
 
     Raises:
@@ -237,10 +245,14 @@ class _Server(PortServer):
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the announcement."""
         await super().startup(sockets=sockets)
-        click.echo(self._announcement.line())
+        announcement = self._announcement
+        if self._owner.context.settings.serves_dashboard:
+            url = await dashboard.console_url(self._owner, announcement.base_url)
+            announcement = evolve(announcement, console_url=url)
+        click.echo(announcement.line())
         if sys.stderr.isatty():
-            # Only on a terminal: elsewhere standard error is a log, which must not contain a key.
-            click.echo(self._announcement.to_paste(), err=True)
+            # Only on a terminal: elsewhere standard error is a log, which must not contain a key or a code.
+            click.echo(announcement.to_paste(), err=True)
         log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager

@@ -32,7 +32,7 @@ RECORDS_MAX: Final = 1_000
 
 _BODIES_MAX_BYTES: Final = 8 * 1024 * 1024
 _SHOWN_CHARACTERS: Final = 300
-_SECRET: Final = re.compile(r"\b(ap_operator_|ap_agent_|whsec_)[0-9A-Za-z]+")
+_SECRET: Final = re.compile(r"\b(ap_(?:operator|agent|console|code)_|whsec_)[0-9A-Za-z]+")
 _MASK: Final = r"\1***"
 
 

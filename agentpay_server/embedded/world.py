@@ -18,6 +18,7 @@ from agentpay_server.embedded.port import Listener, bound_socket
 from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
+from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.logs import log
 from agentpay_server.server import Server
@@ -140,6 +141,16 @@ class World:
         if self._tells_of_seed:
             log(logger, logging.WARNING, "server.keys_follow_from_seed", base_url=self.base_url)
         return self.base_url
+
+    def console_url(self) -> str:
+        """Return a new link that signs in to the console once.
+
+        Raises:
+            RuntimeError: no port is open, or the console is not served.
+        """
+        if self._listener is None or not self.server.context.settings.serves_dashboard:
+            raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
+        return self.call(dashboard.console_url(self.server, self.base_url))
 
     def rpc_url(self) -> str:
         """Return where the chain is reached by JSON-RPC; the first call opens a port for it.

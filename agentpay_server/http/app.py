@@ -64,6 +64,10 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
 """The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
 
+_WITHOUT_KEY: Final = frozenset(
+    (endpoint.method, endpoint.path) for endpoint in BOUND_ENDPOINTS if endpoint.scope is KeyScope.NO_KEY
+)
+
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -129,7 +133,7 @@ class Application:
                 return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
-            scope["agentpay.principal"] = await authenticated(headers, self._server.services.keys, request_id)
+            scope["agentpay.principal"] = await self._principal(scope, headers, request_id)
             _require_plain_path(scope)
             with self._served(scope):
                 await self._paths(scope, receive, send)
@@ -155,6 +159,16 @@ class Application:
         finally:
             self._told(trace, scope, start, logging.INFO)
             REQUEST_ID.reset(token)
+
+    async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
+        """Return who asks.
+
+        Raises:
+            Problem: `unauthorized`.
+        """
+        if (scope["method"], scope["path"]) in _WITHOUT_KEY:
+            return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
+        return await authenticated(headers, self._server.services.keys, request_id)
 
     async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
         """Return what is answered without a key and beside the endpoints, with its route; None for others."""
@@ -219,6 +233,8 @@ class Application:
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
         principal: Principal | None = scope.get("agentpay.principal")
         duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
+        if principal is not None and not principal.is_known:
+            principal = None
         if principal is not None:
             self._server.requests.record(
                 principal,
@@ -348,6 +364,8 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
+    elif endpoint.scope is KeyScope.OPERATOR_KEY:
+        principal.require_operator_key(operation)
     elif "account_id" in path:
         principal.require_account(path["account_id"], operation)
 

@@ -89,6 +89,8 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.operator_keys.revoke": Route(
         204, lambda s, c: s.keys.revoke_operator_key(c.principal, c.path["key_id"])
     ),
+    "console.sign_in": Route(201, lambda s, c: s.sign_ins.sign_in(c.principal, c.body)),
+    "console.sign_in_code": Route(201, lambda s, c: s.sign_ins.create_code(c.principal)),
     "console.approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
     "console.approvals.approve": Route(
         200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True

@@ -175,6 +175,7 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
                 status_code=attempt.status_code,
                 error=attempt.error,
                 duration_ms=attempt.duration_ms,
+                response_excerpt=attempt.response_excerpt,
             )
             for attempt in attempts
         ),

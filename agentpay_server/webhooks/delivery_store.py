@@ -41,6 +41,7 @@ class AttemptRecord:
     status_code: int | None
     error: str | None
     duration_ms: int
+    response_excerpt: str | None = None
 
 
 @frozen
@@ -273,6 +274,7 @@ def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextSte
             "status_code": attempt.status_code,
             "error": attempt.error,
             "duration_ms": attempt.duration_ms,
+            "response_excerpt": attempt.response_excerpt,
         },
     )
     return True

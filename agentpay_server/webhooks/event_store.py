@@ -21,6 +21,7 @@ class EventRecord:
     type: str
     body: str
     created_us: int
+    transfer_id: str | None
 
 
 _INSERT: Final = insert(events)

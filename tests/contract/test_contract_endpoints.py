@@ -87,6 +87,8 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),
     "console.accounts.allow_signing": lambda c: c.console.accounts.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit.list()),
+    "console.sign_in": lambda c: c.console.sign_in("ap_code_a"),
+    "console.sign_in_code": lambda c: c.console.sign_in_code(),
     "console.summary": lambda c: c.console.summary(),
     "console.requests.list": lambda c: list(c.console.requests.list()),
     "console.approvals.list": lambda c: list(c.console.approvals.list()),

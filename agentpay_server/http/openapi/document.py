@@ -57,7 +57,9 @@ _TAGS: Final = {
 }
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
+    Scope.OPERATOR_KEY: "Operator key only, and not one of a console that signed in by a link.",
     Scope.ACCOUNT: "Operator key, or an agent-scoped key of that account.",
+    Scope.NO_KEY: "No key.",
 }
 _REPEATS: Final = {
     Repeat.ALWAYS: "",
@@ -176,6 +178,8 @@ class _Printer:
             "description": "\n\n".join(words for words in said if words),
             "tags": [_tag(endpoint)],
         }
+        if endpoint.scope is Scope.NO_KEY:
+            operation["security"] = []
         if parameters := self._parameters(endpoint):
             operation["parameters"] = parameters
         if endpoint.request is not None:

@@ -26,16 +26,16 @@ PUBLIC = """
     AsyncAccounts AsyncAgentPay AsyncPage AsyncPages AsyncPolicies AsyncTransfers AsyncWebhooks
     AuditEntry AuthenticationError Balance Budget CallOptions ChainUnavailableError
     ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
-    ConflictError ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
+    ConflictError ConsoleKey ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
     DecodingError Delivery DeliveryAttempt Direction ErrorBody ErrorCode EventType
     ExtensionNotOfferedError FieldFault IdempotencyConflictError Identity InsecureConnectionWarning
     InsufficientBalanceError InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams
     ListTransactionsParams ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret
-    NotFoundError OpenSessionParams OperatorKey Outcome OutcomeUnknownError Page PendingTransfer
-    PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
+    NotFoundError OpenSessionParams OperatorKey OperatorKeyKind Outcome OutcomeUnknownError Page
+    PendingTransfer PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
     PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
     ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
+    SessionClosedError SessionOutcomeUnknownError SessionStatus SignInCode Transaction TransactionStatus
     TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
     TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
     WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
