@@ -15,7 +15,7 @@ from server_world import START, raw_client, refused
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.credentials import new_code
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 SIGN_IN, KEYS = "/console/sign-in", "/console/operator-keys"
 

@@ -14,30 +14,35 @@ from sqlalchemy import bindparam, update
 from agentpay.contract.errors import ErrorCode
 from agentpay_server import audit as audit_service
 from agentpay_server import scheduler as schedule
+from agentpay_server.accounts import deposits as deposit_service
+from agentpay_server.accounts import store as accounts
+from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason
 from agentpay_server.chain.rpc import heights, tips
+from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.domain import sessions as session_rules
-from agentpay_server.domain.transfers import Verdict
+from agentpay_server.database.tables import sessions, transfers
 from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
-from agentpay_server.services import deposits as deposit_service
-from agentpay_server.services import settlement as engine
-from agentpay_server.services.broadcast import Broadcaster, Expired, Landed
-from agentpay_server.services.policies import canonical_policy, stored_policy
-from agentpay_server.services.sessions import charging, closing
-from agentpay_server.services.sessions import service as session_service
-from agentpay_server.services.transfers import acceptance, approvals, booking, creation
-from agentpay_server.services.transfers import service as transfer_service
-from agentpay_server.store import accounts, chain_transactions, entries, migrations, session_charges, spends
-from agentpay_server.store import sessions as session_store
-from agentpay_server.store import transfers as transfer_store
-from agentpay_server.store.tables import sessions, transfers
+from agentpay_server.money import entries, spending
+from agentpay_server.money import settlement as engine
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.broadcast import Broadcaster, Expired, Landed
+from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.policy import stored_policy
+from agentpay_server.money.settlement_schedule import SettlementWorker
+from agentpay_server.sessions import charge_store as session_charges
+from agentpay_server.sessions import charging, closing
+from agentpay_server.sessions import rules as session_rules
+from agentpay_server.sessions import service as session_service
+from agentpay_server.sessions import store as session_store
+from agentpay_server.transfers import acceptance, approvals, booking, creation
+from agentpay_server.transfers import service as transfer_service
+from agentpay_server.transfers import store as transfer_store
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import outbox as outbox_service
 from agentpay_server.webhooks import sender
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
-from agentpay_server.workers.settlement import SettlementWorker
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute until the bug is taken out again."""
@@ -286,28 +291,28 @@ def _overwrite(connection, decided) -> None:
 
 @planted
 def a_daily_limit_forgets_sessions(patch: Patch) -> None:
-    real = spends.against_daily_limit
+    real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
         return real(connection, attrs.evolve(source, session_reserved=0), now_us)
 
-    patch(spends, "against_daily_limit", forgetful)
+    patch(spending, "against_daily_limit", forgetful)
 
 
 @planted
 def a_daily_limit_forgets_what_is_in_flight(patch: Patch) -> None:
-    real = spends.against_daily_limit
+    real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
         return max(real(connection, source, now_us) - source.in_flight, 0)
 
-    patch(spends, "against_daily_limit", forgetful)
+    patch(spending, "against_daily_limit", forgetful)
 
 
 @planted
 def a_daily_limit_is_off_by_one(patch: Patch) -> None:
-    real = spends.against_daily_limit
-    patch(spends, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
+    real = spending.against_daily_limit
+    patch(spending, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
 
 
 @planted

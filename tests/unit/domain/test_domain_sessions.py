@@ -14,8 +14,9 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import DAY_US, HOUR_US
-from agentpay_server.domain.policy import Means, Recipient
-from agentpay_server.domain.sessions import (
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
+from agentpay_server.money.policy import Means, Recipient
+from agentpay_server.sessions.rules import (
     TRANSITIONS,
     KeyHolder,
     Limits,
@@ -30,7 +31,6 @@ from agentpay_server.domain.sessions import (
     opening_verdict,
     settlement,
 )
-from agentpay_server.domain.transfers import KEY_LIFETIME_US, Verdict
 
 MAX = 999_999_999_999_999
 NOW_US = 10 * DAY_US

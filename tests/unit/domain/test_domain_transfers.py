@@ -7,15 +7,8 @@ import pytest
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.clock import DAY_US
-from agentpay_server.domain.transfers import (
-    KEY_LIFETIME_US,
-    TRANSITIONS,
-    KeyHolder,
-    Terms,
-    Verdict,
-    is_approvable,
-    verdict,
-)
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
+from agentpay_server.transfers.rules import TRANSITIONS, KeyHolder, Terms, is_approvable, verdict
 
 NOW_US = 10 * DAY_US
 TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
