@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -118,30 +119,39 @@ def layer_of(module):
     raise AssertionError(f"{module} is in no layer: add it to the table")
 
 
+@cache
 def is_module(name):
     path = ROOT.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+@cache
+def nodes_of(path):
+    """The import statements of a module, wherever in it they stand."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(path):
-    """Every module of ours that a module imports, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Every module of ours that a module imports."""
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: imports are absolute"
             base = node.module or ""
             names = [f"{base}.{a.name}" if is_module(f"{base}.{a.name}") else base for a in node.names]
-        else:
-            continue
         yield from (name for name in names if name.split(".")[0] in ("agentpay", "agentpay_server"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_run_down_only(path):
-    importer = layer_of(module_name(path))
-    for imported in imports_of(path):
-        assert RANKS[layer_of(imported)] >= RANKS[importer], f"{module_name(path)} imports {imported}"
+def test_imports_run_down_only():
+    upwards = [
+        f"{module_name(path)} imports {imported}"
+        for path in MODULES
+        for imported in imports_of(path)
+        if RANKS[layer_of(imported)] < RANKS[layer_of(module_name(path))]
+    ]
+    assert not upwards
 
 
 @pytest.mark.parametrize(
@@ -215,15 +225,17 @@ def feature_of(module):
     )
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if feature_of(module_name(path))], ids=module_name)
-def test_a_feature_imports_no_other_feature(path):
-    for imported in imports_of(path):
-        other = feature_of(imported)
-        if other is not None and imported not in CORE:
-            feature = feature_of(module_name(path))
-            assert other == feature or (feature, other) in EXCEPTIONS, (
-                f"{module_name(path)} imports {imported}"
-            )
+def test_a_feature_imports_no_other_feature():
+    strangers = [
+        f"{module_name(path)} imports {imported}"
+        for path in MODULES
+        for imported in imports_of(path)
+        if imported not in CORE
+        and (feature := feature_of(module_name(path))) is not None
+        and (other := feature_of(imported)) not in (None, feature)
+        and (feature, other) not in EXCEPTIONS
+    ]
+    assert not strangers
 
 
 def test_the_core_imports_no_feature():
@@ -236,11 +248,11 @@ def test_the_core_imports_no_feature():
 
 
 def libraries_of(path):
-    """The packages of others that a module imports, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The packages of others that a module imports."""
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             yield (node.module or "").split(".")[0]
 
 
