@@ -15,6 +15,7 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.__main__"],
     ["agentpay_server", "agentpay_server._loading", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
     ["agentpay_server._simulation"],
+    ["agentpay_server.paywall"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
     ["agentpay_server.server"],
@@ -84,6 +85,8 @@ EXCEPTIONS = {
     ("agentpay_server.payments", "agentpay_server.transfers"),
     # Test money is booked as the deposit that it is.
     ("agentpay_server.sandbox", "agentpay_server.accounts"),
+    # The facilitator reads the wire formats of payments.
+    ("agentpay_server.sandbox", "agentpay_server.payments"),
 }
 # Where statements are, besides the modules that are named for it: the books of the money core.
 STATEMENTS = {
@@ -299,6 +302,13 @@ def test_importing_the_sdk_loads_no_server_no_chain_and_no_events():
         "agentpay.contract.events",
     ):
         assert name not in loaded
+
+
+def test_the_tools_load_neither_mcp_nor_a_framework():
+    loaded = loaded_by("from agentpay.tools import AgentTools, AsyncAgentTools, TOOLS")
+
+    assert "agentpay._sync.tools" in loaded
+    assert not {"mcp", "mcp_types", "pydantic", "starlette", "agentpay.mcp", "agentpay_server"} & loaded
 
 
 def test_the_metrics_library_is_loaded_at_the_first_look_alone():

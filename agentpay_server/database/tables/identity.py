@@ -1,4 +1,4 @@
-"""Who runs the service: its state across starts, operators, their keys, and what they have changed."""
+"""The server's identity, its operators, their keys, and the audit trail."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
 from agentpay_server.database.tables.base import metadata, seq
 
-# What a server is, across its starts (identity.py).
+# The server's persistent identity (identity.py).
 server_state: Final = Table(
     "server_state",
     metadata,
@@ -36,8 +36,8 @@ api_keys: Final = Table(
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
-    # operator; agent; lent, an operator key that lasts as long as one run of a server; or console, one of a
-    # browser that signed in.
+    # operator; agent; lent, an operator key for one run of a server; or console, the key of a browser that
+    # signed in.
     Column("kind", Text, nullable=False),
     # NULL for a key that does not expire.
     Column("expires_us", BigInteger),
@@ -67,7 +67,7 @@ audit: Final = Table(
     metadata,
     seq(),
     Column("operator_id", Text, nullable=False),
-    # The key that did it; NULL for what the server does by itself.
+    # The key that made the change; NULL for automatic changes.
     Column("key_id", Text),
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
