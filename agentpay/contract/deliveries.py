@@ -11,6 +11,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import Event
 from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
+from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
@@ -245,7 +246,24 @@ REPLAY_EVENT: Final = Endpoint(
     summary="Deliver an event once more.",
 )
 
+STREAM_EVENTS: Final = Endpoint(
+    name="console.stream",
+    method="GET",
+    path="/console/stream",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: Event},
+    is_stream=True,
+    request_headers=(LAST_EVENT_ID,),
+    summary="Receive events as they are recorded, as server-sent events.",
+    description="Each event has its `id`, and the event as JSON in `data`. With `Last-Event-ID` the stream "
+    "continues after that event; if it is unknown, the stream begins now, with an event named `reset`. A "
+    "comment is sent every 15 seconds while nothing happens. An operator may have 10 streams open at a "
+    "server; more are 429.",
+)
+
 DELIVERY_ENDPOINTS: Final = (
+    STREAM_EVENTS,
     LIST_WEBHOOKS,
     DELETE_WEBHOOK,
     ROTATE_SECRET,

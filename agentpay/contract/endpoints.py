@@ -82,6 +82,7 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether no body at all stands for an empty object.
+        is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, slashes included, instead of
             an identifier.
         errors: codes beside those that `every_error` finds by itself.
@@ -104,6 +105,7 @@ class Endpoint:
     request: type | None = None
     query: type | None = None
     is_body_optional: bool = False
+    is_stream: bool = False
     takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None

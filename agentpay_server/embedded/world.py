@@ -178,6 +178,7 @@ class World:
 
     async def _end(self) -> None:
         try:
+            self.server.services.tail.close()
             for listener in (self._listener, self._rpc_listener):
                 if listener is not None:
                     await listener.close()

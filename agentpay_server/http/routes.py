@@ -4,7 +4,7 @@ A row says the status of the reply, which operation of which service is called w
 work goes on when the caller hangs up. Those about snapshots do not: they wait for such work, or cut it off.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from attrs import frozen
@@ -43,6 +43,10 @@ def _transfer(transfer: Transfer) -> Reply:
 
 def _policy(versioned: VersionedPolicy) -> Reply:
     return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
+
+
+def _stream(stream: AsyncGenerator[bytes]) -> Reply:
+    return Reply(status=200, stream=stream)
 
 
 ROUTES: Final[Mapping[str, Route]] = {
@@ -106,6 +110,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.webhooks.rotate_secret": Route(
         200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
     ),
+    "console.stream": Route(_stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))),
     "console.events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
     "console.events.replay": Route(
         202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)

@@ -36,6 +36,19 @@ _PAGE: Final = (
 _NEWEST: Final = (
     select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
 )
+_AFTER: Final = (
+    select(events).where(events.c.seq > bindparam("after")).order_by(events.c.seq).limit(bindparam("count"))
+)
+_BETWEEN: Final = (
+    select(events)
+    .where(
+        events.c.operator_id == bindparam("operator_id"),
+        events.c.seq > bindparam("after"),
+        events.c.seq <= bindparam("until"),
+    )
+    .order_by(events.c.seq)
+    .limit(bindparam("count"))
+)
 _BY_TYPE: Final = events.c.type == bindparam("type")
 _BY_ACCOUNT: Final = events.c.account_id == bindparam("account_id")
 _PAGES: Final = {
@@ -79,3 +92,22 @@ def page(
 def newest(connection: Connection, count: int) -> list[EventRecord]:
     """Return the newest events of all operators, newest first."""
     return [EventRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
+
+
+def last_seq(connection: Connection) -> int:
+    """Return the sequence number of the newest event of all operators; 0 without one."""
+    row = connection.execute(_NEWEST, {"count": 1}).one_or_none()
+    return 0 if row is None else EventRecord(*row).seq
+
+
+def after(connection: Connection, seq: int, count: int) -> list[EventRecord]:
+    """Return events of all operators above a sequence number, in order."""
+    return [EventRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
+
+
+def between(
+    connection: Connection, operator_id: str, after_seq: int, until_seq: int, count: int
+) -> list[EventRecord]:
+    """Return events of an operator above a sequence number and up to another, in order."""
+    values = {"operator_id": operator_id, "after": after_seq, "until": until_seq, "count": count}
+    return [EventRecord(*row) for row in connection.execute(_BETWEEN, values)]

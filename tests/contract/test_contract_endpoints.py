@@ -89,6 +89,7 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.audit.list": lambda c: list(c.console.audit.list()),
     "console.sign_in": lambda c: c.console.sign_in("ap_code_a"),
     "console.sign_in_code": lambda c: c.console.sign_in_code(),
+    "console.stream": lambda c: next(c.console.stream()),
     "console.summary": lambda c: c.console.summary(),
     "console.requests.list": lambda c: list(c.console.requests.list()),
     "console.approvals.list": lambda c: list(c.console.approvals.list()),
