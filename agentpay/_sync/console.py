@@ -94,6 +94,18 @@ class AccountDetails(Resource):
 
     __module__ = "agentpay"
 
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[AccountDetail]:
+        """List accounts in full, newest first: as `get` returns each, in one request (interface CO4).
+
+        Args:
+            limit: accounts per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={"limit": limit, "cursor": cursor})
+
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
 

@@ -10,7 +10,7 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import Event
-from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
+from agentpay.contract.fields import Cursor, Form, Rule, parse_timestamp, query_integer, text, whole_number
 from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
@@ -97,12 +97,18 @@ class ListEvents(Request):
     Attributes:
         type: only events of this type.
         account_id: only events about this account.
+        transfer_id: only events about this transfer or payment.
+        since: only events recorded after this moment.
+        until: only events recorded up to this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
     type: EventType | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
+    transfer_id: Annotated[str, text(maximum=128)] | None = None
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -158,6 +164,9 @@ class ListDeliveries(Request):
         status: only deliveries that have come this far.
         event_id: only deliveries of this event.
         webhook_id: only deliveries to this webhook.
+        transfer_id: only deliveries of events about this transfer or payment.
+        since: only deliveries created after this moment.
+        until: only deliveries created up to this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -165,6 +174,9 @@ class ListDeliveries(Request):
     status: DeliveryStatusFilter | None = None
     event_id: Annotated[str, text(maximum=128)] | None = None
     webhook_id: Annotated[str, text(maximum=128)] | None = None
+    transfer_id: Annotated[str, text(maximum=128)] | None = None
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -178,6 +190,41 @@ class ReplayEvent(Request):
     """
 
     webhook_id: Annotated[str, text(maximum=128)] | None = None
+
+
+class ReplayableStatus(StrEnum):
+    """What became of the deliveries that are replayed."""
+
+    UNDELIVERED = "undelivered"
+    DELIVERED = "delivered"
+
+
+@frozen(kw_only=True)
+class ReplayDeliveries(Request):
+    """Body of `POST /console/deliveries/replay` (interface CO22).
+
+    Attributes:
+        since: only deliveries created after this moment.
+        webhook_id: only deliveries to this webhook; None is every one that is not deleted.
+        status: `undelivered`, or `delivered` for a receiver that has lost what it received.
+    """
+
+    since: Annotated[datetime, Rule(parse_timestamp)]
+    webhook_id: Annotated[str, text(maximum=128)] | None = None
+    status: ReplayableStatus = ReplayableStatus.UNDELIVERED
+
+
+@frozen(kw_only=True)
+class ReplayedDeliveries(Model):
+    """How many deliveries were replayed.
+
+    Attributes:
+        replayed: how many events are delivered once more, each to one webhook; 1,000 at most.
+        has_more: whether there are others: the same request replays them.
+    """
+
+    replayed: int
+    has_more: bool
 
 
 LIST_WEBHOOKS: Final = Endpoint(
@@ -246,6 +293,18 @@ REPLAY_EVENT: Final = Endpoint(
     summary="Deliver an event once more.",
 )
 
+REPLAY_DELIVERIES: Final = Endpoint(
+    name="console.deliveries.replay",
+    method="POST",
+    path="/console/deliveries/replay",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=ReplayDeliveries,
+    responses={202: ReplayedDeliveries},
+    summary="Deliver once more what was created since a moment and ended with a status.",
+    description="The newest delivery of each event to each webhook counts. So an event that was replayed "
+    "before is not replayed again, unless that failed too.",
+)
 STREAM_EVENTS: Final = Endpoint(
     name="console.stream",
     method="GET",
@@ -270,5 +329,6 @@ DELIVERY_ENDPOINTS: Final = (
     LIST_EVENTS,
     LIST_DELIVERIES,
     REPLAY_EVENT,
+    REPLAY_DELIVERIES,
 )
 """The operations of the console about webhooks, events and deliveries."""

@@ -79,6 +79,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
     "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
     # The console
+    "console.accounts.list": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
     "console.accounts.get": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
     "console.accounts.allow_signing": Route(
         200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])
@@ -115,6 +116,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.events.replay": Route(
         202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
     ),
+    "console.deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
     "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
     # The sandbox
     "sandbox.accounts.fund": Route(
