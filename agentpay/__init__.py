@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         DeliveryAttempt,
         NewSecret,
         RegisteredWebhook,
+        ReplayedDeliveries,
     )
     from agentpay.contract.errors import ErrorBody
     from agentpay.contract.identity import Identity
@@ -255,6 +256,7 @@ __all__ = [
     "RegisteredWebhooks",
     "RejectTransferParams",
     "ReplayEventParams",
+    "ReplayedDeliveries",
     "RotateSecretParams",
     "ServedRequest",
     "ServedRequests",
@@ -288,6 +290,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ReplayedDeliveries": "agentpay.contract.deliveries",
     "ConsoleKey": "agentpay.contract.sign_in",
     "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",

@@ -37,6 +37,7 @@ from agentpay.contract.deliveries import (
     DeliveryAttempt,
     NewSecret,
     RegisteredWebhook,
+    ReplayedDeliveries,
 )
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
@@ -226,6 +227,11 @@ def identity(**fields: Any) -> Identity:  # noqa: ANN401
 def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
     """Return an entry of the audit trail."""
     return _made(AuditEntry, {}, fields)
+
+
+def replayed_deliveries(**fields: Any) -> ReplayedDeliveries:  # noqa: ANN401
+    """Return how many deliveries were replayed."""
+    return _made(ReplayedDeliveries, {}, fields)
 
 
 def console_summary(**fields: Any) -> ConsoleSummary:  # noqa: ANN401

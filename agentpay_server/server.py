@@ -58,6 +58,7 @@ from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
+from agentpay_server.webhooks.tail import EventTail
 
 HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
 """What becomes of every kind of transaction that moves money or writes a policy's record."""
@@ -94,6 +95,7 @@ class Services:
         webhooks: registered endpoints.
         deliveries: events and what became of sending them.
         sender: makes the attempts.
+        tail: sends events to streams as they are committed.
         deposits: money that came in.
         settlement: drivers of signed transactions.
         audit: who changed what.
@@ -127,6 +129,7 @@ class Services:
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context)
         self.sender: WebhookSender = WebhookSender(context, server.poster)
+        self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
         # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
         self.treasury: Treasury = Treasury(context, server.chain)
@@ -289,6 +292,7 @@ class Server:
 
     def _restarted(self) -> None:
         """Go on from what a snapshot has brought back, at which nothing was under way."""
+        self.services.tail.close()
         self.context.tasks.end_loops()
         self.context.wakeup.forget_listeners()
         self.services = Services(self)

@@ -121,6 +121,7 @@ class AsyncRawSessions(AsyncRawResource):
 class AsyncRawAccountDetails(AsyncRawResource):
     """`client.console.accounts`, with responses."""
 
+    list: Final = AsyncRaw(AsyncAccountDetails.list)
     get: Final = AsyncRaw(AsyncAccountDetails.get)
     allow_signing: Final = AsyncRaw(AsyncAccountDetails.allow_signing)
 
@@ -168,6 +169,7 @@ class AsyncRawDeliveries(AsyncRawResource):
     """`client.console.deliveries`, with responses."""
 
     list: Final = AsyncRaw(AsyncDeliveries.list)
+    replay: Final = AsyncRaw(AsyncDeliveries.replay)
 
 
 class AsyncRawAudit(AsyncRawResource):

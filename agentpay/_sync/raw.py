@@ -122,6 +122,7 @@ class RawSessions(RawResource):
 class RawAccountDetails(RawResource):
     """`client.console.accounts`, with responses."""
 
+    list: Final = Raw(AccountDetails.list)
     get: Final = Raw(AccountDetails.get)
     allow_signing: Final = Raw(AccountDetails.allow_signing)
 
@@ -169,6 +170,7 @@ class RawDeliveries(RawResource):
     """`client.console.deliveries`, with responses."""
 
     list: Final = Raw(Deliveries.list)
+    replay: Final = Raw(Deliveries.replay)
 
 
 class RawAudit(RawResource):

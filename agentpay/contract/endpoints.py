@@ -83,6 +83,7 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether an empty body counts as an empty object.
+        is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
             instead of an identifier.
         errors: codes in addition to those that `every_error` derives.
@@ -105,6 +106,7 @@ class Endpoint:
     request: type | None = None
     query: type | None = None
     is_body_optional: bool = False
+    is_stream: bool = False
     takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None

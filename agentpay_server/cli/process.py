@@ -295,6 +295,7 @@ class _Server(PortServer):
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:
+        self._owner.services.tail.close()
         log(logger, logging.INFO, "server.stopping", signal=name, within_seconds=self._wait_seconds)
         self._loop.call_later(self._wait_seconds, self._hurry)
 

@@ -116,6 +116,7 @@ function start() {
     if (is !== "live") tell("The connection to the server is lost; reconnecting.", "warn");
     else if (was) tell("Connected again.");
   } });
+  count();
   route();
 }
 

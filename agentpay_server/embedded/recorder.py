@@ -210,7 +210,8 @@ class Recorder:
             async def saying(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     exchange.status = message["status"]
-                elif body := message.get("body"):
+                elif (body := message.get("body")) and not message.get("more_body"):
+                    # A stream has no end, and is not kept.
                     exchange.answered.append(body)
                 await send(message)
 

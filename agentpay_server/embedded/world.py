@@ -228,6 +228,7 @@ class World:
 
     async def _end(self) -> None:
         try:
+            self.server.services.tail.close()
             for listener in (self._listener, self._rpc_listener, *self._guests):
                 if listener is not None:
                     await listener.close()

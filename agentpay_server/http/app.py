@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import cache
 from typing import Final
 
@@ -58,6 +58,8 @@ from agentpay_server.settings import Settings
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
 """The route of what is refused before its path is looked at."""
+
+_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -344,6 +346,9 @@ class _Path:
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
         reply = await ROUTES[endpoint.name].answer(self._server.services, call)
+        if reply.stream is not None:
+            await _respond_in_pieces(send, receive, reply.stream)
+            return
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 
@@ -438,10 +443,45 @@ async def _respond(
 ) -> None:
     if body:
         headers.append((b"content-type", content_type))
+    if not any(name == b"cache-control" for name, _ in headers):
+        headers.append((b"cache-control", b"no-store"))
     if status not in (204, 304):
         headers.append((b"content-length", str(len(body)).encode("ascii")))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _respond_in_pieces(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
+    """Send a body piece by piece, until it ends or the caller goes away."""
+    headers = [
+        (b"content-type", _STREAM_TYPE),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    async with contextlib.aclosing(pieces):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sending = asyncio.ensure_future(_send_pieces(send, pieces))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait((sending, leaving))
+
+
+async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the caller has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _printed(reply: Reply) -> bytes:

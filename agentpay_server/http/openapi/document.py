@@ -239,6 +239,11 @@ class _Printer:
         if status == 202 and "settled_at" in example:
             pending = dict.fromkeys(("tx_signature", "chain_explorer_url", "settled_at"))
             example |= {"status": "pending_approval", **pending}
+        if endpoint.is_stream:
+            answer["content"] = {
+                "text/event-stream": {"schema": {"type": "string"}, "example": _stream_of(example)}
+            }
+            return answer
         answer["content"] = json_content(schema, {"example": example})
         if links := self._links(model):
             answer["links"] = links
@@ -299,6 +304,10 @@ _STATUS_WORDS: Final = {
     202: "Accepted; not done yet.",
     204: "Done; no body.",
 }
+
+
+def _stream_of(example: Any) -> str:  # noqa: ANN401 - a JSON value
+    return f"id: {example['id']}\ndata: {json.dumps(example, default=_number)}\n\n"
 
 
 def _tag(endpoint: Endpoint) -> str:

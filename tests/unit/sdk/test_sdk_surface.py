@@ -38,7 +38,7 @@ PUBLIC = """
     NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeyKind
     OperatorKeys Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
     PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
-    RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
+    RawResponse ReplayedDeliveries RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
     RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
     SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus SignInCode
     Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
@@ -53,11 +53,11 @@ METHODS = {
     "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
-    "console.accounts": ["allow_signing", "get"],
+    "console.accounts": ["allow_signing", "get", "list"],
     "console.agent_keys": ["create", "list", "revoke"],
     "console.approvals": ["approve", "list", "reject"],
     "console.audit": ["list"],
-    "console.deliveries": ["list"],
+    "console.deliveries": ["list", "replay"],
     "console.events": ["list", "replay"],
     "console.operator_keys": ["create", "list", "revoke"],
     "console.webhooks": ["delete", "list", "rotate_secret"],
