@@ -121,7 +121,6 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },
-    "ReplayDeliveries": {"webhook_id": None},
     "ReplayedDeliveries": {"replayed": 12},
     "ServedRequest": {"method": "POST", "route": "/v1/transfers", "status": 200},
     "SignIn": {"code": "ap_code_" + "0" * 49},

@@ -21,9 +21,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
 from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
-from agentpay_server.webhooks import time_bounds
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 

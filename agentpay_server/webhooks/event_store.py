@@ -7,9 +7,9 @@ from typing import Any, Final
 from attrs import frozen
 from sqlalchemy import ColumnElement, Select, bindparam, insert, select
 
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import events
-from agentpay_server.webhooks import time_bounds
 
 
 @frozen

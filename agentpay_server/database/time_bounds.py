@@ -9,9 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import BindParameter, ColumnElement, Table, bindparam, func, literal, select
 
-from agentpay_server.clock import SECOND_US
-
-SLACK_US: Final = 600 * SECOND_US
+SLACK_US: Final = 600_000_000
 """How far times may be out of order."""
 
 _END: Final = 2**63 - 1
