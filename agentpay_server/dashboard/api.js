@@ -128,7 +128,10 @@ async function visible(signal) {
   });
 }
 
-/** Return after a while, or at the signal. */
+/**
+ * Return after a while, or at the signal.
+ * @type {(ms: number, signal?: AbortSignal) => Promise<void>}
+ */
 export const pause = (ms, signal) => new Promise((resolve) => {
   const done = () => { clearTimeout(timer); signal?.removeEventListener("abort", done); resolve(); };
   const timer = setTimeout(done, ms);

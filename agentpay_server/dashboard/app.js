@@ -150,8 +150,7 @@ function route() {
   const isFirst = !main.firstChild;
   reload = () => {};
   document.title = `${label} · agentpay console`;
-  for (const place of document.querySelectorAll("nav a")) place.toggleAttribute("data-here", $("nav").contains(place) && place.getAttribute("data-page") === (letter ? name : owner));
-  for (const place of document.querySelectorAll("nav a")) place.hasAttribute("data-here") ? place.setAttribute("aria-current", "page") : place.removeAttribute("aria-current");
+  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === (letter ? name : owner) ? "page" : null;
   main.replaceChildren(title, problem, root);
   scrollTo(0, 0);
   if (!isFirst) title.focus({ preventScroll: true });

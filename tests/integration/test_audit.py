@@ -346,6 +346,7 @@ class Stage:
             "sessions.charge": {"amount": "0.5", "idempotency_key": key},
             "console.agent_keys.create": {"account_id": ids["account_id"]},
             "console.operator_keys.create": {"name": "another"},
+            "console.deliveries.replay": {"since": "2026-01-01T00:00:00Z"},
             "sandbox.accounts.fund": {"amount": "1"},
             "sandbox.operators.create": {"name": "another"},
             "sandbox.clock.advance": {"seconds": 1},
