@@ -21,7 +21,7 @@ SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
 
 LENT: Final = "lent"
-"""What is stored as the kind of an operator key that lasts as long as one run of a server."""
+"""The stored kind of an operator key that is valid for one run of a server."""
 
 _CODE: Final = "code"
 
@@ -61,7 +61,7 @@ def _digest(text: str, *, is_code: bool) -> str | None:
 
 
 def new_secret(random_bytes: bytes) -> str:
-    """Return the webhook secret that 32 random bytes make."""
+    """Return the webhook secret for 32 random bytes."""
     return SECRET_PREFIX + _base62(int.from_bytes(random_bytes, "big"), 43)
 
 
@@ -70,7 +70,7 @@ def _checksum(body: str) -> str:
 
 
 def _base62(number: int, width: int) -> str:
-    """Return `number` as `width` digits, letters after figures."""
+    """Return `number` in base 62 with `width` digits; figures before letters."""
     digits = []
     for _ in range(width):
         number, digit = divmod(number, 62)

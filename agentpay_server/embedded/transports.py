@@ -1,4 +1,4 @@
-"""httpx transports that reach a server in process: requests and answers as over HTTP, without a socket."""
+"""httpx transports to an in-process server: requests and responses as over HTTP, without a socket."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ _ASGI_VERSION: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 class EmbeddedTransport(httpx.BaseTransport):
-    """Hands the requests of an `httpx.Client` to a server in process."""
+    """Passes the requests of an `httpx.Client` to an in-process server."""
 
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's answer to a request."""
+        """Return the server's response to a request."""
         body = request.read()
         if request.url.path == STREAM_EVENTS.path:
             feed = self._owner.call(Feed.of(self._app, request, body))
@@ -43,14 +43,14 @@ class EmbeddedTransport(httpx.BaseTransport):
 
 
 class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
-    """Hands the requests of an `httpx.AsyncClient` to a server in process."""
+    """Passes the requests of an `httpx.AsyncClient` to an in-process server."""
 
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's answer to a request."""
+        """Return the server's response to a request."""
         body = await request.aread()
         if request.url.path == STREAM_EVENTS.path:
             feed = await self._owner.call_async(Feed.of(self._app, request, body))
