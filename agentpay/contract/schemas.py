@@ -24,6 +24,7 @@ from agentpay.contract.identity import KeyKind
 from agentpay.contract.models import plain
 from agentpay.contract.operator_keys import OperatorKeyKind
 from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import PaymentProtocol
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.spending import Outcome
@@ -54,6 +55,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.KeyKind: KeyKind,
     choices.OperatorKeyKind: OperatorKeyKind,
     choices.Outcome: Outcome,
+    choices.PaymentProtocol: PaymentProtocol,
     choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,
     choices.TransactionType: TransactionType,
