@@ -288,6 +288,7 @@ class _Server(PortServer):
         self._wait_seconds = 0.0
         self._ends_at = self._loop.time()
         self.should_exit = True
+        self._owner.services.tail.close()
         self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
