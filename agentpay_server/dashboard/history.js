@@ -3,7 +3,7 @@
 
 import { call } from "./api.js";
 import { feed, filters, instants, learn, moments, nameOf, party } from "./data.js";
-import { $, ask, badge, big, button, code, copies, empty, facts, field, h, json, link, meter, micro, moment, percent, plain, quiet, said, select, show, span, usdc, words } from "./ui.js";
+import { $, ask, badge, big, button, code, copies, empty, facts, field, h, json, link, meter, micro, moment, percent, plain, quiet, said, select, show, span, unfolding, usdc, words } from "./ui.js";
 
 const STATUS = {
   "transfer.initiated": "submitted", "transfer.settled": "settled", "transfer.rejected": "rejected", "escalation.required": "pending_approval", "session.opened": "open",
@@ -59,10 +59,10 @@ export function timeline(view) {
   });
 }
 
-const timelineRow = (row) => h("li", { "data-row": true }, h("details", h("summary.row", moment(row.at), badge(row.status),
+const timelineRow = (row) => h("li", { "data-row": true }, unfolding(h("summary.row", moment(row.at), badge(row.status),
   h("span.grow", said(row.account ? nameOf(row.account) : row.kind), row.to && [quiet(" → "), said(nameOf(row.to))], row.kind === "sessions" && quiet(" · session")),
   h("span.sum", usdc(row.amount)), h("span.quiet.n", String(row.events.length), h("span.sr", " events"))),
-h("div.fold", h("p", code(row.id), " ", row.kind && link(`#/${row.kind}/${row.id}`, "Open")),
+() => h("div.fold", h("p", code(row.id), " ", row.kind && link(`#/${row.kind}/${row.id}`, "Open")),
   row.events.map((event) => [h("p", moment(event.created_at), " ", h("strong", plain(event.type)), " ", code(event.id)), json(event.data)]))));
 
 // --- A transfer, whole

@@ -3,7 +3,7 @@
 
 import { call } from "./api.js";
 import { feed, filters, instants, moments } from "./data.js";
-import { ask, badge, button, code, empty, field, h, link, moment, plain, quiet, said, select, tell } from "./ui.js";
+import { ask, badge, button, code, empty, field, h, link, moment, plain, quiet, said, select, tell, unfolding } from "./ui.js";
 
 export function deliveries(view) {
   const asked = Object.fromEntries(view.query);
@@ -24,9 +24,9 @@ export function deliveries(view) {
     none: empty("No deliveries. A webhook gets the events that it asks for:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'),
     row: (it) => {
       const last = it.attempts.at(-1);
-      return h("li", { "data-row": true }, h("details", h("summary.row", last ? moment(last.at) : quiet("not yet"), badge(it.status), h("span.grow", plain(it.event_type), quiet(" → "), code(it.webhook_id)),
+      return h("li", { "data-row": true }, unfolding(h("summary.row", last ? moment(last.at) : quiet("not yet"), badge(it.status), h("span.grow", plain(it.event_type), quiet(" → "), code(it.webhook_id)),
         h("span.sum", last ? answer(last) : ""), h("span.quiet.n", String(it.attempts.length), h("span.sr", " attempts"))),
-      h("div.fold", h("p.head", code(it.delivery_id), link(`#/deliveries?event_id=${it.event_id}`, "This event"), link(`#/deliveries?webhook_id=${it.webhook_id}`, "This webhook"), h("span.grow"), button("Replay", () => replay(it))),
+      () => h("div.fold", h("p.head", code(it.delivery_id), link(`#/deliveries?event_id=${it.event_id}`, "This event"), link(`#/deliveries?webhook_id=${it.webhook_id}`, "This webhook"), h("span.grow"), button("Replay", () => replay(it))),
         h("ol", it.attempts.map((each) => h("li", moment(each.at), " ", h("strong", answer(each)), quiet(` ${each.duration_ms} ms`), each.error && h("p", said(each.error)), each.response_excerpt && h("pre", plain(each.response_excerpt))))),
         it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at)))));
     },
