@@ -38,6 +38,9 @@ TRANSFERS_PER_SECOND: Final = 25
 
 OBSERVE: Final = """
 window.slow = [];
+new MutationObserver(() => {
+  if (!window.usable && document.querySelector(".page:not([aria-busy])")) window.usable = performance.now();
+}).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-busy"] });
 new PerformanceObserver((list) => window.slow.push(...list.getEntries().map((it) => it.duration)))
   .observe({ type: "longtask", buffered: true });
 """
@@ -64,9 +67,7 @@ def cpu_seconds(pid: int) -> float:
 def first_page_ms(page: Page) -> float:
     """Return the time from the end of the HTML to a page that has loaded."""
     page.wait_for_selector(".page:not([aria-busy])")
-    return float(
-        page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
-    )
+    return float(page.evaluate("window.usable - performance.getEntriesByType('navigation')[0].responseEnd"))
 
 
 def heap_bytes(devtools: CDPSession) -> int:

@@ -50,6 +50,9 @@ export async function learn(view, ids) {
   }));
 }
 
+/** Learn the names of accounts that were read in full. */
+export const meetAll = (list) => list.forEach((it) => names.set(it.account_id, it.name));
+
 export const nameOf = (id) => plain(names.get(id) || id);
 
 /** An account by its name, anything else by its address. */
@@ -58,7 +61,7 @@ export const party = (id) => (names.get(id) ? h("a.party", { href: `#/accounts/$
 /** The newest accounts. */
 export async function accounts(view) {
   const page = await view.get("/v1/accounts?limit=100");
-  for (const account of page.data) names.set(account.account_id, account.name);
+  meetAll(page.data);
   return page;
 }
 

@@ -2,7 +2,7 @@
 // The pages about money that is there and money that waits: overview, an account, approvals.
 
 import { ApiError, call, send } from "./api.js";
-import { feed, learn, me, nameOf, now, party, summary } from "./data.js";
+import { feed, learn, me, meetAll, nameOf, now, party, summary } from "./data.js";
 import { ask, badge, big, button, code, empty, facts, field, fromMicro, h, json, link, meter, micro, moment, percent, quiet, said, show, span, tell, usdc, words } from "./ui.js";
 
 // --- Overview
@@ -19,7 +19,7 @@ export function overview(view) {
   };
   feed(view, {
     path: "/console/accounts", query: { limit: 24 }, keyOf: (it) => it.account_id, list: h("ul.cards"),
-    before: (items) => Promise.all([count(), learn(view, items.map((it) => it.account_id))]),
+    before: (items) => { meetAll(items); return count(); },
     none: empty("There are no accounts yet. Create one:", 'client.accounts.create(name="Research bot")'),
     row: (it) => h("li.card", { "data-row": true }, h("div.head", party(it.account_id), it.status === "active" ? null : badge(it.status)), big(it.balance_usdc), budget(it)),
   });
