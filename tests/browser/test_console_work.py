@@ -1,7 +1,8 @@
 """What operators do beyond approving: pause, replay, keys, webhooks, sessions, the bench; hostile text."""
 
+import threading
 from datetime import timedelta
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -95,17 +96,31 @@ def test_all_undelivered_events_since_a_moment_are_replayed(server: AgentPayServ
     says(tab, "0 sent again.")
 
 
+class Refusing(BaseHTTPRequestHandler):
+    """A receiver whose responses are markup."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(500)
+        self.end_headers()
+        self.wfile.write(MARKUP.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 def test_what_a_receiver_responded_is_shown_as_text(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
-    def refuses(_environ: object, start_response: Any) -> list[bytes]:
-        start_response("500 Internal Server Error", [])
-        return [MARKUP.encode()]
-
-    server.deliver_to(refuses, events=["transfer.settled"])
-    shop = server.client().accounts.create(name="Shop").account_id
-    server.client().transfers.create(from_=account_id, to=shop, amount="2")
-    server.sandbox.clock.advance(0)
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_address[1]}/"
+        client.webhooks.create(url=url, events=["transfer.settled"])
+        client.transfers.create(from_=account_id, to=shop, amount="2")
+        server.sandbox.clock.advance(0)
+        receiver.shutdown()
     tab = console.open("deliveries?status=retrying")
     tab.locator("[data-row] summary").first.click()
     expect(tab.locator("ol pre").first).to_have_text(MARKUP)
