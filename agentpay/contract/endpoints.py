@@ -86,7 +86,7 @@ class Endpoint:
         is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
             instead of an identifier.
-        errors: codes in addition to those that `every_error` derives.
+        errors: codes in addition to the ones that `every_error` derives.
         subject: the object that its refusals and unknown outcomes refer to, if any.
         echoes: what its response, or each item of its page, repeats from the request: attribute, and
             parameter or field of the request. A response with other values belongs to another request.
