@@ -337,10 +337,11 @@ class AsyncHttp(Edge):
         if self._given is not None:
             return await self._given.send(built, **_PLAINLY)
         pool = await self._pools.current()
-        if not await pool.enter(attempt.timeout):
+        lane = await pool.enter(attempt.timeout)
+        if lane is None:
             raise _failures.no_connection(attempt.request, attempt.timeout)
-        opened.push_async_callback(pool.leave)
-        return await pool.client.send(built, **_PLAINLY)
+        opened.push_async_callback(pool.leave, lane)
+        return await lane.client.send(built, **_PLAINLY)
 
     async def renew(self) -> None:
         """Use new connections from now on, because the existing ones mix up their responses."""
