@@ -1,10 +1,10 @@
-"""Transfers on a real validator with slots of 50 ms: the service's overhead over a bare loop, and its scaling.
+"""Transfers on a real validator with slots of 50 ms: overhead over a bare loop, and scaling.
 
 The bare loop builds, signs and sends a transaction and polls until it is confirmed, with raw RPC calls and
 without storage. Also measured: RPC calls per settled transfer, including the server's own, and concurrent
-callers of one and of two servers on one durable PostgreSQL, compared with one caller. A test validator executes
-transactions one after the other, and slows down with age: each round has a new one, and as many bare loops in
-the same round show its own limit. The CPU time of a transfer shows the servers' limit.
+callers of one and of two servers on one durable PostgreSQL, compared with one caller. A test validator
+executes transactions one after the other, and slows down with age: each round has a new one, and as many
+bare loops in the same round show its own limit. The CPU time of a transfer shows the servers' limit.
 """
 
 import asyncio

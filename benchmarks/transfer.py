@@ -6,7 +6,7 @@ through SQLAlchemy Core into SQLite in memory.
 
 An async client on the server's own event loop is compared with a floor on one thread. A sync client's calls
 cross to the server's thread and back, so its floor does too: the same round trip into an application on a
-separate thread. Waking two threads takes 20 to 200 us, depending on how deeply the machine's idle cores sleep.
+separate thread. Waking two threads takes 20 to 200 us, depending on how deeply idle cores sleep.
 """
 
 import asyncio
