@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 from rich.text import Text
 
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.tables import styled
+from agentpay.cli.values import Seconds
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
-from agentpay_server.cli.output import Output, styled, takes_json
-from agentpay_server.cli.values import Host, Seconds
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
+from agentpay_server.cli.values import Host
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step

@@ -20,7 +20,7 @@ import click
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
+from agentpay.cli.values import Seconds, Usdc
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Host, SchemaName, Seconds, Sol, Usdc
+from agentpay_server.cli.values import Host, SchemaName, Sol
 from agentpay_server.clock import SystemClock, manual_clock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
