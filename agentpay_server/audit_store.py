@@ -6,7 +6,7 @@ from attrs import frozen
 from sqlalchemy import bindparam, insert, select
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.store.tables import audit
+from agentpay_server.database.tables import audit
 
 
 @frozen

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import bindparam, insert, select, update
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.store.tables import server_state
+from agentpay_server.database.tables import server_state
 
 _GET: Final = select(server_state.c.value).where(server_state.c.name == bindparam("state_name"))
 _GET_LOCKED: Final = _GET.with_for_update()

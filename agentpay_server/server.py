@@ -5,6 +5,12 @@ from functools import partial
 from typing import Final
 
 from agentpay_server import identity
+from agentpay_server.accounts.deposit_schedule import DepositWorker
+from agentpay_server.accounts.deposits import Arrivals, Deposits
+from agentpay_server.accounts.history import History
+from agentpay_server.accounts.policies import Policies
+from agentpay_server.accounts.policy_records import PolicyRecordHandler, PolicyRecords
+from agentpay_server.accounts.service import Accounts
 from agentpay_server.audit import AuditTrail
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
@@ -21,7 +27,14 @@ from agentpay_server.config import ServerConfig
 from agentpay_server.context import Context
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, StartRefusedError
+from agentpay_server.money.authorization import Decisions
+from agentpay_server.money.late_landings import LateLandings
+from agentpay_server.money.reorg_watch import Confirmations
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.settlement_schedule import SettlementWorker
+from agentpay_server.money.watch_schedule import ConfirmationWorker, LateLandingWorker
 from agentpay_server.operators.keys import FirstOperator, Keys
+from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
 from agentpay_server.sandbox.faults import Faults
@@ -30,36 +43,23 @@ from agentpay_server.sandbox.http_faults import HttpFaults
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
 from agentpay_server.scheduler import Schedule, Worker
-from agentpay_server.services.accounts import Accounts
-from agentpay_server.services.confirmations import Confirmations
-from agentpay_server.services.decisions import Decisions
-from agentpay_server.services.deposits import Arrivals, Deposits
-from agentpay_server.services.history import History
-from agentpay_server.services.late_landings import LateLandings
-from agentpay_server.services.overview import Overview, RequestLog
-from agentpay_server.services.policies import Policies
-from agentpay_server.services.policy_records import PolicyRecordHandler, PolicyRecords
-from agentpay_server.services.sessions.closing import Closing, SessionSettleHandler
-from agentpay_server.services.sessions.opening import SessionOpenHandler
-from agentpay_server.services.sessions.service import Sessions
-from agentpay_server.services.settlement import Settlement
-from agentpay_server.services.transfers.approvals import Approvals
-from agentpay_server.services.transfers.checking import Checks
-from agentpay_server.services.transfers.execution import Execution
-from agentpay_server.services.transfers.service import Transfers
-from agentpay_server.services.transfers.settling import TransferHandler
+from agentpay_server.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.sessions.opening import SessionOpenHandler
+from agentpay_server.sessions.schedule import SessionWorker
+from agentpay_server.sessions.service import Sessions
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.tasks import Tasks, Wakeup
+from agentpay_server.transfers.approvals import Approvals
+from agentpay_server.transfers.checking import Checks
+from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.service import Transfers
+from agentpay_server.transfers.settling import TransferHandler
 from agentpay_server.treasury import Treasury
 from agentpay_server.vault import KEY_BYTES, Vault
 from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
-from agentpay_server.workers.confirmations import ConfirmationWorker, LateLandingWorker
-from agentpay_server.workers.deposits import DepositWorker
-from agentpay_server.workers.sessions import SessionWorker
-from agentpay_server.workers.settlement import SettlementWorker
 
 HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
 """What becomes of every kind of transaction that moves money or writes a policy's record."""
@@ -110,7 +110,7 @@ class Services:
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
-        decisions = Decisions(context, self.settlement, self.deposits)
+        decisions = Decisions(context, self.settlement, self.deposits.look_if_told)
         execution = Execution(context, self.settlement, decisions)
         records = PolicyRecords(context, self.settlement)
         closing = Closing(context, self.settlement)

@@ -121,7 +121,7 @@ async def open_database(
         DatabaseUnavailableError: it cannot be reached or used.
         ValueError: the URL is none; or not exactly one of the two is given.
     """
-    from agentpay_server.store import migrations  # noqa: PLC0415
+    from agentpay_server.database import migrations  # noqa: PLC0415
 
     if (data_dir is None) == (database_url is None):
         raise ValueError("give a data_dir or a database_url")
@@ -143,7 +143,7 @@ async def open_database(
 
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
     # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
-    from agentpay_server.store import migrations  # noqa: PLC0415
+    from agentpay_server.database import migrations  # noqa: PLC0415
 
     _make_directory(directory)
     async with AsyncExitStack() as opened:
@@ -163,7 +163,7 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
 
 
 async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
-    from agentpay_server.store import migrations  # noqa: PLC0415
+    from agentpay_server.database import migrations  # noqa: PLC0415
 
     if settings.encryption_key is None:
         raise EncryptionKeyError(

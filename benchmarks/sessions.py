@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, insert
 from sqlalchemy.pool import StaticPool
 
 from agentpay_server import AgentPayServer
-from agentpay_server.store.tables import operators, session_charges
+from agentpay_server.database.tables import operators, session_charges
 
 BATCH = 100
 FEW, MANY = 10, 100_000

@@ -21,14 +21,15 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.accounts import store as accounts
 from agentpay_server.clock import SECOND_US
 from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import Session
 from agentpay_server.database.runner import Database
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
-from agentpay_server.store import accounts, entries, spends
-from agentpay_server.store.migrations import upgrade
+from agentpay_server.money import entries, spending
 
 KEY = bytes(range(32))
 NOW_US = 1_767_225_600 * SECOND_US
@@ -122,7 +123,7 @@ def _growth(engine: str, opened: Callable[[], Database]) -> list[Result]:
         last_seq = 2**62
         history: dict[str, Any] = {"status": None, "since_us": None}
         units: dict[str, Callable[[Database], Any]] = {
-            "24 h spend check": lambda database: database.read(spends.spent, account, NOW_US),
+            "24 h spend check": lambda database: database.read(spending.spent, account, NOW_US),
             "page of history": lambda database: database.read(
                 entries.page, ACCOUNT, last_seq, PAGE, **history
             ),

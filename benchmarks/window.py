@@ -5,11 +5,12 @@ import asyncio
 from harness import Result, compare
 from sqlalchemy import insert
 
+from agentpay_server.accounts import store as accounts
+from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.clock import SECOND_US
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.store import accounts, spends
-from agentpay_server.store.accounts import AccountRecord
-from agentpay_server.store.tables import chain_transactions
+from agentpay_server.database.tables import chain_transactions
+from agentpay_server.money import spending
 
 NOW_US = 1_767_225_600 * SECOND_US
 INTERVAL_US = 500_000  # 100,000 of them take less than 14 hours
@@ -72,8 +73,8 @@ def run() -> list[Result]:
     """Return the ratio of the check in a full window to that in a nearly empty one."""
     full_database, full = _filled(100_000)
     few_database, few = _filled(10)
-    assert asyncio.run(full_database.read(spends.spent, full, NOW_US)) == 100_000
-    assert asyncio.run(few_database.read(spends.spent, few, NOW_US)) == 10
+    assert asyncio.run(full_database.read(spending.spent, full, NOW_US)) == 100_000
+    assert asyncio.run(few_database.read(spending.spent, few, NOW_US)) == 10
 
     return [
         compare(
@@ -88,7 +89,7 @@ def run() -> list[Result]:
 
 def _drive(database: MemoryDatabase, account: AccountRecord) -> int:
     """Run the check to its end; in memory it never suspends."""
-    work = database.read(spends.spent, account, NOW_US)
+    work = database.read(spending.spent, account, NOW_US)
     try:
         work.send(None)
     except StopIteration as done:

@@ -38,7 +38,7 @@ WHEEL_HOLDS = {
     "agentpay_server/py.typed",
     "agentpay_server/pytest_plugin.py",
     "agentpay_server/clients/_sync/sandbox.py",
-    "agentpay_server/store/migrations/script.py.mako",
+    "agentpay_server/database/migrations/script.py.mako",
 }
 SDIST_HOLDS = {
     "CHANGELOG.md",

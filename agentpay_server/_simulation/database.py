@@ -19,11 +19,11 @@ from agentpay_server._simulation.chance import Actor, Chance
 from agentpay_server._simulation.faults import Faults
 from agentpay_server._simulation.loop import never
 from agentpay_server._simulation.timeline import Timeline
+from agentpay_server.database import migrations
 from agentpay_server.database.connection import Connection, Parameters, Rows
 from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.migrations import THIS_RELEASE, Release
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.store import migrations
-from agentpay_server.store.migrations import THIS_RELEASE, Release
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,6 +16,7 @@ from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
 from agentpay_server._simulation.database import NEXT_RELEASE
+from agentpay_server._simulation.judges import Asked
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -54,16 +55,22 @@ async def come_to_rest(world: "World") -> None:
         await asyncio.sleep(0.5)
     world.is_healing = False
     client, done = world.client("auditor"), set[str]()
-    await _resolve_keys(world, client)
+    asking = world.loop.create_task(_resolve_keys(world, client))
+    # What begins only now has as much time from then on: a key is asked about, a session closes by the clock.
+    since, first_seen = dict[str, float](), began
     while True:
-        open_ones = await _under_way(world, client, done)
-        if not open_ones:
-            break
-        if world.loop.time() > began + LIVENESS_SECONDS:
-            for name, status in open_ones:
-                world.violate("still in flight", name, status, f"after {LIVENESS_SECONDS:.0f} s")
+        open_ones = await _under_way(world, client, done, counts=asking.done())
+        since = {name: since.get(name, first_seen) for name, _ in open_ones}
+        first_seen = world.loop.time()
+        late = [each for each in open_ones if first_seen > since[each[0]] + LIVENESS_SECONDS]
+        for name, status in late:
+            world.violate("still in flight", name, status, f"after {LIVENESS_SECONDS:.0f} s")
+        if late:
             return
+        if asking.done() and not open_ones:
+            break
         await asyncio.sleep(_LOOK_EVERY_SECONDS)
+    await asking
     world.settled_seconds = world.loop.time() - began
 
 
@@ -87,17 +94,34 @@ async def judge(world: "World") -> None:
 
 async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
     """Ask once more for every transfer of which it is not known whether there is one."""
-    for key, asked in world.judges.asked.items():
-        if not asked.transfers and len(asked.terms) == 1:
-            to, micro = next(iter(asked.terms))
-            try:
-                await pay(world, client, "auditor", key=key, source=asked.account_id, to=to, micro=micro)
-            except AgentPayError as error:
-                world.timeline.note("answer", "auditor", key, type(error).__name__)
+    wanted = [
+        (key, asked)
+        for key, asked in world.judges.asked.items()
+        if not asked.transfers and len(asked.terms) == 1
+    ]
+
+    async def ask(key: str, asked: Asked) -> None:
+        to, micro = next(iter(asked.terms))
+        try:
+            await pay(world, client, "auditor", key=key, source=asked.account_id, to=to, micro=micro)
+        except AgentPayError as error:
+            world.timeline.note("answer", "auditor", key, type(error).__name__)
+
+    for at in range(0, len(wanted), _AT_ONCE):
+        await asyncio.gather(*(ask(key, asked) for key, asked in wanted[at : at + _AT_ONCE]))
 
 
-async def _under_way(world: "World", client: SimulatedClient, done: set[str]) -> list[tuple[str, str]]:
-    """Return what is in flight, of all that was ever handed to the cluster or answered."""
+async def _under_way(
+    world: "World", client: SimulatedClient, done: set[str], *, counts: bool
+) -> list[tuple[str, str]]:
+    """Return what is in flight, of all that was ever handed to the cluster or answered.
+
+    Args:
+        world: where.
+        client: asks.
+        done: what was at its end before; what is now is added.
+        counts: whether what nobody was told of is counted as well, as nobody asks for transfers any more.
+    """
     names = {subject for subject, _ in world.judges.subjects} | set(world.judges.told) | set(world.sessions)
     wanted = sorted(names - done)
     found: list[tuple[str, str]] = []
@@ -112,7 +136,7 @@ async def _under_way(world: "World", client: SimulatedClient, done: set[str]) ->
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
-    for server in world.servers:
+    for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):
             found.append((f"transfers on {server.name}", str(waiting)))
     return found

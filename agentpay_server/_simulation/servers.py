@@ -19,12 +19,12 @@ from agentpay_server._simulation.network import Receivers
 from agentpay_server._simulation.rpc import RpcLink
 from agentpay_server.clock import MACHINE_NOW_US
 from agentpay_server.config import Edge, ServerConfig
+from agentpay_server.database.migrations import THIS_RELEASE, Release
 from agentpay_server.database.runner import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.http.app import Application
 from agentpay_server.server import Server as Runtime
 from agentpay_server.server import start_server
 from agentpay_server.storage import Storage
-from agentpay_server.store.migrations import THIS_RELEASE, Release
 
 if TYPE_CHECKING:
     from agentpay_server._simulation.world import World

@@ -5,7 +5,7 @@ The escrow is at an address that the session's id decides, under a key that sign
 nothing, and of several that are signed for the same session one alone can succeed: an escrow that exists
 cannot be made, one that is closed cannot be emptied. (A closed one could be made again: an opening is signed
 again only while none has landed.) Like all transactions they are pure functions from arguments to signed
-bytes; what a session owes whom is decided in `domain/sessions.py`.
+bytes; what a session owes whom is decided in `sessions/rules.py`.
 
 How a chain may refuse them (`base.FailureReason`), whatever it is moving nothing:
 

@@ -1,7 +1,7 @@
 """What the service asks of a chain, and how a chain fails. Nothing here knows which chain it is.
 
 The protocol is small on purpose: every rule about sending, waiting, expiry and signing again is written once,
-over these calls, in `services/settlement.py`.
+over these calls, in `money/broadcast.py`.
 
 Money that came into a token account is told by the chain, whoever sent it, and booked once by the service:
 unique on `(signature, token_account)`, without transactions of its own, the cursor in the same commit as what

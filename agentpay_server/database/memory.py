@@ -10,7 +10,7 @@ from sqlalchemy import MetaData, create_engine
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
-from agentpay_server.store.tables import metadata
+from agentpay_server.database.tables import metadata
 
 P = ParamSpec("P")
 T = TypeVar("T")

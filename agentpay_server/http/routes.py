@@ -10,9 +10,9 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract.transfers import Transfer
+from agentpay_server.accounts.policies import VersionedPolicy
 from agentpay_server.http.requests import Call, Reply
 from agentpay_server.server import Services
-from agentpay_server.services.policies import VersionedPolicy
 
 
 @frozen

@@ -27,6 +27,7 @@ from agentpay.contract.operator_keys import (
 from agentpay.contract.pages import PageBody
 from agentpay_server import audit
 from agentpay_server import identity_store as state
+from agentpay_server.accounts.store import own_account
 from agentpay_server.chain.clusters import MAINNET
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
@@ -38,7 +39,6 @@ from agentpay_server.errors import Problem, not_found
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
 from agentpay_server.principals import Principal
-from agentpay_server.store.accounts import own_account
 
 _LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, insert, literal_column, select, update
 from agentpay.contract.identity import KeyKind
 from agentpay_server.credentials import LENT
 from agentpay_server.database.connection import Connection
-from agentpay_server.store.tables import api_keys, operators
+from agentpay_server.database.tables import api_keys, operators
 
 
 @frozen

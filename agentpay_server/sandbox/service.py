@@ -11,6 +11,9 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.deposits import Deposits, book_deposit
+from agentpay_server.accounts.store import AccountRecord, own_account
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
@@ -41,17 +44,16 @@ from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.broadcast import Landed
+from agentpay_server.money.handlers import watched_transaction
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
 from agentpay_server.scheduler import Schedule
-from agentpay_server.services.deposits import Deposits, book_deposit
-from agentpay_server.services.settlement import Landed, Settlement, watched_transaction
-from agentpay_server.store import accounts as account_store
-from agentpay_server.store import chain_transactions
-from agentpay_server.store.accounts import AccountRecord, own_account
-from agentpay_server.store.chain_transactions import Kind
 
 
 class NewTenant(Protocol):
@@ -163,7 +165,7 @@ class Sandbox:
                 chain_transactions.insert_transaction(connection, minted)
 
         with deposits.expecting(signed.signature):
-            end = await self._settlement.outcome(signed, operation=Operation.FUND, is_new=True)
+            end = await self._settlement.broadcaster.outcome(signed, operation=Operation.FUND, is_new=True)
             if not isinstance(end, Landed):
                 raise chain_unavailable()
             outcome = end
@@ -360,7 +362,7 @@ class Sandbox:
 
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._settlement.outcome(
+        outcome = await self._settlement.broadcaster.outcome(
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):

@@ -10,7 +10,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
-from agentpay_server.store.tables import deliveries, delivery_attempts, events, webhooks
+from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 

@@ -7,7 +7,7 @@ from attrs import frozen
 from sqlalchemy import bindparam, insert, select
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.store.tables import events
+from agentpay_server.database.tables import events
 
 
 @frozen

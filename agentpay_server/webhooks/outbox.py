@@ -11,10 +11,10 @@ from agentpay.contract.event_types import EventType
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
+from agentpay_server.accounts import store as accounts
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.store import accounts
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks

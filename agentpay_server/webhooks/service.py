@@ -20,6 +20,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
 from agentpay_server.clock import SECOND_US, from_us
 from agentpay_server.context import Context
 from agentpay_server.credentials import new_secret
@@ -27,7 +28,6 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem, invalid, not_found
 from agentpay_server.principals import Principal
-from agentpay_server.store import accounts as account_store
 from agentpay_server.vault import Place, Vault, VaultError
 from agentpay_server.webhooks import delivery_store, store
 from agentpay_server.webhooks.addresses import is_https

@@ -7,7 +7,7 @@ from attrs import field, frozen
 from sqlalchemy import bindparam, insert, null, select, update
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.store.tables import webhooks
+from agentpay_server.database.tables import webhooks
 from agentpay_server.webhooks.rules import Subscription
 
 

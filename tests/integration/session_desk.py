@@ -8,7 +8,7 @@ from attrs import frozen
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 
 @frozen

@@ -14,9 +14,9 @@ from solders.pubkey import Pubkey
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
+from agentpay_server.accounts.rules import handle_of
 from agentpay_server.chain import transactions
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.domain.handles import handle_of
 
 FIELDS = {
     *("account_id", "name", "handle", "chain_address", "usdc_token_account", "balance_usdc"),

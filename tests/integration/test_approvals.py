@@ -17,7 +17,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import PolicyViolationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 DAY_SECONDS = 24 * 3600
 

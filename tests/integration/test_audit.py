@@ -15,11 +15,11 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint
 from agentpay_server import AgentPayServer, Settings, audit_store
+from agentpay_server.accounts import store as account_store
 from agentpay_server.audit import UNPROMPTED
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.credentials import KeyKind, new_key
-from agentpay_server.store import accounts as account_store
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 DAY = 24 * 3600
 

@@ -17,9 +17,9 @@ from sqlalchemy import select
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.cli import main
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.storage import open_database
-from agentpay_server.store import tables
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 

@@ -7,9 +7,9 @@ import stores
 from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.console import ConsoleSummary
 from agentpay_server import AgentPayServer, Sandbox
+from agentpay_server.operators import overview
+from agentpay_server.operators.overview import RequestLog
 from agentpay_server.principals import Principal
-from agentpay_server.services import overview
-from agentpay_server.services.overview import RequestLog
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:

@@ -20,7 +20,7 @@ from agentpay import AgentPay, ConflictError, webhooks
 from agentpay.contract.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 from agentpay_server.webhooks import http as posting
 
 DELAYS = [

@@ -21,12 +21,12 @@ from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, manual_clock, to_us
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
+from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.principals import Principal
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
 from agentpay_server.tasks import Tasks
 from agentpay_server.vault import Vault
 from agentpay_server.webhooks import delivery_store as store

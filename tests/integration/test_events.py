@@ -17,8 +17,8 @@ from server_world import START, UNKNOWN, UNKNOWN_ACCOUNT, Funded, faults, raw_cl
 from agentpay import AgentPay, AgentPayError, InvalidRequestError
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
+from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.store import tables
 
 NOW = "2026-01-01T00:00:00.000Z"
 

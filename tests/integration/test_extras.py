@@ -149,9 +149,9 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("agentpay_server.store.migrations", "import asyncpg"),
+        ("agentpay_server.database.migrations", "import asyncpg"),
         (
-            "agentpay_server.store.migrations",
+            "agentpay_server.database.migrations",
             "from agentpay_server.database.postgres import PostgresDatabase",
         ),
         ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),

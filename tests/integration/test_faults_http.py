@@ -25,7 +25,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.clients import Sandbox
 from agentpay_server.contract.sandbox import Fault, HttpEffect
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 TRANSFERS = "http:POST /v1/transfers"
 EFFECTS: dict[str, dict[str, Any]] = {

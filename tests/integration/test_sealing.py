@@ -15,13 +15,13 @@ from sqlalchemy import select, update
 from agentpay.contract.deliveries import Delivery
 from agentpay_server import AgentPayServer, RpcSettings
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.identity import WrongKeyError, custody_seed
 from agentpay_server.randomness import randomness
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
-from agentpay_server.store import tables
 from agentpay_server.vault import Place as PlaceOfSecret
 from agentpay_server.vault import Vault, VaultError
 from agentpay_server.webhooks import store as webhook_store

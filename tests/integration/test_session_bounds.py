@@ -18,7 +18,7 @@ from session_desk import Desk, refused
 from agentpay.errors import ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 
 def desk_of(server: AgentPayServer) -> Iterator[Desk]:

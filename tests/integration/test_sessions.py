@@ -13,7 +13,7 @@ from server_world import UNKNOWN, Funded, raw_client
 from session_desk import Desk, refused
 
 from agentpay import errors
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 FIELDS = [
     "session_id",

@@ -15,7 +15,7 @@ from session_desk import Desk, refused
 from agentpay import errors
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.services.sessions.closing import Closing
+from agentpay_server.sessions.closing import Closing
 
 # --- Dust, and a payee who cannot be paid
 

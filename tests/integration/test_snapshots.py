@@ -18,12 +18,12 @@ from server_world import START, raw_client, refused, state_of
 from agentpay import AuthenticationError, ConflictError, NotFoundError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.accounts.policy_records import PolicyRecords
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.embedded.virtual_machine import accounts_of
+from agentpay_server.database import tables
 from agentpay_server.sandbox import snapshots as snapshot_service
-from agentpay_server.services.policy_records import PolicyRecords
-from agentpay_server.store import tables
 
 
 @pytest.fixture(autouse=True)

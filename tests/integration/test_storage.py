@@ -21,6 +21,7 @@ from attrs import frozen
 from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
 from agentpay_server import AgentPayServer
 from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.database.migrations import HEAD
 from agentpay_server.database.runner import (
     DatabaseInUseError,
     DatabaseUnavailableError,
@@ -36,7 +37,6 @@ from agentpay_server.storage import (
     ExposedDirectoryError,
     MissingDriverError,
 )
-from agentpay_server.store.migrations import HEAD
 from agentpay_server.webhooks import store as webhooks
 from agentpay_server.webhooks.service import secret_place
 

@@ -13,7 +13,7 @@ from server_world import Funded
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 OUTSIDER = "So11111111111111111111111111111111111111112"
 

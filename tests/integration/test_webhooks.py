@@ -22,7 +22,7 @@ from sqlalchemy import text
 from agentpay import AgentPay, InvalidRequestError, PermissionDeniedError
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 UNKNOWN_WEBHOOK = UNKNOWN["webhook_id"]
 URL = "https://example.com/hooks"

@@ -11,8 +11,8 @@ from sqlalchemy import select, update
 
 from agentpay import AgentPay, ConflictError, WebhookSignatureError, webhooks
 from agentpay_server import AgentPayServer
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.store import tables
 
 DAY = timedelta(days=1) / timedelta(seconds=1)
 MILLISECOND = 0.001

@@ -21,10 +21,10 @@ from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import SystemClock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.server import Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
 
 _START_NS = 1_767_225_600 * 10**9
 

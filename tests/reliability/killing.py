@@ -37,11 +37,11 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE
-from agentpay_server.store import tables
-from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 
 WAIT_SECONDS = 60
 

@@ -8,11 +8,11 @@ import pytest
 from chains import FaultyChain, Proceed
 from worlds import Answer, World
 
+from agentpay_server.accounts import provisioning
+from agentpay_server.accounts.provisioning import COLLECTING_SECONDS
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason, SignatureStatus
 from agentpay_server.chain.transactions import MOST_PROVISIONED
-from agentpay_server.services import provisioning
-from agentpay_server.services.provisioning import COLLECTING_SECONDS
 
 pytestmark = pytest.mark.anyio
 

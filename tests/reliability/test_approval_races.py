@@ -20,11 +20,11 @@ from worlds import START, Answer, InterruptedDatabase, Party, World
 from agentpay_server import identity
 from agentpay_server.clock import manual_clock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
 
 SEEDS = range(6)
 DAY_SECONDS = 24 * 3600

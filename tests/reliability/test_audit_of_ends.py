@@ -7,7 +7,7 @@ import chains
 import pytest
 from worlds import World
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 

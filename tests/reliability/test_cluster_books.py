@@ -10,7 +10,7 @@ from cluster_worlds import ClusterWorld
 from clusters import shifted
 from worlds import Party
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 

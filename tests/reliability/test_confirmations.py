@@ -12,8 +12,9 @@ from chains import FaultyChain, Proceed
 from worlds import Party, World
 
 from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.services.confirmations import Confirmations
-from agentpay_server.store import chain_transactions, tables
+from agentpay_server.database import tables
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.reorg_watch import Confirmations
 
 pytestmark = pytest.mark.anyio
 

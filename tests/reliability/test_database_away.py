@@ -15,11 +15,11 @@ from worlds import START, InterruptedDatabase, Party, World
 from agentpay import ServiceUnavailableError, TransferOutcomeUnknownError
 from agentpay_server.clock import Clock, SystemClock, manual_clock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.runner import Database, DatabaseUnavailableError
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from worlds import Connection
 
 from agentpay.errors import PolicyViolationError
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

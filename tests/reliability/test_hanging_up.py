@@ -11,9 +11,9 @@ import worlds
 from worlds import Party, World
 
 from agentpay.errors import TransferOutcomeUnknownError
+from agentpay_server.database import tables
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport
 from agentpay_server.http.app import Application
-from agentpay_server.store import tables
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import signed
 import worlds
 from worlds import Answer, Party, World
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 SEEDS = range(4)
 DAY_SECONDS = 24 * 3600

@@ -21,7 +21,7 @@ from test_two_servers import started
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 DAY_SECONDS = 24 * 3600
 STORES = ["memory", "file", "postgres"]

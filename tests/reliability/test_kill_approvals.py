@@ -16,7 +16,7 @@ from killing import Directory, Postgres, Prepared, Survey, child, expiring, prep
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]

@@ -12,7 +12,7 @@ import test_kill_sessions
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay_server.crash_points import POINTS, Operation, points_of
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]

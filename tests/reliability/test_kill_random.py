@@ -17,7 +17,7 @@ import pytest
 from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
 
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 CALLERS = 8
 LONGEST_LIFE_SECONDS = 1.0

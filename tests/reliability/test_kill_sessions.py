@@ -13,7 +13,7 @@ from killing import Child, Directory, Postgres, Prepared, Survey, child, expirin
 
 from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 # The first page that a server writes is that of its own start.
 OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]

@@ -17,8 +17,8 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
 
-from agentpay_server.services.late_landings import LateLandings
-from agentpay_server.store import tables
+from agentpay_server.database import tables
+from agentpay_server.money.late_landings import LateLandings
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from outsiders import Wallet
 from virtual_time import VirtualTimeLoop
 from worlds import Answer, Party, World
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 DAY_US = 24 * 3600 * 10**6
 WEALTH = 10**9

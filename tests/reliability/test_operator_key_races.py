@@ -10,7 +10,7 @@ import worlds
 from test_two_servers import started
 from worlds import Answer, World
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 

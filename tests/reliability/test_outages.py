@@ -25,8 +25,8 @@ from agentpay_server.database import postgres, postgres_connections
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_connections import Session
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError
+from agentpay_server.database.tables import counters
 from agentpay_server.settings import KEY_VARIABLE
-from agentpay_server.store.tables import counters
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 from worlds import Party, World
 
+from agentpay_server.accounts.policy_records import PolicyRecords
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
-from agentpay_server.services.policy_records import PolicyRecords
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 

@@ -20,15 +20,17 @@ from worlds import START, Party, World
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.money import settlement as engine
+from agentpay_server.money import settlement_schedule as worker_module
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import LEASE_US
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, SettlementWorker
 from agentpay_server.server import HANDLERS, start_server
-from agentpay_server.services import settlement as engine
-from agentpay_server.services.settlement import LEASE_US, Settlement
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import chain_transactions, tables
-from agentpay_server.workers import settlement as worker_module
-from agentpay_server.workers.settlement import LOOK_EVERY_US, SettlementWorker
 
 pytestmark = pytest.mark.anyio
 

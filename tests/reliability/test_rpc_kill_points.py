@@ -15,7 +15,7 @@ from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.validator
 

@@ -14,9 +14,9 @@ from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
 from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.settings import Settings
-from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from worlds import Answer, World, drive
 
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.database import tables
 from agentpay_server.sandbox.faulty_chain import LOOKS_UNTIL_KNOWN, ChainFault, FaultyChain
-from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
 

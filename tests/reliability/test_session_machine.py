@@ -27,7 +27,7 @@ from test_money_machine import (
 )
 from worlds import Answer, Party
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 SHOP = 4
 payees = st.integers(0, SHOP)

@@ -11,7 +11,7 @@ from worlds import Answer, World
 
 from agentpay import errors
 from agentpay_server import AgentPayServer
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 SEEDS = range(4)
 

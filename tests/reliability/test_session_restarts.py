@@ -14,7 +14,7 @@ from chains import Act, FaultyChain, Proceed
 from outsiders import Wallet
 from worlds import Party, World
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 UNITS = range(2, 15)
 """Before the first of them nothing is claimed; after the last all has come as far as it can."""

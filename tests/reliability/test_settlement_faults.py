@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import Blockhash
+from agentpay_server.database import tables
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.server import HANDLERS
-from agentpay_server.services.settlement import Settlement
-from agentpay_server.store import chain_transactions, tables
-from agentpay_server.store.chain_transactions import ChainTransaction, Kind
 
 pytestmark = pytest.mark.anyio
 

@@ -21,11 +21,11 @@ from worlds import Answer, Party, World
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SystemClock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
-from agentpay_server.store import tables
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
 from worlds import Party
 
-from agentpay_server.store import tables
+from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 

@@ -31,6 +31,7 @@ from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.clock import manual_clock
 from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection
@@ -38,7 +39,6 @@ from agentpay_server.http.app import Application
 from agentpay_server.server import Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage, open_storage
-from agentpay_server.store import tables
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"

@@ -14,29 +14,35 @@ from sqlalchemy import bindparam, update
 from agentpay.contract.errors import ErrorCode
 from agentpay_server import audit as audit_service
 from agentpay_server import scheduler as schedule
+from agentpay_server.accounts import deposits as deposit_service
+from agentpay_server.accounts import store as accounts
+from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason
 from agentpay_server.chain.rpc import heights, tips
+from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.domain import sessions as session_rules
-from agentpay_server.domain.transfers import Verdict
+from agentpay_server.database.tables import sessions, transfers
 from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
-from agentpay_server.services import deposits as deposit_service
-from agentpay_server.services import settlement as engine
-from agentpay_server.services.policies import canonical_policy, stored_policy
-from agentpay_server.services.sessions import charging, closing
-from agentpay_server.services.sessions import service as session_service
-from agentpay_server.services.transfers import acceptance, approvals, booking, creation
-from agentpay_server.services.transfers import service as transfer_service
-from agentpay_server.store import accounts, chain_transactions, entries, migrations, session_charges, spends
-from agentpay_server.store import sessions as session_store
-from agentpay_server.store import transfers as transfer_store
-from agentpay_server.store.tables import sessions, transfers
+from agentpay_server.money import entries, spending
+from agentpay_server.money import settlement as engine
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.broadcast import Broadcaster, Expired, Landed
+from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.policy import stored_policy
+from agentpay_server.money.settlement_schedule import SettlementWorker
+from agentpay_server.sessions import charge_store as session_charges
+from agentpay_server.sessions import charging, closing
+from agentpay_server.sessions import rules as session_rules
+from agentpay_server.sessions import service as session_service
+from agentpay_server.sessions import store as session_store
+from agentpay_server.transfers import acceptance, approvals, booking, creation
+from agentpay_server.transfers import service as transfer_service
+from agentpay_server.transfers import store as transfer_store
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import outbox as outbox_service
 from agentpay_server.webhooks import sender
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
-from agentpay_server.workers.settlement import SettlementWorker
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute until the bug is taken out again."""
@@ -54,7 +60,7 @@ def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @planted
 def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
-    send, look = engine.Settlement._send, engine.Settlement.look
+    send, look = Broadcaster._send, Broadcaster.look
     lost: set[str] = set()
 
     async def noted(self, signed, operation):
@@ -69,25 +75,25 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
             return Failure(reason=FailureReason.OTHER, detail="no answer"), False
         return await look(self, signed)
 
-    patch(engine.Settlement, "_send", noted)
-    patch(engine.Settlement, "look", given_up)
+    patch(Broadcaster, "_send", noted)
+    patch(Broadcaster, "look", given_up)
 
 
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
-    look = engine.Settlement.look
+    look = Broadcaster.look
     sent_once: set[str] = set()
 
     async def hopeful(self, signed):
         end, must_send = await look(self, signed)
         if end is None and not must_send:
-            return engine.Landed(is_irreversible=True), False
+            return Landed(is_irreversible=True), False
         if end is None and signed.signature in sent_once:
-            return engine.Landed(is_irreversible=True), False
+            return Landed(is_irreversible=True), False
         sent_once.add(signed.signature)
         return end, must_send
 
-    patch(engine.Settlement, "look", hopeful)
+    patch(Broadcaster, "look", hopeful)
 
 
 @planted
@@ -97,12 +103,12 @@ def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
         if status is None:
             if await self._chain.block_height() <= signed.last_valid_block_height:
                 return None, True
-            return engine.Expired.EXPIRED, False
+            return Expired.EXPIRED, False
         if not status.is_final:
             return None, False
-        return status.failure or engine.Landed(is_irreversible=status.is_irreversible), False
+        return status.failure or Landed(is_irreversible=status.is_irreversible), False
 
-    patch(engine.Settlement, "look", look)
+    patch(Broadcaster, "look", look)
 
 
 @planted
@@ -115,7 +121,7 @@ def every_height_is_believed(patch: Patch) -> None:
     patch(heights.Line, "believed", lambda self, value, now: value)
     patch(heights.Line, "is_plausible", lambda self, value, now: True)
     patch(tips, "has_plausible_life", lambda *args, **kwargs: True)
-    patch(engine.Settlement, "_may_have_expired", has_passed)
+    patch(Broadcaster, "_may_have_expired", has_passed)
 
 
 @planted
@@ -126,17 +132,17 @@ def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
 @planted
 def expiry_goes_by_time(patch: Patch) -> None:
     """After ten seconds without a status a transaction is given up."""
-    look = engine.Settlement.look
+    look = Broadcaster.look
     seen: dict[str, float] = {}
 
     async def impatient(self, signed):
         end, must_send = await look(self, signed)
         now = asyncio.get_running_loop().time()
         if end is None and must_send and now - seen.setdefault(signed.signature, now) > 10:
-            return engine.Expired.EXPIRED, False
+            return Expired.EXPIRED, False
         return end, must_send
 
-    patch(engine.Settlement, "look", impatient)
+    patch(Broadcaster, "look", impatient)
 
 
 @planted
@@ -285,28 +291,28 @@ def _overwrite(connection, decided) -> None:
 
 @planted
 def a_daily_limit_forgets_sessions(patch: Patch) -> None:
-    real = spends.against_daily_limit
+    real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
         return real(connection, attrs.evolve(source, session_reserved=0), now_us)
 
-    patch(spends, "against_daily_limit", forgetful)
+    patch(spending, "against_daily_limit", forgetful)
 
 
 @planted
 def a_daily_limit_forgets_what_is_in_flight(patch: Patch) -> None:
-    real = spends.against_daily_limit
+    real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
         return max(real(connection, source, now_us) - source.in_flight, 0)
 
-    patch(spends, "against_daily_limit", forgetful)
+    patch(spending, "against_daily_limit", forgetful)
 
 
 @planted
 def a_daily_limit_is_off_by_one(patch: Patch) -> None:
-    real = spends.against_daily_limit
-    patch(spends, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
+    real = spending.against_daily_limit
+    patch(spending, "against_daily_limit", lambda *args: max(real(*args) - 1, 0))
 
 
 @planted

@@ -9,6 +9,7 @@ import pytest
 from solders.keypair import Keypair
 
 from agentpay.errors import APIError
+from agentpay_server._simulation import ending
 from agentpay_server._simulation.agents import Operator
 from agentpay_server._simulation.chance import ACTOR, Actor, Chance
 from agentpay_server._simulation.cluster import Cluster, Described, Landed
@@ -239,3 +240,47 @@ def test_a_503_leaves_open_whether_a_secret_was_rotated(status: int, is_lost: bo
         world.cluster.close()
         world.database.close()
     assert world.secrets["wh_1"].is_lost == is_lost
+
+
+def violations_of_coming_to_rest(
+    monkeypatch: pytest.MonkeyPatch, *, closing: tuple[float, float], asks_for: float
+) -> tuple[list[str], float]:
+    """Return what is broken where one session is closing from one second to another, and how long it took.
+
+    Args:
+        monkeypatch: of the test.
+        closing: from when to when, in seconds after the faults have stopped.
+        asks_for: how long it takes to ask about every key.
+    """
+    world = World(Plan(seed=1, servers=1))
+    world.servers.clear()
+
+    async def under_way(*_: object, **__: object) -> list[tuple[str, str]]:
+        first, last = closing
+        return [("sess_1", "closing")] if first <= world.loop.time() < last else []
+
+    async def ask(*_: object) -> None:
+        await asyncio.sleep(asks_for)
+
+    monkeypatch.setattr(ending, "_under_way", under_way)
+    monkeypatch.setattr(ending, "_resolve_keys", ask)
+    try:
+        world.loop.run_until_complete(ending.come_to_rest(world))
+    finally:
+        world.cluster.close()
+        world.database.close()
+    return [found.what for found in world.violations], world.loop.time()
+
+
+def test_a_session_that_closes_late_has_180_s_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking about every key took 285 s, and a session that its idle time had just closed was in flight."""
+    broken, seconds = violations_of_coming_to_rest(monkeypatch, closing=(282, 287), asks_for=285)
+    assert (broken, round(seconds)) == ([], 290)
+
+
+@pytest.mark.parametrize("asks_for", [0, 60, 400])
+def test_a_session_that_is_closing_for_180_s_breaks_a_rule(
+    asks_for: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, seconds = violations_of_coming_to_rest(monkeypatch, closing=(0, 10**6), asks_for=asks_for)
+    assert (broken, round(seconds)) == (["still in flight"], 185)

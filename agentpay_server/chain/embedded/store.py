@@ -11,7 +11,7 @@ from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.protocol import Deposit, Failure, FailureReason, SignatureStatus
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.runner import Database
-from agentpay_server.store.tables import chain_accounts, chain_credits, chain_signatures, chain_state
+from agentpay_server.database.tables import chain_accounts, chain_credits, chain_signatures, chain_state
 
 _STATE: Final = select(
     chain_state.c.genesis, chain_state.c.slot, chain_state.c.height, chain_state.c.height_since_us

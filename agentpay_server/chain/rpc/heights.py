@@ -4,7 +4,7 @@ A height is a claim. It is judged by the server's own clock against the claims b
 pace, which is learned here, and no block comes before its time. Pure: no I/O, and the time is a parameter.
 
 What follows from a height is decided elsewhere: `chain.py` signs under no blockhash whose last valid height
-does not fit, and `services/settlement.py` believes no expiry before a blockhash can have expired.
+does not fit, and `money/broadcast.py` believes no expiry before a blockhash can have expired.
 """
 
 from collections import deque

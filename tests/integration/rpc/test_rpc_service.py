@@ -28,10 +28,10 @@ from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract import sandbox
 from agentpay_server.identity import ForeignChainError
+from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.server import ClusterError, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
-from agentpay_server.store import chain_transactions
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_k
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import ComputeBudget, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
-from agentpay_server.domain.sessions import charge_refusal, settlement
+from agentpay_server.sessions.rules import charge_refusal, settlement
 
 SESSION_ID = "sess_01jgfjjz000123456789abcdef"
 OTHER_ID = "sess_01jgfjjz000123456789abcdeg"

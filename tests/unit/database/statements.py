@@ -10,7 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 import agentpay_server
 from agentpay_server.database.memory import _template
-from agentpay_server.store.tables import metadata
+from agentpay_server.database.tables import metadata
 
 ROWS = 8
 TEXTS = [f"v{number}" for number in range(ROWS)]

@@ -9,8 +9,8 @@ from sqlalchemy import func, insert, select
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.tables import metadata, operators
 from agentpay_server.operators import store as keys
-from agentpay_server.store.tables import metadata, operators
 
 pytestmark = pytest.mark.anyio
 

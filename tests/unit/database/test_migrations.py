@@ -18,13 +18,13 @@ from sqlalchemy import (
     text,
 )
 
+from agentpay_server.database import migrations
 from agentpay_server.database.file import FileDatabase
+from agentpay_server.database.migrations import HEAD, upgrade
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_schema import VERSION_TABLE
 from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
-from agentpay_server.store import migrations
-from agentpay_server.store.migrations import HEAD, upgrade
-from agentpay_server.store.tables import metadata, server_state
+from agentpay_server.database.tables import metadata, server_state
 
 pytestmark = pytest.mark.anyio
 

@@ -12,14 +12,15 @@ from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
 
+from agentpay_server.accounts import store as accounts
 from agentpay_server.database import postgres
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.store import accounts, transfers
-from agentpay_server.store.held_keys import Asked
-from agentpay_server.store.tables import counters
+from agentpay_server.database.tables import counters
+from agentpay_server.money.held_keys import Asked
+from agentpay_server.transfers import store as transfers
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.store import chain_transactions as store
-from agentpay_server.store.chain_transactions import ChainTransaction, Kind, State
+from agentpay_server.money import transactions as store
+from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 ENDS: dict[str, Any] = {
     "finalized": lambda connection, tx: store.land(connection, tx, 5, is_irreversible=True),

@@ -1,0 +1,1 @@
+"""Agent accounts: their creation, policies, deposits and history."""

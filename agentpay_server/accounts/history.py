@@ -1,0 +1,67 @@
+"""The history of an account (interface H1 to H3)."""
+
+from agentpay.contract.pages import PageBody
+from agentpay.contract.transactions import (
+    Direction,
+    ListTransactions,
+    Transaction,
+    TransactionStatus,
+    TransactionStatusFilter,
+    TransactionType,
+)
+from agentpay.contract.usdc import from_micro
+from agentpay_server.accounts.store import own_account
+from agentpay_server.clock import end_of_millisecond_us, from_us
+from agentpay_server.context import Context
+from agentpay_server.database.pages import List
+from agentpay_server.money import entries as store
+from agentpay_server.money.entries import EntryRecord
+from agentpay_server.principals import Principal
+
+
+class History:
+    """Reads history."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def list(
+        self, principal: Principal, account_id: str, query: ListTransactions
+    ) -> PageBody[Transaction]:
+        """Return a page of an account's history, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `not_found`.
+        """
+        listing = List("transactions", account_id)
+        before = listing.before(query.cursor)
+        await self._context.database.read(own_account, principal, account_id)
+        rows = await self._context.database.read(
+            store.page,
+            account_id,
+            before,
+            query.limit + 1,
+            status=None if query.status is TransactionStatusFilter.ALL else query.status.value,
+            since_us=None if query.since is None else end_of_millisecond_us(query.since),
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._transaction)
+
+    def _transaction(self, row: EntryRecord) -> Transaction:
+        signature = row.tx_signature
+        return Transaction(
+            transaction_id=row.transaction_id,
+            type=TransactionType(row.type).value,
+            status=TransactionStatus(row.status).value,
+            direction=Direction(row.direction).value,
+            account_id=row.account_id,
+            amount_usdc=from_micro(row.amount),
+            counterparty=row.counterparty,
+            memo=row.memo,
+            category=row.category,
+            tx_signature=signature,
+            chain_explorer_url=None if signature is None else self._context.chain.explorer_url(signature),
+            transfer_id=row.transfer_id,
+            session_id=row.session_id,
+            rejection_reason=row.rejection_reason,
+            created_at=from_us(row.created_us),
+        )

@@ -1,0 +1,144 @@
+"""Policies: read, changed under a precondition, queued to be written on chain.
+
+See interface PO1 to PO4, PO11, PO12.
+
+The new policy is in force when the commit is done: every transfer reads it under the account's lock. Its
+on-chain record follows (`policy_records.py`) and never holds a change up.
+"""
+
+from attrs import frozen
+
+from agentpay.contract import codec
+from agentpay.contract.endpoints import PUT_POLICY
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
+from agentpay_server import audit
+from agentpay_server.accounts import policy_record_store as record_store
+from agentpay_server.accounts import store
+from agentpay_server.accounts.policy_records import PolicyRecords
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain.custody import record_key
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import Problem
+from agentpay_server.money.policy import stored_policy
+from agentpay_server.principals import Principal
+from agentpay_server.settings import PolicyUpdate
+
+
+@frozen
+class VersionedPolicy:
+    """A policy of an account with the entity tag that names this version of it."""
+
+    policy: AccountPolicy
+    etag: str
+
+
+def canonical_policy(policy: Policy) -> str:
+    """Return a policy as RFC 8785 JSON: what is stored, and what the on-chain digest is of."""
+    return codec.print_canonical_json(codec.unstructure(policy)).decode("utf-8")
+
+
+class Policies:
+    """Reads and changes policies."""
+
+    def __init__(self, context: Context, records: PolicyRecords) -> None:
+        self._context = context
+        self._records = records
+
+    async def get(self, principal: Principal, account_id: str) -> VersionedPolicy:
+        """Return the policy of an account.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        return _versioned(await self._context.database.read(store.own_account, principal, account_id))
+
+    async def put(
+        self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
+    ) -> VersionedPolicy:
+        """Change the policy of an account; it is in force on return.
+
+        Args:
+            principal: who asks.
+            account_id: whose policy.
+            change: the fields that are set; what becomes of the others is the setting `policy_update`.
+            if_match: the `If-Match` header, when there is one.
+
+        Raises:
+            Problem: `not_found`, or `precondition_failed` when the policy is not the version that `if_match`
+                names.
+        """
+        account = await self._context.database.run(self._put, principal, account_id, change, if_match)
+        self._records.write_soon(account_id)
+        return _versioned(account)
+
+    def _put(
+        self,
+        connection: Connection,
+        principal: Principal,
+        account_id: str,
+        change: PolicyChange,
+        if_match: str | None,
+    ) -> AccountRecord:
+        account = store.own_account(connection, principal, account_id, lock=True)
+        if if_match is not None and not _matches(if_match, _etag(account)):
+            raise Problem(
+                ErrorCode.PRECONDITION_FAILED,
+                "The policy has changed since the version in If-Match. Read it again and repeat the change.",
+            )
+        before = stored_policy(account.policy)
+        is_merge = self._context.settings.policy_update is PolicyUpdate.MERGE
+        after = change.applied_to(before if is_merge else Policy())
+        if after == before:
+            return account
+        now_us = self._context.clock.now_us()
+        store.set_policy(
+            connection,
+            account_id,
+            policy=canonical_policy(after),
+            paused=after.paused,
+            version=account.policy_version + 1,
+            now_us=now_us,
+        )
+        self._queue_record(connection, account, now_us)
+        audit.record(
+            connection,
+            principal,
+            action=PUT_POLICY.name,
+            subject=account_id,
+            now_us=now_us,
+            before=codec.unstructure(before),
+            after=codec.unstructure(after),
+        )
+        return store.own_account(connection, principal, account_id)
+
+    def _queue_record(self, connection: Connection, account: AccountRecord, now_us: int) -> None:
+        record = record_store.record(connection, account.account_id)
+        if record is None:
+            address = self._context.signer.address(record_key(account.key_index))
+            record_store.insert_record(connection, account.account_id, address=address, due_us=now_us)
+        else:
+            record_store.set_due(connection, account.account_id, due_us=now_us, failures=0)
+
+
+def _versioned(account: AccountRecord) -> VersionedPolicy:
+    policy = stored_policy(account.policy)
+    return VersionedPolicy(
+        AccountPolicy(
+            **{name: getattr(policy, name) for name in POLICY_FIELDS},
+            account_id=account.account_id,
+            updated_at=from_us(account.policy_updated_us),
+        ),
+        _etag(account),
+    )
+
+
+def _etag(account: AccountRecord) -> str:
+    return f'"{account.policy_version}"'
+
+
+def _matches(if_match: str, etag: str) -> bool:
+    """Compare as RFC 9110 13.1.1 says: any of a list, `*` for whatever there is, weak tags never."""
+    return any(tag.strip() in (etag, "*") for tag in if_match.split(","))

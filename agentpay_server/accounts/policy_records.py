@@ -1,0 +1,266 @@
+"""Writing policies on chain: one record per account, written again until the chain holds the newest.
+
+See interface PO12.
+
+A write is repeatable: it says what the record shall say, not how it changes. What must not happen is that an
+older write lands after a newer one, so one write at a time is under way for an account, and it is followed to
+its proven end, by the stored transaction, before the next is signed. Which one that is the database decides,
+for all servers that share it.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from typing import Final
+
+from agentpay_server.accounts import policy_record_store as store
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain import transactions
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.logs import log
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.tasks import all_ended
+
+_BATCH: Final = 100
+_LONGEST_PAUSE_US: Final = 300 * SECOND_US
+_WAIT_SECONDS: Final = 1.0
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class PolicyRecords:
+    """Signs the newest policy wherever a record is due, and has it driven."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._wanted: set[str] = set()
+
+    def write_soon(self, account_id: str) -> "asyncio.Task[None]":
+        """Start writing the record of an account, if it is due; whoever changed the policy does not wait."""
+        # The writer may have read the policy before this change: it looks once more before it ends.
+        self._wanted.add(account_id)
+        writer = self._writers.get(account_id)
+        # One that was cut off before it began is still named here.
+        if writer is None or writer.done():
+            writer = self._context.tasks.start(self._write(account_id))
+            self._writers[account_id] = writer
+        return writer
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next record is due to be written; None when all are, or are being written."""
+        return await self._database.read(store.next_due_us)
+
+    async def run_due(self) -> bool:
+        """Write every record that is due now, and tell whether there were any."""
+        due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
+        for account_id in due:
+            # Those whose end the chain does not tell go on.
+            await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
+        return bool(due)
+
+    async def _write(self, account_id: str) -> None:
+        """Write the record of an account until it is the newest policy, or the chain does not answer."""
+        try:
+            while account_id in self._wanted:
+                self._wanted.remove(account_id)
+                while await self._write_once(account_id):
+                    pass
+        except ChainUnavailableError:
+            await self._database.run(_postpone, account_id, self._context.clock.now_us())
+            self._context.wakeup.set()
+        finally:
+            del self._writers[account_id]
+
+    async def _write_once(self, account_id: str) -> bool:
+        """Take one step towards the newest record, and tell whether there is another to take now.
+
+        Raises:
+            ChainUnavailableError: nothing could be signed.
+        """
+        state = await self._database.read(_state, account_id)
+        if state is None:
+            return False
+        account, record, under_way = state
+        if under_way is not None:
+            return await self._ended(under_way, record, is_new=False)
+        if record.due_us is None or record.due_us > self._context.clock.now_us():
+            return False
+        fault_point(Operation.POLICY_RECORD, Step.BEGUN)
+        signed = await self._sign(account, record)
+        tx = await self._database.run(self._store, account, signed)
+        # Without one, another server was first: what it has stored is followed to its end.
+        return tx is None or await self._ended(tx, record, is_new=True)
+
+    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
+        """Have a write brought to its end, and return whether it came to that before the server stops."""
+        return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
+
+    async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
+        """Return the write of the newest policy; it may be sent once it is stored."""
+        chain = self._context.chain
+        wanted = PolicyRecord(
+            account_id=account.account_id,
+            policy_version=account.policy_version,
+            policy_sha256=hashlib.sha256(account.policy.encode()).hexdigest(),
+            policy=account.policy,
+        )
+        blockhash = await chain.latest_blockhash()
+        return transactions.write_policy_record(
+            self._context.signer,
+            blockhash,
+            account_index=account.key_index,
+            record=wanted,
+            present=await chain.account_size(record.address),
+            rent_exempt_lamports=await chain.rent_exemption(wanted.size),
+        )
+
+    def _store(
+        self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
+    ) -> ChainTransaction | None:
+        """Store a signed write; None where another one is under way, or one as new has landed."""
+        account_id = signed_for.account_id
+        account_store.existing_account(connection, account_id, lock=True)
+        record = store.existing_record(connection, account_id)
+        under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if under_way is not None or record.written_version >= signed_for.policy_version:
+            return None
+        tx = pending_transaction(
+            signed,
+            kind=Kind.POLICY_RECORD,
+            subject_id=account_id,
+            account_id=account_id,
+            detail=json.dumps({"version": signed_for.policy_version}),
+            now_us=self._context.clock.now_us(),
+        )
+        chain_transactions.insert_transaction(connection, tx)
+        return tx
+
+
+class PolicyRecordHandler(Handler[store.PolicyRecord]):
+    """What is stored of a policy's record at each end of the transaction that writes it."""
+
+    kind = Kind.POLICY_RECORD
+    # Were it undone and sent again, it might land after a newer one.
+    must_be_irreversible = True
+    # A newer write goes on, whatever an older one has done.
+    supersedes = False
+
+    def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
+        return Operation.POLICY_RECORD
+
+    def load(self, connection: Connection, subject_id: str) -> store.PolicyRecord:
+        """Return the record."""
+        return store.existing_record(connection, subject_id)
+
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
+        """Store which version the chain holds now; a newer one is due at once."""
+        account = account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        version = _version(tx)
+        store.set_written(
+            unit.connection,
+            subject.account_id,
+            version=version,
+            tx_signature=tx.signature,
+            due_us=None if account.policy_version == version else unit.now_us,
+        )
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def failed(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: store.PolicyRecord,
+        failure: Failure,  # noqa: ARG002
+    ) -> store.PolicyRecord:
+        """Have it written again later."""
+        _postpone(unit.connection, subject.account_id, unit.now_us)
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def signed_again(
+        self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
+    ) -> None:
+        """Sign nothing: the newest policy is, which may be another by now."""
+
+    def dropped(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: store.PolicyRecord,
+        reason: object,  # noqa: ARG002
+    ) -> store.PolicyRecord:
+        """Have the newest policy written at once."""
+        account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
+        return store.existing_record(unit.connection, subject.account_id)
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Have the newest policy written again: an older one was written over it."""
+        record = store.existing_record(unit.connection, tx.subject_id)
+        under_way = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
+        store.set_written(
+            unit.connection,
+            tx.subject_id,
+            version=_version(tx),
+            tx_signature=tx.signature,
+            due_us=unit.now_us,
+        )
+        return record.tx_signature if under_way is None else under_way.signature
+
+    def report(
+        self,
+        context: Context,  # noqa: ARG002
+        tx: ChainTransaction,
+        subject: store.PolicyRecord,
+        detail: str | None,
+    ) -> None:
+        """Log a write that the chain has refused."""
+        if detail is not None:
+            log(
+                logger,
+                logging.WARNING,
+                "policy_record.refused",
+                account_id=subject.account_id,
+                tx_signature=tx.signature,
+                detail=detail,
+            )
+
+
+def _version(tx: ChainTransaction) -> int:
+    return int(json.loads(tx.detail or "{}")["version"])
+
+
+def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
+    account_store.existing_account(connection, account_id, lock=True)
+    record = store.existing_record(connection, account_id)
+    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
+        # Another server has signed it meanwhile: its end tells what comes next.
+        return
+    failures = record.failures + 1
+    pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
+    store.set_due(connection, account_id, due_us=now_us + pause_us, failures=failures)
+
+
+def _state(
+    connection: Connection, account_id: str
+) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
+    """Return an account, its record, and the write under way; None before its policy first changed."""
+    record = store.record(connection, account_id)
+    if record is None:
+        return None
+    under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.existing_account(connection, account_id), record, under_way

@@ -1,0 +1,132 @@
+"""Putting accounts on chain: their authority addresses, funded, and their token accounts (interface A10).
+
+Where a send takes its time, accounts that are asked for at about the same moment share a transaction. It is
+all or nothing: should the chain refuse it, each is tried alone, so that what fails for one fails for nobody
+else. Nothing is stored before or meanwhile; repeating it does no harm.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.money.broadcast import Landed
+from agentpay_server.money.settlement import Settlement
+
+COLLECTING_SECONDS: Final = 0.02
+"""How long the first waits for others to join: little beside the time that a send takes to land."""
+
+
+class _RefusedError(ChainUnavailableError):
+    """The chain executed the transaction, and refused it."""
+
+
+@frozen(eq=False)
+class _Waiting:
+    """An account that is to be put on chain, and who waits for it."""
+
+    key_index: int
+    end: "asyncio.Future[SignedTransaction | None]"
+
+
+class Provisioning:
+    """Puts accounts on chain, those together that are asked for together."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._chain = context.chain
+        self._settlement = settlement
+        self._waiting: list[_Waiting] = []
+
+    async def provision(self, key_index: int) -> SignedTransaction | None:
+        """Put the account of a spending key on chain; repeated until it is there.
+
+        Returns:
+            The transaction that did it, if it may yet vanish.
+
+        Raises:
+            ChainUnavailableError: it may be there or not.
+        """
+        if not self._chain.landing_seconds:
+            # It executes at once: nobody would have time to join.
+            return await self._landed([key_index])
+        waiting = _Waiting(key_index, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if len(self._waiting) == 1:
+            self._context.tasks.start(self._collect()).add_done_callback(self._abandon)
+        return await waiting.end
+
+    def _abandon(self, collecting: "asyncio.Task[None]") -> None:
+        """Tell those who wait that nobody sees to them, where the collecting was cut off."""
+        if collecting.cancelled():
+            waiting, self._waiting = self._waiting, []
+            _fail(waiting, ChainUnavailableError("the server stops"))
+
+    async def _collect(self) -> None:
+        """Give those who join in a moment a share in the fewest transactions."""
+        await asyncio.sleep(COLLECTING_SECONDS)
+        waiting, self._waiting = self._waiting, []
+        starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
+        parts = [waiting[start : start + transactions.MOST_PROVISIONED] for start in starts]
+        try:
+            await asyncio.gather(*(self._together(part) for part in parts))
+        finally:
+            # Cut off in the turn in which they were started, they have told nobody.
+            _fail(waiting, ChainUnavailableError("the server stops"))
+
+    async def _together(self, several: Sequence[_Waiting]) -> None:
+        """Put some on chain, in one transaction if it can be, and tell those who wait."""
+        error: Exception = ChainUnavailableError("the server stops")
+        try:
+            signed = await self._landed([each.key_index for each in several])
+            for each in several:
+                if not each.end.done():
+                    each.end.set_result(signed)
+        except _RefusedError as refusal:
+            error = refusal
+            if len(several) > 1:
+                await asyncio.gather(*(self._together([each]) for each in several))
+        except Exception as caught:  # noqa: BLE001
+            # Whatever it is, it belongs to those who wait: they would wait for ever.
+            error = caught
+        finally:
+            _fail(several, error)
+
+    async def _landed(self, key_indexes: Sequence[int]) -> SignedTransaction | None:
+        """Have one transaction land that puts all of them on chain; return it, if it may yet vanish."""
+        chain, signer = self._chain, self._context.signer
+        while True:
+            present = await asyncio.gather(
+                *(chain.account_size(signer.address(spending_key(key_index))) for key_index in key_indexes)
+            )
+            signed = transactions.provision_accounts(
+                signer,
+                await chain.latest_blockhash(),
+                usdc_mint=chain.usdc_mint,
+                present_lamports={
+                    key_index: 0 if size is None else size[0]
+                    for key_index, size in zip(key_indexes, present, strict=True)
+                },
+                rent_exempt_lamports=await chain.rent_exemption(0),
+            )
+            patience_seconds = self._context.settings.settlement_wait_seconds
+            outcome = await self._settlement.broadcaster.outcome(
+                signed, operation=Operation.ACCOUNT, is_new=True, patience_seconds=patience_seconds
+            )
+            if isinstance(outcome, Landed):
+                return None if outcome.is_irreversible else signed
+            if isinstance(outcome, Failure):
+                raise _RefusedError(f"the chain refused to provision an account: {outcome.detail}")
+
+
+def _fail(several: Sequence[_Waiting], error: Exception) -> None:
+    """Tell those who still wait."""
+    for each in several:
+        if not each.end.done():
+            each.end.set_exception(error)

@@ -1,0 +1,300 @@
+"""Accounts: provisioned on chain, then stored; read with their live balance (interface A1 to A10).
+
+The chain comes first and the row after, so that no half-made account is ever listed. What a crash between the
+two leaves behind is an empty token account that nobody was told of; its place in the custody tree is burned.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from agentpay.contract import codec, identifiers, json_text
+from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
+from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, PolicyRecordView
+from agentpay.contract.endpoints import CREATE_ACCOUNT
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.pages import PageBody
+from agentpay.contract.policies import Policy
+from agentpay.contract.spending import Budget
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server import audit
+from agentpay_server.accounts import policy_record_store as policy_records
+from agentpay_server.accounts import store
+from agentpay_server.accounts.policies import canonical_policy
+from agentpay_server.accounts.provisioning import Provisioning
+from agentpay_server.accounts.rules import handle_of
+from agentpay_server.accounts.store import AccountRecord, own_account
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.database.runner import run_again_if_late
+from agentpay_server.errors import chain_unavailable
+from agentpay_server.money import spending
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import watched_transaction
+from agentpay_server.money.policy import stored_policy
+from agentpay_server.money.preflight import spendable_micro, unsure_micro
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.spending import remaining
+from agentpay_server.money.transactions import Kind
+from agentpay_server.principals import Principal
+
+_CUSTODIAL = "custodial"
+
+
+class Accounts:
+    """Provisions and reads accounts."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._provisioning = Provisioning(context, settlement)
+
+    async def create(self, principal: Principal, request: CreateAccount) -> Account:
+        """Provision an account on chain and return it (interface A1, A7 to A10).
+
+        Raises:
+            Problem: `chain_unavailable`; nothing is left behind.
+        """
+        principal.require_operator("POST /v1/accounts")
+        fault_point(Operation.ACCOUNT, Step.BEGUN)
+        key_index = await run_again_if_late(self._context.database, store.next_key_index)
+        try:
+            watched = await self._provisioning.provision(key_index)
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        record = await self._context.database.run(self._insert, principal, request, key_index, watched)
+        fault_point(Operation.ACCOUNT, Step.BOOKED)
+        return _account(record, 0)
+
+    async def get(self, principal: Principal, account_id: str) -> Account:
+        """Return an account with its live balance (interface A2).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        record = await self._context.database.read(own_account, principal, account_id)
+        (balance,) = await self._balances([record])
+        return _account(record, balance)
+
+    async def list(self, principal: Principal, query: ListAccounts) -> PageBody[Account]:
+        """Return a page of the operator's accounts, newest first (interface R14, R15).
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+        """
+        principal.require_operator("GET /v1/accounts")
+        listing = List("accounts", principal.operator_id)
+        paused = None if query.status is None else query.status is AccountStatus.PAUSED
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            store.page, principal.operator_id, before, query.limit + 1, paused=paused
+        )
+        balances = dict(zip(rows, await self._balances(rows), strict=True))
+        return listing.page(
+            rows, query.limit, seq=lambda row: row.seq, item=lambda row: _account(row, balances[row])
+        )
+
+    async def balance(self, principal: Principal, account_id: str) -> Balance:
+        """Return the live balance of an account (interface A5).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        record = await self._context.database.read(own_account, principal, account_id)
+        (balance,) = await self._balances([record])
+        return Balance(
+            account_id=record.account_id,
+            balance_usdc=from_micro(balance),
+            last_updated=from_us(self._context.clock.now_us()),
+        )
+
+    async def detail(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Return an account with metadata, policy record, and what is spent of its daily limit.
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        account = await self.get(principal, account_id)
+        # What is told of the limits was true at one moment, at which a transfer would have been judged by it.
+        detail = await self._context.database.read(self._detail, principal, account_id)
+        shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
+        return AccountDetail(**(shown | detail))
+
+    async def budget(self, principal: Principal, account_id: str) -> Budget:
+        """Return what an account may spend now (interface B1, B2).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
+        # As for a transfer: what is in flight is read before the balance, and again after it.
+        before = await self._context.database.read(own_account, principal, account_id)
+        try:
+            (held,) = await self._context.chain.token_accounts([before.usdc_token_account])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        return await self._context.database.read(self._budget, principal, before, held)
+
+    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Let an account spend again for which nothing is signed, and return it.
+
+        Raises:
+            Problem: `not_found`, or `chain_unavailable`: the balance cannot be shown, and it may spend all
+                the same.
+        """
+        await self._context.database.run(self._allow_signing, principal, account_id)
+        return await self.detail(principal, account_id)
+
+    async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
+        """Return what the accounts hold on chain, in micro-USDC."""
+        if not records:
+            return []
+        try:
+            found = await self._context.chain.token_accounts([row.usdc_token_account for row in records])
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        return [0 if account is None else account.amount_micro for account in found]
+
+    def _insert(
+        self,
+        connection: Connection,
+        principal: Principal,
+        request: CreateAccount,
+        key_index: int,
+        watched: SignedTransaction | None,
+    ) -> AccountRecord:
+        context, now_us = self._context, self._context.clock.now_us()
+        account_id = context.identifiers.new(identifiers.ACCOUNT)
+        address = context.signer.address(spending_key(key_index))
+        metadata = request.metadata
+        store.insert_account(
+            connection,
+            account_id=account_id,
+            operator_id=principal.operator_id,
+            name=request.name,
+            handle=handle_of(request.name),
+            metadata=None if metadata is None else codec.print_json(metadata).decode("ascii"),
+            key_index=key_index,
+            chain_address=address,
+            usdc_token_account=associated_token_address(address, context.chain.usdc_mint),
+            policy=canonical_policy(Policy()),
+            paused=False,
+            policy_version=1,
+            policy_updated_us=now_us,
+            spent_total=0,
+            last_spend_us=0,
+            balance=0,
+            in_flight=0,
+            in_flight_total=0,
+            session_reserved=0,
+            created_us=now_us,
+        )
+        if watched is not None:
+            provisioned = watched_transaction(
+                watched, kind=Kind.PROVISION, account_id=account_id, now_us=now_us
+            )
+            chain_transactions.insert_transaction(connection, provisioned)
+        record = own_account(connection, principal, account_id)
+        audit.record(
+            connection,
+            principal,
+            action=CREATE_ACCOUNT.name,
+            subject=account_id,
+            now_us=now_us,
+            after={
+                "name": record.name,
+                "handle": record.handle,
+                "chain_address": record.chain_address,
+                "usdc_token_account": record.usdc_token_account,
+            },
+        )
+        return record
+
+    def _allow_signing(self, connection: Connection, principal: Principal, account_id: str) -> None:
+        record = own_account(connection, principal, account_id, lock=True)
+        if record.stopped_us is not None and store.allow_signing(connection, account_id):
+            audit.record(
+                connection,
+                principal,
+                action=ALLOW_SIGNING.name,
+                subject=account_id,
+                now_us=self._context.clock.now_us(),
+                before={"signing_stopped_at": format_timestamp(from_us(record.stopped_us))},
+                after={"signing_stopped_at": None},
+            )
+
+    def _budget(
+        self, connection: Connection, principal: Principal, before: AccountRecord, held: TokenAccount | None
+    ) -> Budget:
+        record = own_account(connection, principal, before.account_id)
+        policy = stored_policy(record.policy)
+        unsure = unsure_micro(record, before.in_flight, before.in_flight_total)
+        return Budget(
+            account_id=record.account_id,
+            balance_usdc=from_micro(0 if held is None else held.amount_micro),
+            available_usdc=from_micro(max(spendable_micro(held) - unsure, 0)),
+            max_single_transfer=policy.max_single_transfer,
+            max_daily_spend=policy.max_daily_spend,
+            escalation_threshold=policy.escalation_threshold,
+            paused=record.paused,
+            requires_memo=policy.require_memo,
+            categories=policy.categories,
+            allowed_counterparties=policy.allowed_counterparties,
+            **self._spending(connection, record, policy),
+        )
+
+    def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
+        """Return what is spent of a daily limit, and what is left of it."""
+        # The window ends where the next transfer's would: its time is never before the last spend's.
+        now_us = max(self._context.clock.now_us(), record.last_spend_us)
+        spent = spending.against_daily_limit(connection, record, now_us)
+        release = spending.next_release(connection, record, now_us)
+        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
+        left = remaining(limit_micro=limit, spent_micro=spent)
+        return {
+            "spent_usdc": from_micro(spent),
+            "reserved_usdc": from_micro(spending.reserved(connection, record)),
+            "remaining_usdc": None if left is None else from_micro(left),
+            # The wire has milliseconds: rounded up, so that it is never told too early.
+            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
+            "next_release_usdc": None if release is None else from_micro(release.amount_micro),
+        }
+
+    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
+        record = own_account(connection, principal, account_id)
+        policy = stored_policy(record.policy)
+        written = policy_records.record(connection, account_id)
+        view = None
+        if written is not None:
+            view = PolicyRecordView(
+                address=written.address, version=written.written_version, tx_signature=written.tx_signature
+            )
+        return {
+            "status": AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
+            "policy": policy,
+            "metadata": None if record.metadata is None else json_text.parse_json(record.metadata.encode()),
+            "policy_version": record.policy_version,
+            "policy_record": view,
+            **self._spending(connection, record, policy),
+            "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
+        }
+
+
+def _account(record: AccountRecord, balance_micro: int) -> Account:
+    return Account(
+        account_id=record.account_id,
+        name=record.name,
+        handle=record.handle,
+        chain_address=record.chain_address,
+        usdc_token_account=record.usdc_token_account,
+        balance_usdc=from_micro(balance_micro),
+        custody_mode=_CUSTODIAL,
+        status="paused" if record.paused else "active",
+        policy=stored_policy(record.policy),
+        created_at=from_us(record.created_us),
+    )

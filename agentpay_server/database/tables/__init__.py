@@ -1,0 +1,37 @@
+"""The tables, for SQLite and PostgreSQL alike.
+
+Amounts are integers of micro-USDC, times integers of microseconds since 1970. `seq` orders rows by insertion
+and is what cursors point at. Names of columns are those of the contract where it has one.
+"""
+
+from agentpay_server.database.tables.base import metadata
+from agentpay_server.database.tables.chain import chain_accounts, chain_credits, chain_signatures, chain_state
+from agentpay_server.database.tables.custody import accounts, policy_records
+from agentpay_server.database.tables.escrows import session_charges, sessions
+from agentpay_server.database.tables.identity import api_keys, audit, counters, operators, server_state
+from agentpay_server.database.tables.money import chain_transactions, entries, transfers
+from agentpay_server.database.tables.outbox import deliveries, delivery_attempts, events, webhooks
+
+__all__ = [
+    "accounts",
+    "api_keys",
+    "audit",
+    "chain_accounts",
+    "chain_credits",
+    "chain_signatures",
+    "chain_state",
+    "chain_transactions",
+    "counters",
+    "deliveries",
+    "delivery_attempts",
+    "entries",
+    "events",
+    "metadata",
+    "operators",
+    "policy_records",
+    "server_state",
+    "session_charges",
+    "sessions",
+    "transfers",
+    "webhooks",
+]

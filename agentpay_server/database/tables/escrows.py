@@ -1,0 +1,117 @@
+"""Sessions and their charges."""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    not_,
+    text,
+)
+
+from agentpay_server.database.tables.base import metadata, seq
+
+sessions: Final = Table(
+    "sessions",
+    metadata,
+    seq(),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("to", Text, nullable=False),
+    Column("recipient_account_id", Text),
+    Column("recipient_token_account", Text, nullable=False),
+    Column("category", Text),
+    Column("cap", BigInteger, nullable=False),
+    # What is charged so far: never above the cap, and what is settled once the session is no longer open.
+    Column("running_total", BigInteger, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    # As for transfers: the key while this session holds it, and until when.
+    Column("held_key", Text),
+    Column("key_expires_us", BigInteger),
+    Column("status", Text, nullable=False),
+    # Why it failed; of one that is closing, why its settlement was refused.
+    Column("error", Text),
+    Column("message", Text),
+    Column("escrow_token_account", Text, nullable=False, unique=True),
+    Column("tx_signature", Text, nullable=False),
+    Column("settlement_tx_signature", Text, unique=True),
+    # How often a settlement was signed: each is another transaction, even of the same amounts.
+    Column("settlements", Integer, nullable=False),
+    # How often its settlement was found impossible: each time the worker waits longer.
+    Column("put_offs", Integer, nullable=False),
+    Column("opened_us", BigInteger),
+    Column("settled_us", BigInteger),
+    # When an open session closes by itself, NULL where no limit is set; when the settlement of a closing one
+    # is to be signed (again), NULL once it is.
+    Column("closes_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    # Whether it carries the operator's claim to its key (money/held_keys.py).
+    Column("claimed_by_operator", Boolean, nullable=False),
+    # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
+    # before this was stored.
+    Column("recipient_owner", Text),
+    # Which limit of time has closed it (`ClosingReason`); NULL when a caller has, or nobody yet.
+    Column("closed_by", Text),
+    # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
+    Column("stuck_reason", Text),
+    # When its settlement was signed, if that creates a token account for the payee; else NULL.
+    Column("payee_created_us", BigInteger),
+    UniqueConstraint("account_id", "held_key"),
+    Index("ix_sessions_operator", "operator_id", "seq"),
+    Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
+    Index("ix_sessions_account", "account_id", "seq"),
+    Index("ix_sessions_account_status", "account_id", "status", "seq"),
+    Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
+)
+
+Index(
+    "ux_sessions_claimed_key",
+    sessions.c.operator_id,
+    sessions.c.held_key,
+    unique=True,
+    # In the words of the statements: SQLite matches no others to a partial index.
+    sqlite_where=text("claimed_by_operator = 1"),
+    postgresql_where=sessions.c.claimed_by_operator,
+)
+
+Index(
+    "ix_sessions_agents_key",
+    sessions.c.operator_id,
+    sessions.c.held_key,
+    sessions.c.key_expires_us,
+    sqlite_where=not_(sessions.c.claimed_by_operator),
+    postgresql_where=not_(sessions.c.claimed_by_operator),
+)
+
+Index(
+    "ix_sessions_closes",
+    sessions.c.closes_us,
+    sqlite_where=sessions.c.closes_us.is_not(None),
+    postgresql_where=sessions.c.closes_us.is_not(None),
+)
+
+Index(
+    "ix_sessions_payee_created",
+    sessions.c.account_id,
+    sessions.c.payee_created_us,
+    sqlite_where=sessions.c.payee_created_us.is_not(None),
+    postgresql_where=sessions.c.payee_created_us.is_not(None),
+)
+
+session_charges: Final = Table(
+    "session_charges",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)

@@ -1,0 +1,65 @@
+"""Who runs the service: its state across starts, operators, their keys, and what they have changed."""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
+
+from agentpay_server.database.tables.base import metadata, seq
+
+# What a server is, across its starts (identity.py).
+server_state: Final = Table(
+    "server_state",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
+operators: Final = Table(
+    "operators",
+    metadata,
+    seq(),
+    Column("operator_id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+api_keys: Final = Table(
+    "api_keys",
+    metadata,
+    seq(),
+    Column("key_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    # NULL for an operator key; the bound account of an agent-scoped one.
+    Column("account_id", Text),
+    Column("name", Text),
+    # The SHA-256 of the key: the key itself is shown once and never stored.
+    Column("digest", Text, nullable=False, unique=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("revoked_us", BigInteger),
+    # operator; agent; or lent, an operator key that lasts as long as one run of a server.
+    Column("kind", Text, nullable=False),
+    Index("ix_api_keys_operator", "operator_id", "seq"),
+)
+
+counters: Final = Table(
+    "counters",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+audit: Final = Table(
+    "audit",
+    metadata,
+    seq(),
+    Column("operator_id", Text, nullable=False),
+    # The key that did it; NULL for what the server does by itself.
+    Column("key_id", Text),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Column("request_id", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_audit_operator", "operator_id", "seq"),
+)

@@ -1,0 +1,232 @@
+"""Transfers, the transactions that were signed for them and for all else, and the history of accounts."""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Index,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    not_,
+    text,
+)
+
+from agentpay_server.database.tables.base import metadata, seq
+
+transfers: Final = Table(
+    "transfers",
+    metadata,
+    seq(),
+    Column("transfer_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("to", Text, nullable=False),
+    Column("recipient_account_id", Text),
+    Column("recipient_token_account", Text),
+    Column("amount", BigInteger, nullable=False),
+    Column("memo", Text),
+    Column("category", Text),
+    Column("idempotency_key", Text, nullable=False),
+    # The idempotency key again while this is the transfer that it stands for, else NULL; and until when
+    # (NULL: not yet final).
+    Column("held_key", Text),
+    Column("key_expires_us", BigInteger),
+    Column("status", Text, nullable=False),
+    Column("error", Text),
+    Column("message", Text),
+    # The name of its newest transaction, in `chain_transactions`.
+    Column("tx_signature", Text),
+    Column("settled_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    # Until when an operator may approve it; NULL for a transfer that never needed approval.
+    Column("approval_expires_us", BigInteger),
+    # Whether it carries the operator's claim to its key (money/held_keys.py).
+    Column("claimed_by_operator", Boolean, nullable=False),
+    UniqueConstraint("account_id", "held_key"),
+    Index("ix_transfers_operator", "operator_id", "seq"),
+    Index("ix_transfers_operator_status", "operator_id", "status", "seq"),
+    Index("ix_transfers_account", "operator_id", "account_id", "seq"),
+    Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
+    Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
+)
+
+Index(
+    "ux_transfers_claimed_key",
+    transfers.c.operator_id,
+    transfers.c.held_key,
+    unique=True,
+    # In the words of the statements: SQLite matches no others to a partial index.
+    sqlite_where=text("claimed_by_operator = 1"),
+    postgresql_where=transfers.c.claimed_by_operator,
+)
+
+Index(
+    "ix_transfers_agents_key",
+    transfers.c.operator_id,
+    transfers.c.held_key,
+    transfers.c.key_expires_us,
+    sqlite_where=not_(transfers.c.claimed_by_operator),
+    postgresql_where=not_(transfers.c.claimed_by_operator),
+)
+
+Index(
+    "ix_transfers_pending",
+    transfers.c.operator_id,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
+)
+
+Index(
+    "ix_transfers_pending_due",
+    transfers.c.approval_expires_us,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "pending_approval",
+    postgresql_where=transfers.c.status == "pending_approval",
+)
+
+chain_transactions: Final = Table(
+    "chain_transactions",
+    metadata,
+    seq(),
+    # The name of a signed transaction, one row for each. Accounts that were provisioned together share one.
+    Column("signature", Text, nullable=False),
+    # `Kind`, and what it is for: a transfer_id, a session_id or an account_id.
+    Column("kind", Text, nullable=False),
+    Column("subject_id", Text, nullable=False),
+    # Whose keys have signed it, and how much of its balance it takes: in flight while it is pending.
+    Column("account_id", Text, nullable=False),
+    Column("held", BigInteger, nullable=False),
+    # The account of this service that is credited when it is booked; NULL when none is.
+    Column("credits_account_id", Text),
+    # Against the daily limit: when, and the account's running total with it. NULL where it does not count.
+    Column("spent_us", BigInteger),
+    Column("spent_total", BigInteger),
+    # `spent_us` again once it is proved that the spend never happened. A column of its own, because SQLite
+    # would read the whole window to find the rows of some states.
+    Column("released_us", BigInteger),
+    # `State`.
+    Column("state", Text, nullable=False),
+    # The bytes, for as long as they may have to be sent (again). They are stored before they are first sent.
+    Column("raw", LargeBinary),
+    Column("last_valid_block_height", BigInteger, nullable=False),
+    # JSON of its handler's: what is particular to this transaction.
+    Column("detail", Text),
+    # When it was told that it was sent, ahead of its end.
+    Column("announced_us", BigInteger),
+    # What is in flight again of a confirmed one, since it has vanished; 0 while it has not.
+    Column("reserved", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+    # Until when, in real time, a pending one belongs to the process that drives it.
+    Column("leased_until_us", BigInteger, nullable=False),
+    UniqueConstraint("signature", "subject_id"),
+    CheckConstraint(
+        "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
+    ),
+    CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
+    CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
+    CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
+)
+
+_IS_PENDING: Final = chain_transactions.c.state == "pending"
+_IS_CONFIRMED: Final = chain_transactions.c.state == "confirmed"
+_IS_EXPIRED: Final = chain_transactions.c.state == "expired"
+
+# All but one are partial: they hold what is in flight or watched, and not history.
+Index(
+    # A subject has one transaction in flight: nobody signs a second one beside it.
+    "ux_chain_transactions_pending",
+    chain_transactions.c.subject_id,
+    chain_transactions.c.kind,
+    unique=True,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_leased",
+    chain_transactions.c.leased_until_us,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_account",
+    chain_transactions.c.account_id,
+    chain_transactions.c.seq,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_chain_transactions_confirmed",
+    chain_transactions.c.signature,
+    sqlite_where=_IS_CONFIRMED,
+    postgresql_where=_IS_CONFIRMED,
+)
+Index(
+    "ix_chain_transactions_reserved",
+    chain_transactions.c.account_id,
+    chain_transactions.c.reserved,
+    sqlite_where=text("reserved > 0"),
+    postgresql_where=text("reserved > 0"),
+)
+Index(
+    "ix_chain_transactions_expired",
+    chain_transactions.c.subject_id,
+    chain_transactions.c.signature,
+    sqlite_where=_IS_EXPIRED,
+    postgresql_where=_IS_EXPIRED,
+)
+Index(
+    "ix_chain_transactions_spent",
+    chain_transactions.c.account_id,
+    chain_transactions.c.spent_us,
+    chain_transactions.c.spent_total,
+    sqlite_where=chain_transactions.c.spent_us.is_not(None),
+    postgresql_where=chain_transactions.c.spent_us.is_not(None),
+)
+Index(
+    "ix_chain_transactions_released",
+    chain_transactions.c.account_id,
+    chain_transactions.c.released_us,
+    chain_transactions.c.held,
+    sqlite_where=chain_transactions.c.released_us.is_not(None),
+    postgresql_where=chain_transactions.c.released_us.is_not(None),
+)
+
+entries: Final = Table(
+    "entries",
+    metadata,
+    seq(),
+    Column("transaction_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("direction", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("counterparty", Text),
+    Column("memo", Text),
+    Column("category", Text),
+    Column("tx_signature", Text),
+    Column("transfer_id", Text),
+    Column("session_id", Text),
+    Column("rejection_reason", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_entries_account", "account_id", "seq"),
+    Index("ix_entries_account_status", "account_id", "status", "seq"),
+)
+
+Index(
+    # A deposit is booked once, however often it is noticed.
+    "ux_entries_deposit",
+    entries.c.account_id,
+    entries.c.tx_signature,
+    unique=True,
+    sqlite_where=entries.c.type == "deposit",
+    postgresql_where=entries.c.type == "deposit",
+)

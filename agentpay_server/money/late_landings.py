@@ -1,0 +1,175 @@
+"""Watching transactions that are believed expired, until the history of the chain rules out that they landed.
+
+An expiry is believed because of numbers that nodes tell. Should they have been wrong in spite of all that is
+done about it, the transaction may land after another was signed in its place, or after its amount was given
+back. Then it is booked and counted against the limit, nothing more is signed for its account, and an operator
+has to look.
+
+Several servers over one database may watch the same transaction: one of them books it.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from attrs import define
+
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.logs import log
+from agentpay_server.money import transactions as store
+from agentpay_server.money.broadcast import Ages
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind, State
+
+_AT_ONCE: Final = 256
+_LIVES: Final = 2
+"""For how many lives of a blockhash, in blocks and in time, an expired transaction is watched at least."""
+
+_FIRST_PAUSE_SECONDS: Final = 30.0
+_LONGEST_PAUSE_SECONDS: Final = 3_600.0
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@define
+class _Search:
+    """When a history that was not there is asked for again."""
+
+    at: float
+    pause_seconds: float
+
+
+class LateLandings:
+    """Watches expired transactions."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._chain = context.chain
+        self._database = context.database
+        self._settlement = settlement
+        self._ages = Ages()
+        self._searches: dict[str, _Search] = {}
+
+    async def look(self) -> None:
+        """Look at every one of them once."""
+        after = ""
+        while page := await self._database.read(store.expired_after, after, _AT_ONCE):
+            await asyncio.gather(*(self._look_at(expired) for expired in page))
+            after = page[-1].subject_id
+
+    async def look_at(self, subject_id: str) -> None:
+        """Look at those of one subject, whose newest transaction is about to be booked as lost or failed.
+
+        Raises:
+            ChainUnavailableError: what became of one of them is not known now.
+        """
+        watched = await self._database.read(store.expired_of, subject_id)
+        if watched:
+            # A node that has not seen as much as is finalized now does not count: what failed, failed before.
+            await self._chain.block_height()
+        for expired in watched:
+            status = await self._chain.signature_status(expired.signature)
+            if status is not None and status.is_final and status.failure is None:
+                await self._book(expired)
+
+    async def _look_at(self, expired: ChainTransaction) -> None:
+        try:
+            status = await self._chain.signature_status(expired.signature)
+            if status is None:
+                if await self._is_ruled_out(expired):
+                    await self._rule_out(expired)
+                return
+        except ChainUnavailableError:
+            return
+        if status.failure is not None:
+            # It has moved nothing, and never will.
+            await self._rule_out(expired)
+        elif status.is_final:
+            await self._book(expired)
+            # What took its place must not be sent again.
+            self._settlement.stop_driving(expired.kind, expired.subject_id)
+
+    async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
+        """Return whether history says that a transaction never landed, long after it could."""
+        life_seconds = self._chain.blockhash_life_seconds
+        if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
+            return False
+        last = expired.last_valid_block_height
+        if await self._chain.block_height() <= last + _LIVES * BLOCKHASH_LIFE_BLOCKS:
+            return False
+        if await self._chain.signature_status(expired.signature) is not None:
+            return False
+        first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
+        if await self._chain.knows_blocks(first, last + BLOCKHASH_LIFE_BLOCKS):
+            return True
+        self._put_off(expired)
+        return False
+
+    def _is_time(self, expired: ChainTransaction) -> bool:
+        search = self._searches.get(expired.signature)
+        return search is None or asyncio.get_running_loop().time() >= search.at
+
+    def _put_off(self, expired: ChainTransaction) -> None:
+        """Leave a history alone for a while that this node does not have: to ask for it takes many calls."""
+        before = self._searches.get(expired.signature)
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        if before is not None:
+            pause_seconds = min(before.pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
+        at = asyncio.get_running_loop().time() + pause_seconds
+        self._searches[expired.signature] = _Search(at, pause_seconds)
+
+    async def _rule_out(self, expired: ChainTransaction) -> None:
+        now_us = self._context.clock.now_us()
+        await self._database.run(store.end_expired, expired, State.RULED_OUT, now_us)
+        self._forget(expired)
+
+    async def _book(self, expired: ChainTransaction) -> None:
+        booked = await self._database.run(self._booked, expired)
+        self._forget(expired)
+        if booked is None:
+            return
+        self._context.wakeup.set()
+        log(
+            logger,
+            logging.ERROR,
+            "transaction.landed_after_expiry",
+            account_id=expired.account_id,
+            subject=expired.subject_id,
+            kind=expired.kind.value,
+            tx_signature=expired.signature,
+            replacement_tx_signature=booked[0],
+        )
+
+    def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
+        """Book a transaction that has landed; None when another server was faster."""
+        booked = self._settlement.book_late(connection, expired)
+        if booked is None:
+            return None
+        now_us = self._context.clock.now_us()
+        account = account_store.existing_account(connection, expired.account_id, lock=True)
+        if expired.kind is not Kind.POLICY_RECORD:
+            account_store.stop(connection, expired.account_id, now_us)
+        audit.record(
+            connection,
+            audit.Server(account.operator_id),
+            action=audit.LANDED_AFTER_EXPIRY,
+            subject=expired.subject_id,
+            now_us=now_us,
+            before={"tx_signature": expired.signature, "state": "expired"},
+            after={
+                "tx_signature": expired.signature,
+                "state": "landed",
+                "kind": expired.kind.value,
+                "account_id": expired.account_id,
+                "replacement_tx_signature": booked[0],
+            },
+        )
+        return booked
+
+    def _forget(self, expired: ChainTransaction) -> None:
+        self._ages.forget(expired.signature)
+        self._searches.pop(expired.signature, None)

@@ -1,0 +1,75 @@
+"""Judging whether an account has run low (interface EV4): by books that are not behind the chain.
+
+On a cluster the books learn of money from outside some time after it came. A balance that looks low by them
+may not be: then it is judged once they are no longer behind, by whoever next compares them with the chain.
+"""
+
+from functools import partial
+
+from agentpay_server.accounts import store as accounts
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.money.handlers import Unit
+from agentpay_server.webhooks.outbox import Outbox
+
+
+def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
+    """Count an amount that was in flight as gone from the books, and judge what is left.
+
+    Where that cannot be done without a look at the chain, it is done after the commit.
+
+    Args:
+        outbox: of the account, in the unit that books.
+        unit: that unit.
+        account_id: whose balance it was.
+        amount_micro: what is gone.
+    """
+    connection, context = unit.connection, unit.context
+    balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
+    before_micro = balance_micro + amount_micro + unjudged_micro
+    if context.is_cluster and outbox.hears_of_drop(before_micro=before_micro, after_micro=balance_micro):
+        accounts.set_unjudged(connection, account_id, unjudged_micro + amount_micro)
+        unit.afterwards.append(partial(judge, context, account_id))
+        return
+    outbox.add_drop_of_balance(before_micro=before_micro, after_micro=balance_micro)
+    if unjudged_micro:
+        accounts.set_unjudged(connection, account_id, 0)
+
+
+async def judge(context: Context, account_id: str) -> None:
+    """Judge a balance that looks low by the books, unless the chain holds more than they say.
+
+    What cannot be judged now is judged when the books are next compared with the chain.
+    """
+    account = await context.database.read(accounts.existing_account, account_id)
+    try:
+        (held,) = await context.chain.token_accounts([account.usdc_token_account])
+    except ChainUnavailableError:
+        return
+    await judge_by(context, account_id, 0 if held is None else held.amount_micro)
+
+
+async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
+    """Judge a balance, given what the chain holds: more than the books say means that they are behind."""
+    if await context.database.run(_judge, context, account_id, held_micro):
+        context.wakeup.set()
+
+
+def _judge(connection: Connection, context: Context, account_id: str, held_micro: int) -> bool:
+    account = accounts.existing_account(connection, account_id, lock=True)
+    if not account.unjudged_spend or held_micro > account.balance:
+        return False
+    outbox = Outbox(
+        connection,
+        context,
+        operator_id=account.operator_id,
+        account_id=account_id,
+        now_us=context.clock.now_us(),
+    )
+    outbox.add_drop_of_balance(
+        before_micro=account.balance + account.unjudged_spend, after_micro=account.balance
+    )
+    accounts.set_unjudged(connection, account_id, 0)
+    outbox.write()
+    return True

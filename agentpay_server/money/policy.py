@@ -1,0 +1,221 @@
+"""Whether a policy allows a spend: pure functions over what is asked, what is spent and what is held.
+
+The order of the rules is that of interface PO6, and the first that fails decides the answer: paused,
+(recipient), memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal
+names the field, its value and what was asked. `paused` stands apart, because it is judged before the
+recipient is looked up.
+
+Which of the rules apply depends on what is asked for: a transfer answers to all of them, the opening of a
+session to those on whom and how much in all, each of its charges to the one on a single payment (interface
+S5, S9).
+"""
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import Policy
+from agentpay.contract.usdc import format_string, from_micro, to_micro
+from agentpay_server.errors import shown
+
+_LISTED: Final = 50
+"""How many names of an allowlist a refusal shows."""
+
+
+class Purpose(StrEnum):
+    """What a spend is for; refusals call it by this name."""
+
+    TRANSFER = "transfer"
+    """One payment."""
+
+    SESSION = "session"
+    """The opening of a session; the amount is its whole cap."""
+
+
+@frozen(kw_only=True)
+class Recipient:
+    """Whom a spend pays, by every name that an allowlist may know it by (interface PO8).
+
+    Attributes:
+        account_id: the account of this service, if it is one.
+        token_account: the USDC token account that receives.
+        owner: the address that owns the token account.
+    """
+
+    account_id: str | None
+    token_account: str
+    owner: str
+
+
+@frozen(kw_only=True)
+class Spend:
+    """What is asked: an amount in micro-USDC, for whom, and the words that come with it.
+
+    Attributes:
+        amount_micro: micro-USDC, at least 1.
+        to: the recipient, as sent.
+        recipient: whom `to` names.
+        memo: the caller's memo, or None; a session has none.
+        category: the spend category, or None.
+        purpose: what it is for, which decides the rules that apply.
+    """
+
+    amount_micro: int
+    to: str
+    recipient: Recipient
+    memo: str | None
+    category: str | None
+    purpose: Purpose = Purpose.TRANSFER
+
+
+@frozen(kw_only=True)
+class Means:
+    """What the account can still do.
+
+    Attributes:
+        spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
+        available_micro: micro-USDC on chain, less amounts in flight (interface T9).
+    """
+
+    spent_micro: int
+    available_micro: int
+
+
+@frozen(kw_only=True)
+class Refusal:
+    """Why something is refused: the error code and the sentence that explains it."""
+
+    code: ErrorCode
+    message: str
+
+
+def paused_refusal(policy: Policy) -> Refusal | None:
+    """Return the refusal of a paused account, which comes before everything else."""
+    if not policy.paused:
+        return None
+    return Refusal(
+        code=ErrorCode.ACCOUNT_PAUSED,
+        message="paused is true: an operator has blocked all outgoing transfers of this account.",
+    )
+
+
+def spending_refusal(
+    policy: Policy, spend: Spend, means: Means, *, again: str = "retry with the same key"
+) -> Refusal | None:
+    """Return why a spend for a valid recipient is refused, or None; escalation is not judged here.
+
+    Args:
+        policy: the policy in force.
+        spend: what is asked.
+        means: what the account can still do.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+    """
+    for rule in _RULES[spend.purpose]:
+        reason = rule(policy, spend, means)
+        if reason is not None:
+            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+    return _balance(spend, means, again)
+
+
+def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
+    """Return why an amount is too much for one charge of a session, or None."""
+    reason = _over_single_transfer(policy, amount_micro, "charge")
+    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def needs_approval(policy: Policy, amount_micro: int) -> bool:
+    """Tell whether an amount waits for an operator: at the threshold it does (interface PO7)."""
+    return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
+
+
+def usdc_text(micro: int) -> str:
+    """Return an amount for a sentence."""
+    return format_string(from_micro(micro))
+
+
+def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
+    if not policy.require_memo or (spend.memo is not None and spend.memo.strip()):
+        return None
+    return f"require_memo is true and this {spend.purpose} has no memo. Send a memo of 1 to 200 characters."
+
+
+def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
+    allowed = policy.allowed_counterparties
+    names = (spend.recipient.account_id, spend.recipient.token_account, spend.recipient.owner)
+    if allowed is None or any(name in allowed for name in names if name is not None):
+        return None
+    return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(spend.to)}."
+
+
+def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
+    allowed = policy.categories
+    if allowed is None or (spend.category is not None and spend.category in allowed):
+        return None
+    asked = (
+        f"this {spend.purpose} has no category"
+        if spend.category is None
+        else f"this {spend.purpose}'s category is {shown(spend.category)}"
+    )
+    return f"categories is {_listed(allowed)} and {asked}."
+
+
+def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
+    return _over_single_transfer(policy, spend.amount_micro, spend.purpose)
+
+
+def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str | None:
+    limit = policy.max_single_transfer
+    if limit is None or amount_micro <= to_micro(limit):
+        return None
+    return (
+        f"max_single_transfer is {format_string(limit)} USDC and this {noun} requests "
+        f"{usdc_text(amount_micro)} USDC."
+    )
+
+
+def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
+    limit = policy.max_daily_spend
+    if limit is None or means.spent_micro + spend.amount_micro <= to_micro(limit):
+        return None
+    return (
+        f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
+        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
+        f"{usdc_text(spend.amount_micro)} USDC."
+    )
+
+
+_Rule = Callable[[Policy, Spend, Means], str | None]
+
+_RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
+    Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
+    Purpose.SESSION: (_counterparty, _category, _daily_spend),
+}
+"""The rules that apply, in the order in which they are judged."""
+
+
+def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
+    if spend.amount_micro <= means.available_micro:
+        return None
+    available = max(means.available_micro, 0)
+    return Refusal(
+        code=ErrorCode.INSUFFICIENT_BALANCE,
+        message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
+        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {again}.",
+    )
+
+
+def _listed(values: Iterable[str]) -> str:
+    items = [shown(value) for value in values]
+    more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return "[" + ", ".join(items[:_LISTED]) + more + "]"
+
+
+@lru_cache(maxsize=1024)
+def stored_policy(text: str) -> Policy:
+    """Return the policy that a row holds as canonical JSON; the same text is read once, often for many."""
+    return codec.structure(codec.parse_json(text.encode()), Policy)

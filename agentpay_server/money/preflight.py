@@ -1,0 +1,131 @@
+"""What a spend needs to know of the chain before it is decided: the balance, the recipient, a blockhash.
+
+It is read ahead of the unit of work that decides, which cannot wait; what may have changed since is counted
+as if it had, in the spend's disfavour. Nothing here decides.
+"""
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain.protocol import Blockhash, Chain, TokenAccount
+from agentpay_server.errors import Problem, shown
+from agentpay_server.money.policy import Recipient, Refusal
+
+
+class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
+    """The balance may already be less amounts that also count as in flight: it must be read again."""
+
+
+@frozen(kw_only=True)
+class Sight:
+    """What a request finds on chain, and what the books said just before.
+
+    Attributes:
+        balance_micro: micro-USDC that the source's token account holds.
+        recipient: whom the spend pays.
+        blockhash: a recent one, to sign under.
+        in_flight_micro: micro-USDC that may or may not have left that balance already.
+        in_flight_total_micro: running total of all that was ever in flight.
+    """
+
+    balance_micro: int
+    recipient: Recipient
+    blockhash: Blockhash
+    in_flight_micro: int
+    in_flight_total_micro: int
+
+    def available_micro(self, source: AccountRecord) -> int:
+        """Return the micro-USDC that are certainly left to spend.
+
+        Args:
+            source: the account as it is now, locked.
+        """
+        return self.balance_micro - self._unsure_micro(source)
+
+    def confirmed(
+        self, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
+    ) -> Refusal | None:
+        """Return a refusal, if another look at the balance cannot change it.
+
+        Args:
+            refusal: by what is certainly available; None if there is none.
+            source: the account as it is now, locked.
+            is_last_look: whether there is no time left for another one.
+
+        Raises:
+            Contended: there may be enough.
+        """
+        is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
+        if is_short and not is_last_look and self._unsure_micro(source):
+            raise Contended
+        return refusal
+
+    def _unsure_micro(self, source: AccountRecord) -> int:
+        return unsure_micro(source, self.in_flight_micro, self.in_flight_total_micro)
+
+
+def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
+    """Return the micro-USDC that may or may not have left a balance that was read on chain.
+
+    Everything that was in flight when the balance was read, and everything accepted since, may be in it or
+    not. Counting all of it can only refuse too much, never allow too much.
+
+    Args:
+        source: the account as it is now.
+        in_flight_micro: what was in flight just before the balance was read.
+        in_flight_total_micro: the running total of all that was ever in flight, then.
+    """
+    return in_flight_micro + source.in_flight_total - in_flight_total_micro
+
+
+async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: AccountRecord | None) -> Sight:
+    """Read from the chain what a decision about a spend needs.
+
+    Args:
+        chain: the chain.
+        to: the recipient, as sent.
+        source: the account that pays, read just before.
+        recipient: the account of this service that `to` names, if it is one.
+
+    Raises:
+        Problem: `invalid_recipient`.
+        ChainUnavailableError: nothing was decided.
+    """
+    address = to if recipient is None else recipient.usdc_token_account
+    if to.startswith(identifiers.ACCOUNT) and recipient is None:
+        raise invalid_recipient(to, "is not an account of this service")
+    if recipient is None and not identifiers.is_public_key(address):
+        raise invalid_recipient(to, "is neither an account_id nor an on-chain address")
+    if address == source.usdc_token_account:
+        raise invalid_recipient(to, "is the source account itself")
+    held, target = await chain.token_accounts([source.usdc_token_account, address])
+    if target is None:
+        raise invalid_recipient(to, "is not an existing USDC token account")
+    if target.is_frozen:
+        raise invalid_recipient(to, "is a frozen token account")
+    return Sight(
+        balance_micro=spendable_micro(held),
+        recipient=Recipient(
+            account_id=None if recipient is None else recipient.account_id,
+            token_account=target.address,
+            owner=target.owner,
+        ),
+        blockhash=await chain.latest_blockhash(),
+        in_flight_micro=source.in_flight,
+        in_flight_total_micro=source.in_flight_total,
+    )
+
+
+def spendable_micro(held: TokenAccount | None) -> int:
+    """Return the micro-USDC that can leave a token account: none while it is frozen."""
+    return 0 if held is None or held.is_frozen else held.amount_micro
+
+
+def invalid_recipient(to: str, reason: str) -> Problem:
+    """Return the answer to a recipient that cannot be paid."""
+    return Problem(
+        ErrorCode.INVALID_RECIPIENT,
+        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
+    )

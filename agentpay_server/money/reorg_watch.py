@@ -1,0 +1,88 @@
+"""Watching what is settled until it cannot be undone, on chains where settled is not yet irreversible.
+
+See interface T12.
+
+Should a settled transaction vanish with its block, the same bytes are sent again, for as long as they may
+land, but never to a chain that expects them to fail: what they depend on may have vanished too and be on its
+way again, and a failure on chain would be for good. Until it is final again, what it takes from its account
+is reserved, since it is back in the balance meanwhile. What was booked stays booked: whoever was told that it
+is settled is not told otherwise. That it can never land again would take a cluster that undoes confirmed
+blocks for a minute: then people have to look.
+
+Several servers over one database may watch the same transaction; the same bytes twice are one transaction.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from attrs import evolve
+
+from agentpay_server.accounts import store as accounts
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.logs import log
+from agentpay_server.money import transactions as store
+from agentpay_server.money.broadcast import Landed
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, State
+
+_AT_ONCE: Final = 256
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Confirmations:
+    """Watches settled transactions."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._database = context.database
+        self._chain = context.chain
+        self._settlement = settlement
+
+    async def look(self) -> None:
+        """Look at every one of them once: leave what is irreversible, send again what has vanished."""
+        after = ""
+        while page := await self._database.read(store.confirmed_after, after, _AT_ONCE):
+            looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
+            ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
+            if ended:
+                await self._database.run(store.end_confirmed, ended)
+            after = page[-1].signature
+
+    async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
+        """Return a transaction with what has become of it; see to it that it lands if it can."""
+        try:
+            end, must_send = await self._settlement.broadcaster.look(tx.signed)
+            if must_send:
+                self._report(logging.WARNING, "transaction.vanished", tx)
+                if not tx.reserved:
+                    await self._database.run(_reserve, tx)
+                await self._chain.send(tx.signed.raw, even_if_failing=False)
+        except ChainUnavailableError:
+            return tx
+        if end is None:
+            return tx
+        if tx.reserved:
+            await self._database.run(_release, tx)
+        if not isinstance(end, Landed):
+            self._report(logging.ERROR, "transaction.undone", tx)
+            return evolve(tx, state=State.UNDONE)
+        return evolve(tx, state=State.FINALIZED) if end.is_irreversible else tx
+
+    @staticmethod
+    def _report(level: int, event: str, tx: ChainTransaction) -> None:
+        log(logger, level, event, tx_signature=tx.signature, subject=tx.subject_id)
+
+
+def _reserve(connection: Connection, tx: ChainTransaction) -> None:
+    """Count what a transaction takes from its account as in flight, until it has landed again."""
+    if tx.held and store.set_reserved(connection, tx, tx.held):
+        accounts.reserve_again(connection, tx.account_id, tx.held)
+
+
+def _release(connection: Connection, tx: ChainTransaction) -> None:
+    """Count it as in flight no longer: it has landed again, or provably never will."""
+    if store.set_reserved(connection, tx, 0):
+        accounts.release(connection, tx.account_id, tx.reserved)

@@ -1,0 +1,138 @@
+"""The arithmetic of the rolling 24-hour window: exact, and as cheap at a million spends as at ten.
+
+See interface PO9.
+
+Every spend stores its account's running total, itself included. What was spent within the window is then a
+difference of two totals: the newest, less that of the last spend that has fallen out of the window. A spend
+that provably never happened is not taken out of the totals (that would shift every later one) but written to
+a small table of releases under the time of the original spend, and subtracted while that time lies within
+the window.
+"""
+
+from typing import Final
+
+from attrs import frozen
+from sqlalchemy import bindparam, func, select
+
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.clock import DAY_US
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import chain_transactions as table
+from agentpay_server.money import transactions
+
+WINDOW_US: Final = DAY_US
+
+
+@frozen(kw_only=True)
+class Release:
+    """Micro-USDC that falls out of the window, and the first microsecond at which they no longer count."""
+
+    at_us: int
+    amount_micro: int
+
+
+def window_start_us(now_us: int) -> int:
+    """Return the time up to which, itself included, spends no longer count at `now_us`."""
+    return now_us - WINDOW_US
+
+
+def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro: int) -> int:
+    """Return the micro-USDC spent within the window.
+
+    Args:
+        total_micro: running total of the account's newest spend.
+        total_before_micro: running total of the last spend at or before the window's start; 0 if none.
+        released_micro: sum of the releases whose original spend lies within the window.
+    """
+    return total_micro - total_before_micro - released_micro
+
+
+def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
+    """Return the most that one more transfer may be within a daily limit; None without a limit."""
+    return None if limit_micro is None else max(limit_micro - spent_micro, 0)
+
+
+_MOMENTS_AT_ONCE: Final = 50
+
+# Each is answered by an index alone.
+_TOTAL_BEFORE: Final = (
+    select(table.c.spent_total)
+    .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
+    .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
+    .limit(1)
+)
+# What was spent at one moment falls out of the window at one moment.
+_MOMENTS: Final = (
+    select(table.c.spent_us, func.max(table.c.spent_total))
+    .where(table.c.account_id == bindparam("account_id"), table.c.spent_us > bindparam("start_us"))
+    .group_by(table.c.spent_us)
+    .order_by(table.c.spent_us)
+    .limit(bindparam("count"))
+)
+_RELEASED_BY_MOMENT: Final = (
+    select(table.c.released_us, func.sum(table.c.held))
+    .where(
+        table.c.account_id == bindparam("account_id"),
+        table.c.released_us > bindparam("start_us"),
+        table.c.released_us <= bindparam("end_us"),
+    )
+    .group_by(table.c.released_us)
+)
+_RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+    table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
+)
+
+
+def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that an account has spent within the window that ends at `now_us`.
+
+    This is all that counts against `max_daily_spend`: what decides about transfers asks here, and so does
+    what shows how much remains.
+    """
+    values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
+    before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
+    released = connection.execute(_RELEASED, values).scalar_one()
+    return spent_in_window(
+        total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
+    )
+
+
+def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (interface PO9).
+
+    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
+    judges a spend, and whoever tells what remains, asks here.
+    """
+    return spent(connection, account, now_us) + account.session_reserved
+
+
+def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
+    """Return what falls next out of the window that ends at `now_us`; None if nothing is spent within it."""
+    account_id, start_us = account.account_id, window_start_us(now_us)
+    values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
+    total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
+    while True:
+        values = {"account_id": account_id, "start_us": start_us, "count": _MOMENTS_AT_ONCE}
+        moments = list(connection.execute(_MOMENTS, values))
+        if not moments:
+            return None
+        end_us = moments[-1][0]
+        values = {"account_id": account_id, "start_us": start_us, "end_us": end_us}
+        released = {at_us: int(amount) for at_us, amount in connection.execute(_RELEASED_BY_MOMENT, values)}
+        for spent_us, total in moments:
+            amount = total - total_before - released.get(spent_us, 0)
+            if amount:
+                return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
+            # Nothing of what was spent then ever happened.
+            total_before = total
+        start_us = end_us
+
+
+def reserved(connection: Connection, account: AccountRecord) -> int:
+    """Return the micro-USDC of an account that count as spent and may yet be given back.
+
+    They are the amounts of its transfers in flight, and the caps of its sessions that are not settled.
+    """
+    # What is in flight of sessions is a part of what they reserve: it counts once.
+    opening = transactions.opening_caps(connection, account.account_id)
+    return account.in_flight - opening + account.session_reserved

@@ -1,0 +1,403 @@
+"""Statements about signed transactions, one row for each: the one place where their states change.
+
+    (none) ── signed and stored, in the commit that decides ─────► pending
+    pending ── final on chain, may yet vanish ───────────────────► confirmed    booked
+    pending ── final and irreversible ───────────────────────────► finalized    booked
+    pending ── the chain refused it, irreversibly ───────────────► failed       given back
+    pending ── can never land, by all that nodes say ────────────► expired      replaced, or given back
+    confirmed ── irreversible by now ────────────────────────────► finalized
+    confirmed ── undone, and can never land again ───────────────► undone
+    expired ── the history of the chain says so, too ────────────► ruled_out
+    expired ── it has landed all the same ───────────────────────► landed_late  booked
+
+`pending` is left once, by one statement: whoever changes the row is who books.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from attrs import evolve, field, frozen
+from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
+
+from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import chain_transactions as table
+
+
+class Kind(StrEnum):
+    """What a transaction is for."""
+
+    TRANSFER = "transfer"
+    SESSION_OPEN = "session_open"
+    SESSION_SETTLE = "session_settle"
+    POLICY_RECORD = "policy_record"
+    PROVISION = "provision"
+    FUND = "fund"
+
+
+class State(StrEnum):
+    """How far a transaction has come."""
+
+    PENDING = "pending"
+    CONFIRMED = "confirmed"
+    FINALIZED = "finalized"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    RULED_OUT = "ruled_out"
+    LANDED_LATE = "landed_late"
+    UNDONE = "undone"
+
+
+@frozen(kw_only=True)
+class ChainTransaction:
+    """A row of `chain_transactions`, column by column."""
+
+    seq: int = 0
+    signature: str
+    kind: Kind = field(converter=Kind)
+    subject_id: str
+    account_id: str
+    held: int = 0
+    credits_account_id: str | None = None
+    spent_us: int | None = None
+    spent_total: int | None = None
+    released_us: int | None = None
+    state: State = field(default=State.PENDING, converter=State)
+    raw: bytes | None = field(repr=False)
+    last_valid_block_height: int
+    detail: str | None = None
+    announced_us: int | None = None
+    reserved: int = 0
+    created_us: int
+    ended_us: int | None = None
+    leased_until_us: int = 0
+
+    @property
+    def signed(self) -> SignedTransaction:
+        """What may be sent.
+
+        Raises:
+            ValueError: it can never be sent again.
+        """
+        if self.raw is None:
+            raise ValueError(f"{self.signature} is {self.state}: it is not sent any more")
+        return SignedTransaction(
+            signature=self.signature,
+            raw=bytes(self.raw),
+            last_valid_block_height=self.last_valid_block_height,
+        )
+
+
+# Constants in the text of the statements, as the partial indexes have them: parameters would not use them.
+_IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
+_IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
+_IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
+_THIS: Final = (
+    table.c.signature == bindparam("of_signature"),
+    table.c.subject_id == bindparam("of_subject"),
+)
+_COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
+
+_INSERT: Final = insert(table)
+_PENDING: Final = select(table).where(
+    _IS_PENDING, table.c.subject_id == bindparam("subject_id"), table.c.kind == bindparam("kind")
+)
+_IN_FLIGHT: Final = (
+    select(table)
+    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0)
+    .order_by(table.c.seq)
+)
+_END: Final = (
+    update(table)
+    .where(*_THIS, _IS_PENDING)
+    .values(
+        state=bindparam("new_state"),
+        raw=bindparam("new_raw"),
+        released_us=bindparam("released_us"),
+        ended_us=bindparam("ended_us"),
+        leased_until_us=0,
+    )
+    .returning(table.c.announced_us)
+)
+_ANNOUNCE: Final = (
+    update(table)
+    .where(*_THIS, _IS_PENDING, table.c.announced_us.is_(None))
+    .values(announced_us=bindparam("now_us"))
+)
+_SET_SPEND: Final = (
+    update(table).where(*_THIS).values(spent_us=bindparam("spent_us"), spent_total=bindparam("spent_total"))
+)
+_SET_RELEASED: Final = update(table).where(*_THIS).values(released_us=bindparam("released_us"))
+
+_ABANDONED: Final = (
+    select(table)
+    .where(_IS_PENDING, table.c.leased_until_us <= bindparam("now_us"))
+    .order_by(table.c.leased_until_us)
+    .limit(bindparam("count"))
+)
+_ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+_LEASE: Final = (
+    update(table)
+    .where(table.c.subject_id == bindparam("of_subject"), table.c.kind == bindparam("of_kind"), _IS_PENDING)
+    .values(leased_until_us=bindparam("until_us"))
+)
+_FREE_ALL: Final = update(table).where(_IS_PENDING).values(leased_until_us=0)
+
+_CREDITS: Final = (
+    select(table.c.seq)
+    .where(
+        table.c.signature == bindparam("signature"),
+        # What a settlement pays, to either side, is booked with it, whenever that is.
+        (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
+        | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
+    )
+    .limit(1)
+)
+
+_CONFIRMED_AFTER: Final = (
+    select(table)
+    .where(_IS_CONFIRMED, table.c.signature > bindparam("after"))
+    .order_by(table.c.signature)
+    .limit(bindparam("count"))
+)
+_SET_RESERVED: Final = (
+    update(table)
+    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == bindparam("reserved_before"))
+    .values(reserved=bindparam("new_reserved"))
+)
+_END_CONFIRMED: Final = (
+    update(table)
+    # Another server may have reserved its amount since the row was read: the next look releases it first.
+    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == 0)
+    .values(state=bindparam("new_state"), raw=null())
+)
+
+_EXPIRED_OF: Final = (
+    select(table)
+    .where(_IS_EXPIRED, table.c.subject_id == bindparam("subject_id"))
+    .order_by(table.c.signature)
+)
+_EXPIRED_AFTER: Final = (
+    select(table)
+    .where(_IS_EXPIRED, table.c.subject_id > bindparam("after"))
+    .order_by(table.c.subject_id, table.c.signature)
+    .limit(bindparam("count"))
+)
+_END_EXPIRED: Final = (
+    update(table)
+    .where(*_THIS, _IS_EXPIRED)
+    .values(state=bindparam("new_state"), ended_us=bindparam("ended_us"))
+)
+
+_OPENING: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+    _IS_PENDING,
+    table.c.account_id == bindparam("account_id"),
+    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
+)
+_VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0)).where(
+    table.c.reserved > literal_column("0"),
+    table.c.account_id == bindparam("account_id"),
+    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
+)
+
+
+def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
+    """Store a signed transaction; only after this commit may it be sent. `seq` is given by the database.
+
+    Raises:
+        ConflictError: another one is pending for the same subject.
+    """
+    connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
+
+
+def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
+    """Return the transaction that is in flight for a subject; None when none is."""
+    row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
+    return None if row is None else _record(row)
+
+
+def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
+    """Return what may yet leave an account's balance, oldest first."""
+    return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
+
+
+def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
+    """Return whether what a transaction brings to an account is booked by its handler, not as a deposit."""
+    values = {"signature": signature, "account_id": account_id}
+    return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
+
+
+# --- The end of a pending one. Each returns None when another driver was faster.
+
+
+def land(
+    connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
+) -> ChainTransaction | None:
+    """Bring a pending transaction to its end: it is final on chain, and watched on while it may vanish."""
+    if is_irreversible:
+        return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
+    return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
+
+
+def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
+    """Bring a pending transaction to its end: the chain has refused it, and its spend never happened."""
+    ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
+    return _end(connection, ended)
+
+
+def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
+    """Bring a pending transaction to its end: it is believed never to land, and watched on all the same."""
+    return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
+
+
+def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | None:
+    values = {
+        **_this(ended),
+        "new_state": ended.state.value,
+        "new_raw": ended.raw,
+        "released_us": ended.released_us,
+        "ended_us": ended.ended_us,
+    }
+    row = connection.execute(_END, values).one_or_none()
+    # Whether it was told to be sent may have changed since it was read.
+    return None if row is None else evolve(ended, announced_us=row[0])
+
+
+def replace(
+    connection: Connection, expired: ChainTransaction, following: ChainTransaction
+) -> ChainTransaction:
+    """Store a transaction in the place of an expired one, and return it: the spend is its own from now on."""
+    following = evolve(
+        following,
+        spent_us=expired.spent_us,
+        spent_total=expired.spent_total,
+        announced_us=expired.announced_us,
+    )
+    if expired.spent_us is not None:
+        set_spend(connection, expired, spent_us=None, spent_total=None)
+    insert_transaction(connection, following)
+    return following
+
+
+def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
+    """Store that a pending transaction is told to be sent; False when it was before, or has ended."""
+    return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
+
+
+# --- What counts against the daily limit
+
+
+def set_spend(
+    connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
+) -> None:
+    """Store when a transaction counts as a spend, and the account's running total with it."""
+    connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
+
+
+def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
+    """Store that the spend of a transaction provably never happened; None: it has happened after all."""
+    connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
+
+
+def opening_caps(connection: Connection, account_id: str) -> int:
+    """Return the micro-USDC of an account that are in flight for openings of sessions."""
+    values = {"account_id": account_id}
+    pending_caps = int(connection.execute(_OPENING, values).scalar_one())
+    # An opening that was undone is sent again.
+    return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
+
+
+# --- Leases: who drives what is in flight
+
+
+def abandoned(
+    connection: Connection, now_us: int, count: int, *, lock: bool = False
+) -> list[ChainTransaction]:
+    """Return up to `count` pending transactions that are leased by nobody.
+
+    Args:
+        connection: the connection.
+        now_us: the real time: leases that have run out by then are none.
+        count: the most to return.
+        lock: whether to leave out what another transaction has locked, and to lock what is returned.
+    """
+    values = {"now_us": now_us, "count": count}
+    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
+    return [_record(row) for row in rows]
+
+
+def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
+    """Lease what is pending of a kind for a subject, each of them, until `until_us` of real time."""
+    values = [
+        {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
+        for kind, subject_id in subjects
+    ]
+    if values:
+        connection.execute(_LEASE, values)
+
+
+def free_all(connection: Connection) -> None:
+    """Void all leases: whoever held them is gone."""
+    connection.execute(_FREE_ALL)
+
+
+# --- What is confirmed, and watched until it cannot be undone (interface T12)
+
+
+def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
+    """Return up to `count` of them in the order of their signatures, from above one; empty is below all."""
+    return [
+        _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
+    ]
+
+
+def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
+    """Store what is in flight again of a confirmed one; False when another server was faster."""
+    values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
+    return connection.execute(_SET_RESERVED, values).rowcount == 1
+
+
+def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
+    """Watch confirmed ones no more: each has become what its `state` says."""
+    values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
+    if values:
+        connection.execute(_END_CONFIRMED, values)
+
+
+# --- What has expired, and is watched until the history of the chain rules out that it has landed
+
+
+def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
+    """Return the watched ones of one subject."""
+    return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
+
+
+def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
+    """Return about `count` watched ones in the order of their subjects, from above one.
+
+    All of one subject are returned together; empty is below all subjects.
+    """
+    values = {"after": subject_id, "count": count}
+    found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
+    if len(found) < count:
+        return found
+    last = found[-1].subject_id
+    return [each for each in found if each.subject_id != last] + expired_of(connection, last)
+
+
+def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
+    """Watch an expired one no longer; False when another server was faster."""
+    values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
+    return connection.execute(_END_EXPIRED, values).rowcount == 1
+
+
+def _this(tx: ChainTransaction) -> dict[str, object]:
+    return {"of_signature": tx.signature, "of_subject": tx.subject_id}
+
+
+_NAMES: Final = tuple(column.name for column in table.columns)
+
+
+def _record(row: Iterable[object]) -> ChainTransaction:
+    return ChainTransaction(**dict(zip(_NAMES, row, strict=True)))  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""What an operator sees at a glance: counts, and the requests that this process has answered (CO16, CO17)."""
+
+from collections import OrderedDict, deque
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
+from agentpay.contract.pages import PageBody
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.pages import List
+from agentpay_server.operators import summary_store as store
+from agentpay_server.principals import Principal
+from agentpay_server.treasury import LAMPORTS, Treasury
+
+KEPT: Final = 1000
+"""How many requests of one operator are kept."""
+
+OPERATORS_MAX: Final = 100
+"""Of how many operators: those that were served most recently."""
+
+
+@frozen(kw_only=True)
+class _Kept:
+    seq: int
+    at_us: int
+    request_id: str
+    method: str
+    route: str
+    status: int | None
+    duration_ms: int
+    key_id: str
+
+
+class RequestLog:
+    """The newest requests of each operator, in memory and without their content."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._by_operator: OrderedDict[str, deque[_Kept]] = OrderedDict()
+
+    def record(
+        self,
+        principal: Principal,
+        *,
+        request_id: str,
+        at_us: int,
+        method: str,
+        route: str,
+        status: int | None,
+        duration_ms: int,
+    ) -> None:
+        """Keep a request that was answered; the oldest makes way."""
+        self._seq += 1
+        kept = self._by_operator.setdefault(principal.operator_id, deque(maxlen=KEPT))
+        kept.append(
+            _Kept(
+                seq=self._seq,
+                at_us=at_us,
+                request_id=request_id,
+                method=method,
+                route=route,
+                status=status,
+                duration_ms=duration_ms,
+                key_id=principal.key_id,
+            )
+        )
+        self._by_operator.move_to_end(principal.operator_id)
+        if len(self._by_operator) > OPERATORS_MAX:
+            self._by_operator.popitem(last=False)
+
+    async def list(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
+        """Return a page of the operator's requests, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("requests", principal.operator_id)
+        before = listing.before(query.cursor)
+        kept = self._by_operator.get(principal.operator_id, ())
+        rows = [row for row in reversed(kept) if row.seq < before][: query.limit + 1]
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_served)
+
+
+class Overview:
+    """Counts what there is and what waits."""
+
+    def __init__(self, context: Context, treasury: Treasury) -> None:
+        self._context = context
+        self._treasury = treasury
+
+    async def summary(self, principal: Principal) -> ConsoleSummary:
+        """Return the counts of an operator."""
+        counts = await self._context.database.read(store.counts, principal.operator_id)
+        try:
+            lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)
+        except ChainUnavailableError:
+            lamports = None
+        return ConsoleSummary(**counts, treasury_lamports=lamports)
+
+
+def _served(row: _Kept) -> ServedRequest:
+    return ServedRequest(
+        request_id=row.request_id,
+        at=from_us(row.at_us),
+        method=row.method,
+        route=row.route,
+        status=row.status,
+        duration_ms=row.duration_ms,
+        key_id=row.key_id,
+    )

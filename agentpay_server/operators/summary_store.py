@@ -1,0 +1,48 @@
+"""Counts for the console: each by an index that holds only what is counted, so that history costs nothing."""
+
+from typing import Final
+
+from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
+
+from agentpay.contract.sessions import SessionStatus
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import accounts, deliveries, sessions, transfers
+
+UNDELIVERED_MAX: Final = 10_000
+"""How far undelivered deliveries are counted: they stay what they are for good."""
+
+_OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
+_ACCOUNTS: Final = select(func.count()).where(accounts.c.operator_id == _OPERATOR)
+_PAUSED: Final = _ACCOUNTS.where(accounts.c.paused == true())
+# Constants in the text of the statements, as the partial indexes have them: parameters would not use those.
+_PENDING: Final = select(func.count()).where(
+    transfers.c.operator_id == _OPERATOR, transfers.c.status == literal_column("'pending_approval'")
+)
+_UNDELIVERED: Final = select(func.count()).select_from(
+    select(deliveries.c.seq)
+    .where(deliveries.c.operator_id == _OPERATOR, deliveries.c.status == literal_column("'undelivered'"))
+    .limit(UNDELIVERED_MAX)
+    .subquery()
+)
+_OPEN: Final = select(func.count()).where(
+    sessions.c.operator_id == _OPERATOR,
+    sessions.c.status.in_(
+        [
+            literal_column(f"'{status}'")
+            for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+        ]
+    ),
+)
+
+
+def counts(connection: Connection, operator_id: str) -> dict[str, int]:
+    """Return the counts of `ConsoleSummary` that are in the database, by name."""
+    statements = {
+        "accounts": _ACCOUNTS,
+        "paused_accounts": _PAUSED,
+        "pending_approvals": _PENDING,
+        "undelivered_deliveries": _UNDELIVERED,
+        "open_sessions": _OPEN,
+    }
+    operator = {"operator_id": operator_id}
+    return {name: int(connection.execute(each, operator).scalar_one()) for name, each in statements.items()}

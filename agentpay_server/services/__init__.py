@@ -1,1 +1,0 @@
-"""Use cases: what an operation does, in units of work and chain calls."""

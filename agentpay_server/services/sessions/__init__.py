@@ -1,1 +1,0 @@
-"""Sessions: opening, charging, closing, answering."""

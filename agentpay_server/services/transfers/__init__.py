@@ -1,1 +1,0 @@
-"""Transfers of USDC: deciding, sending, booking, answering."""

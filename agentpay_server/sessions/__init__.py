@@ -1,0 +1,1 @@
+"""Sessions: an escrow, charges against it, and one settlement."""

@@ -1,0 +1,36 @@
+"""Which sessions a key may see: those of its operator, and of an agent-scoped key those of its account."""
+
+from agentpay.contract import identifiers
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import not_found
+from agentpay_server.principals import Principal
+from agentpay_server.sessions import store
+from agentpay_server.sessions.store import SessionRecord
+
+
+def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that a key may see.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(session_id, identifiers.SESSION):
+        record = store.session(connection, session_id)
+    return visible(record, principal, session_id)
+
+
+def visible(record: SessionRecord | None, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that was looked up, if a key may see it.
+
+    Raises:
+        Problem: `not_found`, the same for a session of another operator, of another account than an
+            agent-scoped key is bound to, and for one that does not exist.
+    """
+    if (
+        record is None
+        or record.operator_id != principal.operator_id
+        or (principal.is_agent and record.account_id != principal.account_id)
+    ):
+        raise not_found("session", session_id)
+    return record

@@ -1,0 +1,119 @@
+"""What a session looks like from outside, and how it is told of when it has changed."""
+
+import logging
+import math
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
+from agentpay.contract.usdc import from_micro
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.context import Context
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.logs import log
+from agentpay_server.money.policy import Refusal
+from agentpay_server.sessions.rules import Limits
+from agentpay_server.sessions.store import SessionRecord
+
+REJECTED: Final = "rejected"
+"""The status of a session that was refused, and that there is not."""
+
+PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
+"""The idle limit on a public cluster, unless the settings name one (interface S17)."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def shown(record: SessionRecord) -> Session:
+    """Return a session as callers see it."""
+    total, reason = from_micro(record.running_total), record.closing_reason
+    is_settled = record.status == SessionStatus.SETTLED
+    return Session(
+        session_id=record.session_id,
+        account_id=record.account_id,
+        to=record.to,
+        category=record.category,
+        status=SessionStatus(record.status).value,
+        cap_usdc=from_micro(record.cap),
+        running_total_usdc=total,
+        settled_usdc=total if is_settled else None,
+        returned_usdc=from_micro(record.cap - record.running_total) if is_settled else None,
+        escrow_token_account=record.escrow_token_account,
+        tx_signature=record.tx_signature,
+        settlement_tx_signature=record.settlement_tx_signature,
+        opened_at=None if record.opened_us is None else from_us(record.opened_us),
+        settled_at=None if record.settled_us is None else from_us(record.settled_us),
+        closing_reason=None if reason is None else ClosingReason(reason).value,
+    )
+
+
+def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
+    """Return the answer to what is refused: of an opening, which stores nothing, or of a stored session."""
+    if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
+        return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
+    if refusal.code in (ErrorCode.SESSION_CLOSED, ErrorCode.TOO_MANY_SESSIONS):
+        return Problem(refusal.code, refusal.message)
+    return Problem(
+        refusal.code,
+        refusal.message,
+        session_id=None if session is None else session.session_id,
+        status=REJECTED if session is None else session.status,
+    )
+
+
+def unresolved(record: SessionRecord) -> Problem:
+    """Return the answer while the end of an opening or of a settlement is not known."""
+    if record.status == SessionStatus.OPENING:
+        message = (
+            "The session is opening and its outcome is not known yet; send the same idempotency_key again, "
+            "or read the session. Never open another under another key."
+        )
+    else:
+        message = "The session is closing and takes no more charges; it is not settled yet. Close it again."
+    return Problem(
+        ErrorCode.CHAIN_UNAVAILABLE,
+        message,
+        session_id=record.session_id,
+        status=record.status,
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+
+
+def stopped(record: SessionRecord) -> Problem:
+    """Return the answer for a session whose opening has failed, or whose settlement is refused."""
+    return Problem(
+        ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
+        record.message or "The chain refused the transaction; nothing moved.",
+        session_id=record.session_id,
+        status=record.status,
+    )
+
+
+def report(record: SessionRecord, *, detail: str | None = None) -> None:
+    """Log that something has become of a session, after the commit that says so."""
+    log(
+        logger,
+        logging.INFO if record.error is None else logging.WARNING,
+        f"session.{record.status}",
+        session_id=record.session_id,
+        account_id=record.account_id,
+        error=record.error,
+        closing_reason=record.closing_reason,
+        detail=detail,
+        tx_signature=record.settlement_tx_signature or record.tx_signature,
+    )
+
+
+def limits_of(context: Context) -> Limits:
+    """Return how long sessions may last: forgotten ones would keep the treasury's SOL on a public cluster."""
+    settings = context.settings
+    idle_seconds = settings.session_idle_seconds
+    if idle_seconds is None and not context.chain.is_test_chain:
+        idle_seconds = PUBLIC_IDLE_SECONDS
+    return Limits(
+        idle_us=_microseconds(idle_seconds), lifetime_us=_microseconds(settings.session_lifetime_seconds)
+    )
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None or math.isinf(seconds) else round(seconds * SECOND_US)

@@ -1,0 +1,249 @@
+"""What is written when something becomes of a session: balances, spends, history and events.
+
+See interface S18, EV1, H2.
+
+A cap leaves the balance when the escrow is funded, and counts as reserved until the session is settled. Then
+what was charged becomes a spend of that moment, and the rest comes back. The history tells of the settlement
+alone: until then the money is the account's own, in an escrow.
+"""
+
+import json
+
+from agentpay.contract import events, identifiers
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.usdc import from_micro
+from agentpay_server import audit
+from agentpay_server.accounts import store as accounts
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.money import entries, low_balance
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import Unit
+from agentpay_server.money.transactions import ChainTransaction
+from agentpay_server.sessions.rules import cap_events
+from agentpay_server.sessions.store import SessionRecord
+from agentpay_server.webhooks.outbox import Happening, Outbox
+
+
+def audited(session: SessionRecord) -> dict[str, object]:
+    """Return what the audit trail says of a session: what was asked, and what became of it."""
+    return audit.given(
+        account_id=session.account_id,
+        to=session.to,
+        cap_usdc=audit.usdc(session.cap),
+        category=session.category,
+        idempotency_key=session.idempotency_key,
+        status=session.status,
+        error=session.error,
+        message=session.message,
+        tx_signature=session.tx_signature,
+    )
+
+
+def book_opened(unit: Unit, session: SessionRecord) -> None:
+    """Write that a session's escrow is funded."""
+    opened = Happening(
+        type=EventType.SESSION_OPENED,
+        data=events.SessionOpenedData(
+            session_id=session.session_id,
+            cap_usdc=from_micro(session.cap),
+            account_id=session.account_id,
+            to=session.to,
+            category=session.category,
+            tx_signature=session.tx_signature,
+        ),
+    )
+    outbox = _outbox(unit.connection, unit.context, session, unit.now_us)
+    outbox.add(opened)
+    low_balance.spent(outbox, unit, session.account_id, session.cap)
+    outbox.write()
+
+
+def book_charged(
+    connection: Connection, context: Context, session: SessionRecord, now_us: int, *, before_micro: int
+) -> bool:
+    """Write the events that a charge fires, and return whether there are any.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        session: as it is after the charge.
+        now_us: when.
+        before_micro: its running total before the charge.
+    """
+    fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
+    if not fired:
+        return False
+    outbox = _outbox(connection, context, session, now_us)
+    for event_type in fired:
+        outbox.add(Happening(type=event_type, data=_cap_data(event_type, session)))
+    outbox.write()
+    return True
+
+
+def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
+    """Write all that a settled session changes, on both sides.
+
+    Args:
+        unit: the unit of work.
+        tx: the transaction that has settled it.
+        session: as it is settled.
+    """
+    deposited = deposited_micro(tx)
+    payee_operator = _move(unit, tx, session, deposited)
+    _enter(unit, session, payee_operator, deposited)
+    assert session.settlement_tx_signature is not None  # noqa: S101 - it landed under it
+    settled = Happening(
+        type=EventType.SESSION_SETTLED,
+        data=events.SessionSettledData(
+            session_id=session.session_id,
+            account_id=session.account_id,
+            cap_usdc=from_micro(session.cap),
+            settled_usdc=from_micro(session.running_total),
+            returned_usdc=from_micro(session.cap - session.running_total),
+            tx_signature=session.settlement_tx_signature,
+            settled_at=from_us(unit.now_us),
+        ),
+    )
+    outbox = _outbox(unit.connection, unit.context, session, unit.now_us)
+    outbox.add(settled)
+    outbox.write()
+
+
+def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
+    """Book a cap that has gone into an escrow whose session is over: it takes a person to bring it back."""
+    connection, now_us = unit.connection, unit.now_us
+    source = accounts.existing_account(connection, session.account_id, lock=True)
+    spent_us, total = max(now_us, source.last_spend_us), source.spent_total + session.cap
+    chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
+    accounts.reserve(connection, source.account_id, spent_total=total, spent_us=spent_us, amount=session.cap)
+    accounts.debit(connection, source.account_id, session.cap)
+    entry: dict[str, object] = {
+        "transaction_id": unit.context.identifiers.new(identifiers.ENTRY),
+        "account_id": session.account_id,
+        "type": TransactionType.TRANSFER.value,
+        "status": TransactionStatus.SETTLED.value,
+        "direction": Direction.OUT.value,
+        "amount": session.cap,
+        "counterparty": session.escrow_token_account,
+        "category": session.category,
+        "tx_signature": tx.signature,
+        "session_id": session.session_id,
+        "created_us": now_us,
+    }
+    entries.insert_entries(connection, entry)
+
+
+def detail_of(deposited: int) -> str:
+    """Return what is stored with a settlement: what it returns beyond the cap, in micro-USDC."""
+    return json.dumps({"deposited": deposited})
+
+
+def deposited_micro(tx: ChainTransaction) -> int:
+    """Return what a settlement returns beyond the cap: what strangers had sent to the escrow."""
+    return int(json.loads(tx.detail or "{}").get("deposited", 0))
+
+
+def _outbox(connection: Connection, context: Context, session: SessionRecord, now_us: int) -> Outbox:
+    return Outbox(
+        connection,
+        context,
+        operator_id=session.operator_id,
+        account_id=session.account_id,
+        now_us=now_us,
+    )
+
+
+def _cap_data(event_type: EventType, session: SessionRecord) -> object:
+    running_total, cap = from_micro(session.running_total), from_micro(session.cap)
+    if event_type is EventType.SESSION_CAP_WARNING:
+        return events.SessionCapWarningData(
+            session_id=session.session_id, running_total_usdc=running_total, cap_usdc=cap
+        )
+    return events.SessionCapReachedData(
+        session_id=session.session_id,
+        account_id=session.account_id,
+        running_total_usdc=running_total,
+        cap_usdc=cap,
+    )
+
+
+def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
+    """Change balances, reservation and spends by the books.
+
+    Returns:
+        The operator of a payee of this service that was paid.
+    """
+    connection, account_id, settled = unit.connection, session.account_id, session.running_total
+    payee = session.recipient_account_id if settled else None
+    payee_operator = None
+    # Rows are locked in one order, so that two payments in opposite directions never wait for each other.
+    if payee is not None and payee < account_id:
+        payee_operator = accounts.credit(connection, payee, settled)
+    total, spent_us = accounts.settle_cap(
+        connection,
+        account_id,
+        cap=session.cap,
+        settled=settled,
+        credited=session.cap - settled + deposited,
+        now_us=unit.now_us,
+    )
+    if settled:
+        chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
+    if payee is not None and payee > account_id:
+        payee_operator = accounts.credit(connection, payee, settled)
+    return payee_operator
+
+
+def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
+    """Write the history: the settlement, what strangers sent to the escrow, and what a payee received."""
+    context = unit.context
+    common: dict[str, object] = {
+        "status": TransactionStatus.SETTLED.value,
+        "tx_signature": session.settlement_tx_signature,
+        "session_id": session.session_id,
+        "created_us": unit.now_us,
+    }
+    rows: list[dict[str, object]] = [
+        {
+            **common,
+            "transaction_id": context.identifiers.new(identifiers.ENTRY),
+            "account_id": session.account_id,
+            "type": TransactionType.SESSION_SETTLEMENT.value,
+            "direction": Direction.OUT.value,
+            "amount": session.running_total,
+            "counterparty": session.to,
+            "category": session.category,
+        }
+    ]
+    deposit: dict[str, object] = {
+        **common,
+        "type": TransactionType.DEPOSIT.value,
+        "direction": Direction.IN.value,
+    }
+    if deposited:
+        rows.append(
+            {
+                **deposit,
+                "transaction_id": context.identifiers.new(identifiers.ENTRY),
+                "account_id": session.account_id,
+                "amount": deposited,
+                "counterparty": session.escrow_token_account,
+            }
+        )
+    if payee_operator is not None:
+        # What the payer calls it is private to its operator.
+        category = session.category if payee_operator == session.operator_id else None
+        rows.append(
+            {
+                **deposit,
+                "transaction_id": context.identifiers.new(identifiers.ENTRY),
+                "account_id": session.recipient_account_id,
+                "amount": session.running_total,
+                "counterparty": session.account_id,
+                "category": category,
+            }
+        )
+    entries.insert_entries(unit.connection, *rows)

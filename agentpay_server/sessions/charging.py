@@ -1,0 +1,131 @@
+"""Charging a session: one unit of work, in which one statement decides about the cap.
+
+A key that has charged is answered before anything else is asked, so that the answer to a charge that was made
+never turns into a refusal. A refusal stores nothing.
+"""
+
+import attrs
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import CHARGE_SESSION, ChargeSession
+from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import Problem
+from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.policy import Refusal, stored_policy
+from agentpay_server.principals import Principal
+from agentpay_server.sessions import booking
+from agentpay_server.sessions import charge_store as charges
+from agentpay_server.sessions.access import visible
+from agentpay_server.sessions.answers import refused
+from agentpay_server.sessions.charge_store import Chargeable
+from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
+from agentpay_server.sessions.store import SessionRecord
+
+
+@frozen
+class Charged:
+    """What became of a charge.
+
+    Attributes:
+        session: as it is after the charge.
+        is_news: whether somebody is to be woken: an event is to be sent, or the session closes by itself.
+    """
+
+    session: SessionRecord
+    is_news: bool = False
+
+
+class Charge:
+    """The unit of work that adds to a session's running total.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        session_id: the session.
+        request: what is asked.
+        limits: how long the session may last.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        session_id: str,
+        request: ChargeSession,
+        limits: Limits,
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._session_id = session_id
+        self._request = request
+        self._limits = limits
+        self._amount = to_micro(request.amount)
+
+    def __call__(self, connection: Connection) -> Charged | None:
+        """Charge, and return what became of it.
+
+        Returns:
+            None when somebody else has changed the session meanwhile, and it must be looked at again.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
+            ConflictError: the key has charged meanwhile.
+        """
+        found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
+        session = visible(None if found is None else found.session, self._principal, self._session_id)
+        assert found is not None  # noqa: S101 - a session that is visible was found
+        judged = charge_verdict(found.charged, self._amount)
+        if judged is Verdict.CONFLICT:
+            raise Problem(
+                ErrorCode.IDEMPOTENCY_CONFLICT,
+                "This idempotency_key was used to charge another amount. Retry with the same amount, or use "
+                "a new key.",
+            )
+        if judged is Verdict.REPLAY:
+            return Charged(session)
+        refusal = self._refusal(found)
+        if refusal is not None:
+            raise refused(refusal, session)
+        return self._charged(connection, session)
+
+    def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
+        now_us = self._context.clock.now_us()
+        assert session.opened_us is not None  # noqa: S101 - an open session was opened
+        closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
+        total = charges.charge(connection, self._session_id, self._amount, closes_us=closes)
+        if total is None:
+            return None
+        key = self._request.idempotency_key
+        charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
+        # Others may have charged since the session was found.
+        before = total - self._amount
+        audit.record(
+            connection,
+            self._principal,
+            action=CHARGE_SESSION.name,
+            subject=self._session_id,
+            now_us=now_us,
+            before={"running_total_usdc": audit.usdc(before)},
+            after={
+                "amount_usdc": audit.usdc(self._amount),
+                "running_total_usdc": audit.usdc(total),
+                "idempotency_key": key,
+            },
+        )
+        session = attrs.evolve(session, running_total=total, closes_us=closes)
+        is_told = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
+        return Charged(session, is_news=is_told or closes is not None)
+
+    def _refusal(self, found: Chargeable) -> Refusal | None:
+        session = found.session
+        return charge_refusal(
+            stored_policy(found.policy),
+            status=session.status,
+            cap_micro=session.cap,
+            running_total_micro=session.running_total,
+            amount_micro=self._amount,
+        )

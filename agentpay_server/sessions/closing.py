@@ -1,0 +1,377 @@
+"""Closing a session: claimed in one commit, its settlement signed in the next, then brought to its end.
+
+A closing session either has a settlement in flight, which the engine drives, or a time from which on its
+settlement is to be signed (`closes_us`). From the claim on no charge is accepted, however long the chain
+takes to answer: what is settled is what was charged. While the chain is away, or when what a settlement was
+signed on has changed before it landed (a stranger's money in the escrow, a payee's token account that was
+closed), whoever closes the session looks again. What only others can mend (a frozen
+token account) leaves it `closing` with the money in its escrow and the reason beside it: the next close tries
+at once, and the worker after a while of the clock, longer each time.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+import attrs
+
+from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain import escrow
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure, FailureReason
+from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.logs import log
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.principals import Principal
+from agentpay_server.sessions import booking, store
+from agentpay_server.sessions import settlement_store as settlements
+from agentpay_server.sessions.answers import limits_of, report
+from agentpay_server.sessions.payout import (
+    REFUSED_BY_CHAIN,
+    TOO_MANY_CREATED,
+    Obstacle,
+    Scene,
+    look,
+    obstacle,
+)
+from agentpay_server.sessions.rules import (
+    MOST_PAYEES_CREATED,
+    PAYEES_CREATED_WITHIN_US,
+    check_transition,
+    closed_by,
+    retry_us,
+    settlement,
+)
+from agentpay_server.sessions.store import SessionRecord
+
+# What the look at the chain did not show yet, where the chain refused the first settlement.
+_CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
+
+_LEFT_ALONE_US: Final = 5 * SECOND_US
+"""How long a session is left to whoever has claimed it."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Closing:
+    """Claims sessions, signs their settlement and has it driven."""
+
+    def __init__(self, context: Context, driver: Settlement) -> None:
+        self._context = context
+        self._database = context.database
+        self._driver = driver
+
+    async def closed(
+        self, session_id: str, deadline: float, *, principal: Principal | None = None
+    ) -> SessionRecord:
+        """Close an open or closing session, and return it as it stands after that, or at the deadline.
+
+        Args:
+            session_id: the session.
+            deadline: until when to wait, in the event loop's time.
+            principal: who asks; None when the session closes by itself, or is taken up again.
+        """
+        fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
+        session = await self._claimed(session_id, principal)
+        pause = 0.0
+        while session.status == SessionStatus.CLOSING and session.error is None:
+            if session.closes_us is None:
+                settled = await self._driver.finish(Kind.SESSION_SETTLE, session_id, deadline)
+            else:
+                if pause and self._is_over(deadline):
+                    return session
+                await asyncio.sleep(pause)
+                pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                session, tx = await self._signed(session)
+                if tx is None:
+                    continue
+                settled = await self._driver.settle(tx, session, is_new=True, deadline=deadline)
+            if settled is not None:
+                session = settled
+                continue
+            session = await self._database.read(store.existing_session, session_id)
+            if self._is_over(deadline):
+                return session
+        return session
+
+    def _is_over(self, deadline: float) -> bool:
+        """Whether whoever waits has to be told how things stand; the worker goes on."""
+        return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
+
+    async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
+        """Return a session, claimed if it was open, or closing and put off."""
+        session = await self._database.read(store.existing_session, session_id)
+        is_put_off = session.status == SessionStatus.CLOSING and session.error is not None
+        if session.status != SessionStatus.OPEN and not is_put_off:
+            return session
+        claimed = await self._database.run(self._claim, session_id, principal)
+        fault_point(Operation.SESSION_CLOSE, Step.CLAIMED)
+        return claimed
+
+    def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
+        now_us, sign_us = self._context.clock.now_us(), resumed_us(self._context)
+        if principal is None:
+            session = self._claim_due(connection, session_id, now_us, sign_us)
+        else:
+            session = settlements.claim_closing(connection, session_id, sign_us=sign_us)
+        if session is None:
+            settlements.claim_put_off(connection, session_id, sign_us=sign_us)
+            return store.existing_session(connection, session_id)
+        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+        audit.record(
+            connection,
+            principal or audit.Server(session.operator_id),
+            action=CLOSE_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPEN.value},
+            after={
+                "status": session.status,
+                "cap_usdc": audit.usdc(session.cap),
+                # From now on nothing is charged: these are what is settled.
+                "settled_usdc": audit.usdc(session.running_total),
+                "returned_usdc": audit.usdc(session.cap - session.running_total),
+            },
+        )
+        return session
+
+    def _claim_due(
+        self, connection: Connection, session_id: str, now_us: int, sign_us: int
+    ) -> SessionRecord | None:
+        session = store.existing_session(connection, session_id)
+        if session.opened_us is None:
+            return None
+        reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        return settlements.claim_due(
+            connection, session_id, now_us=now_us, closed_by=reason.value, sign_us=sign_us
+        )
+
+    async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, ChainTransaction | None]:
+        """Sign the settlement of a claimed session, as far as the chain allows.
+
+        Returns:
+            The session as it stands then, and its settlement, if it was signed here.
+        """
+        chain = self._context.chain
+        try:
+            account = await self._database.read(account_store.existing_account, session.account_id)
+            scene = await look(self._context, session, account)
+            blockhash = await chain.latest_blockhash()
+            closing, tx, is_ours = await self._database.run(self._sign, session.session_id, scene, blockhash)
+        except ChainUnavailableError:
+            return await self._database.read(store.existing_session, session.session_id), None
+        if is_ours and closing.error is not None:
+            self._context.wakeup.set()
+            report(closing)
+        if tx is not None and closing.payee_created_us is not None:
+            log(
+                logger,
+                logging.WARNING,
+                "session.payee_recreated",
+                session_id=closing.session_id,
+                account_id=closing.account_id,
+                usdc_token_account=scene.payee.token_account,
+            )
+        return closing, tx
+
+    def _sign(
+        self, connection: Connection, session_id: str, scene: Scene, blockhash: Blockhash
+    ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
+        """Return the session, its settlement if there is one now, and whether this changed anything."""
+        session = store.existing_session(connection, session_id, lock=True)
+        if session.status != SessionStatus.CLOSING or session.closes_us is None:
+            return session, None, False
+        now_us = self._context.clock.now_us()
+        found = sign(Unit(connection, self._context, now_us), session, scene, blockhash)
+        tx = None
+        if isinstance(found, Obstacle):
+            _put_off(connection, session, found, now_us)
+        else:
+            tx = pending_transaction(
+                found.signed,
+                kind=Kind.SESSION_SETTLE,
+                subject_id=session_id,
+                account_id=session.account_id,
+                credits_account_id=session.recipient_account_id,
+                detail=found.detail,
+                now_us=now_us,
+            )
+            chain_transactions.insert_transaction(connection, tx)
+        return store.existing_session(connection, session_id), tx, True
+
+
+class SessionSettleHandler(Handler[SessionRecord]):
+    """What is booked for a session at each end of the transaction that settles it."""
+
+    kind = Kind.SESSION_SETTLE
+
+    def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
+        return Operation.SESSION_CLOSE
+
+    def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+        """Return the session."""
+        return store.existing_session(connection, subject_id)
+
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
+        """Book a session that is settled on chain."""
+        check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
+        key_expires_us = unit.now_us + KEY_LIFETIME_US
+        settled = attrs.evolve(
+            subject,
+            status=SessionStatus.SETTLED.value,
+            settlement_tx_signature=tx.signature,
+            settled_us=unit.now_us,
+            closes_us=None,
+            key_expires_us=key_expires_us,
+        )
+        booking.book_settled(unit, tx, settled)
+        settlements.set_settled(
+            unit.connection,
+            settled.session_id,
+            tx_signature=tx.signature,
+            settled_us=unit.now_us,
+            key_expires_us=key_expires_us,
+        )
+        return settled
+
+    def failed(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        failure: Failure,
+    ) -> SessionRecord:
+        """Book a settlement that the chain refused: the session stays closing, and is signed again."""
+        # Another look tells why, and what to do instead. One is enough: a payee who goes on to open and close
+        # its account would have the treasury pay a fee for each.
+        is_worth_a_look = failure.reason in _CHANGED_SINCE and subject.settlements == 1
+        if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
+            settlements.drop_settlement(unit.connection, subject.session_id, sign_us=resumed_us(unit.context))
+        else:
+            _put_off(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
+        return store.existing_session(unit.connection, subject.session_id)
+
+    async def prepare(self, context: Context, subject: SessionRecord) -> Scene:
+        """Look at the escrow and at whom it pays."""
+        account = await context.database.read(account_store.existing_account, subject.account_id)
+        return await look(context, subject, account)
+
+    def signed_again(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        means: SigningInputs,
+    ) -> Again | Obstacle:
+        """Sign again, whatever the policy says by now."""
+        session = store.existing_session(unit.connection, subject.session_id, lock=True)
+        return sign(unit, session, means.prepared, means.blockhash)
+
+    def dropped(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        reason: Obstacle,
+    ) -> SessionRecord:
+        """Leave a session alone for a while that cannot be settled now."""
+        _put_off(unit.connection, subject, reason, unit.now_us)
+        return store.existing_session(unit.connection, subject.session_id)
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Book a settlement that landed after it was believed expired.
+
+        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
+        """
+        session = store.existing_session(unit.connection, tx.subject_id, lock=True)
+        if session.status == SessionStatus.CLOSING:
+            self.settled(unit, tx, session)
+        replacement = session.settlement_tx_signature
+        return None if replacement == tx.signature else replacement
+
+    def report(
+        self,
+        context: Context,  # noqa: ARG002
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        detail: str | None,
+    ) -> None:
+        """Log the session."""
+        report(subject, detail=detail)
+
+
+def resumed_us(context: Context) -> int:
+    """Return from when on others sign the settlement of a closing session, should this process not do it.
+
+    On a manual clock, which belongs to one process, that is whoever moves it next.
+    """
+    return context.clock.now_us() + (0 if context.clock.is_manual else _LEFT_ALONE_US)
+
+
+def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash) -> Again | Obstacle:
+    """Sign the settlement of a closing session, or return what is in its way.
+
+    Raises:
+        ChainUnavailableError: nothing is signed for the account now.
+    """
+    connection, context, now_us = unit.connection, unit.context, unit.now_us
+    legs = settlement(
+        cap_micro=session.cap,
+        running_total_micro=session.running_total,
+        escrow_micro=scene.escrow.amount_micro,
+    )
+    creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
+    # Locked where it matters: two closings at once must not both find room.
+    account = account_store.existing_account(connection, session.account_id, lock=creates)
+    if account.stopped_us is not None:
+        raise ChainUnavailableError("nothing is signed for the account")
+    found = obstacle(session, legs, scene)
+    if found is None and creates and not _may_create(connection, account, now_us):
+        found = TOO_MANY_CREATED
+    if found is not None:
+        return found
+    signed = escrow.settle_escrow(
+        context.signer,
+        blockhash,
+        usdc_mint=context.chain.usdc_mint,
+        account_index=account.key_index,
+        session_id=session.session_id,
+        number=session.settlements + 1,
+        payee=scene.payee.token_account,
+        payee_micro=legs.settled_micro,
+        new_payee_owner=scene.payee.new_owner,
+        source=account.usdc_token_account,
+        source_micro=legs.account_leg_micro,
+    )
+    settlements.sign_settlement(
+        connection, session.session_id, signed.signature, payee_created_us=now_us if creates else None
+    )
+    return Again(signed=signed, detail=booking.detail_of(legs.deposited_micro))
+
+
+def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
+    after_us = now_us - PAYEES_CREATED_WITHIN_US
+    created = settlements.payees_created(connection, account.account_id, after_us=after_us)
+    return created < MOST_PAYEES_CREATED
+
+
+def _put_off(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:
+    settlements.put_off(
+        connection,
+        session.session_id,
+        closes_us=now_us + retry_us(session.put_offs),
+        error=found.refusal.code.value,
+        message=found.refusal.message,
+        stuck_reason=found.reason.value,
+    )

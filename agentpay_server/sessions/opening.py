@@ -1,0 +1,415 @@
+"""Opening a session: the unit of work that reserves its cap and signs, and what is booked at the end of that.
+
+The policy check, the reservation of the whole cap, in the balance and in the daily limit, and the signed
+bytes are one commit; a refusal stores nothing. Nothing here sends, and nothing here waits but for a new
+blockhash: what is read from the chain comes in as `Sight`.
+"""
+
+from typing import Final
+
+import attrs
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
+from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain import escrow
+from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import signing_stopped
+from agentpay_server.money import policy as rules
+from agentpay_server.money import spending
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.authorization import Decided
+from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.policy import Means, Refusal, stored_policy
+from agentpay_server.money.preflight import Sight
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.principals import Principal
+from agentpay_server.sessions import booking, store
+from agentpay_server.sessions.answers import limits_of, refused, report
+from agentpay_server.sessions.rules import (
+    KeyHolder,
+    Terms,
+    check_transition,
+    closes_us,
+    crowd_refusal,
+    opening_refusal,
+)
+from agentpay_server.sessions.store import SessionRecord
+
+_SHORT: Final = Refusal(
+    code=ErrorCode.INSUFFICIENT_BALANCE,
+    message="The balance was below the cap when the transaction reached the chain, so nothing moved. Fund "
+    "the account, then retry with the same key.",
+)
+_FAILED: Final = Refusal(
+    code=ErrorCode.TRANSFER_FAILED,
+    message="The chain refused to fund the session's escrow, so nothing moved. Retry with the same key.",
+)
+
+
+class Opening:
+    """The unit of work that decides about a new session, and reserves and signs, in one commit.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        request: what is asked.
+        held: what the key of the request stood for when it was judged: an ended session loses it.
+        rent_exempt_lamports: what keeps an escrow alive.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        request: OpenSession,
+        held: Held[SessionRecord],
+        *,
+        rent_exempt_lamports: int,
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._request = request
+        self._asked = asked_under(principal, request)
+        self._held = held
+        self._rent_exempt_lamports = rent_exempt_lamports
+        self._terms = terms_of(request)
+
+    def __call__(
+        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
+    ) -> Decided[SessionRecord] | None:
+        """Decide, as any `SpendUnit`, and return the new session.
+
+        Raises:
+            Problem: the policy refuses it, the balance is too low, the account has too many sessions, or
+                nothing is signed for it now;
+                nothing is stored.
+            Contended: the balance must be read again.
+            ConflictError: another session has taken the idempotency key.
+        """
+        # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
+        source = account_store.existing_account(connection, self._request.account_id, lock=True)
+        refusal = rules.paused_refusal(stored_policy(source.policy))
+        if refusal is None and sight is None:
+            return None
+        if refusal is None and source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
+        now_us = self._context.clock.now_us()
+        if not store.KEYS.take(connection, self._asked, self._held, now_us):
+            return None
+        if refusal is None and sight is not None:
+            refusal = self._refusal(connection, source, sight, now_us, is_last_look=is_last_look)
+        if refusal is not None:
+            raise refused(refusal, None)
+        assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
+        return self._reserved(connection, source, sight, now_us)
+
+    def _refusal(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        sight: Sight,
+        now_us: int,
+        *,
+        is_last_look: bool,
+    ) -> Refusal | None:
+        policy = stored_policy(source.policy)
+        # The window ends where that of the next spend does: its time is never before the last one's.
+        window_us = max(now_us, source.last_spend_us)
+        counted = 0
+        if policy.max_daily_spend is not None:
+            counted = spending.against_daily_limit(connection, source, window_us)
+        refusal = opening_refusal(
+            policy,
+            self._terms,
+            sight.recipient,
+            Means(spent_micro=counted, available_micro=sight.available_micro(source)),
+            is_operator=not self._principal.is_agent,
+        )
+        refusal = sight.confirmed(refusal, source, is_last_look=is_last_look)
+        if refusal is not None:
+            return refusal
+        # The account is locked: nobody opens another session of it before this one is stored.
+        unsettled = store.unsettled(connection, source.account_id)
+        return crowd_refusal(unsettled, self._context.settings.max_open_sessions)
+
+    def _reserved(
+        self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
+    ) -> Decided[SessionRecord]:
+        context, request, terms = self._context, self._request, self._terms
+        session_id = context.identifiers.new(identifiers.SESSION)
+        signed = _signed(
+            context,
+            source,
+            sight.blockhash,
+            session_id=session_id,
+            cap_micro=terms.cap_micro,
+            rent_exempt_lamports=self._rent_exempt_lamports,
+        )
+        check_transition(None, SessionStatus.OPENING)
+        record = SessionRecord(
+            seq=0,
+            session_id=session_id,
+            operator_id=self._principal.operator_id,
+            account_id=request.account_id,
+            key_id=self._principal.key_id,
+            to=request.to,
+            recipient_account_id=sight.recipient.account_id,
+            recipient_token_account=sight.recipient.token_account,
+            category=request.category,
+            cap=terms.cap_micro,
+            running_total=0,
+            idempotency_key=request.idempotency_key,
+            held_key=request.idempotency_key,
+            key_expires_us=None,
+            status=SessionStatus.OPENING.value,
+            error=None,
+            message=None,
+            escrow_token_account=escrow.escrow_address(
+                context.signer, account_index=source.key_index, session_id=session_id
+            ),
+            tx_signature=signed.signature,
+            settlement_tx_signature=None,
+            settlements=0,
+            put_offs=0,
+            opened_us=None,
+            settled_us=None,
+            closes_us=None,
+            created_us=now_us,
+            claimed_by_operator=self._asked.by_operator,
+            recipient_owner=sight.recipient.owner,
+            closed_by=None,
+            stuck_reason=None,
+            payee_created_us=None,
+        )
+        store.insert_session(connection, record)
+        tx = pending_transaction(
+            signed,
+            kind=Kind.SESSION_OPEN,
+            subject_id=session_id,
+            account_id=source.account_id,
+            held=terms.cap_micro,
+            now_us=now_us,
+        )
+        chain_transactions.insert_transaction(connection, tx)
+        account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
+        audit.record(
+            connection,
+            self._principal,
+            action=OPEN_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            after=booking.audited(record),
+        )
+        return Decided(record=record, tx=tx)
+
+
+class SessionOpenHandler(Handler[SessionRecord]):
+    """What is booked for a session at each end of the transaction that funds its escrow."""
+
+    kind = Kind.SESSION_OPEN
+
+    def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
+        return Operation.SESSION_OPEN
+
+    def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+        """Return the session."""
+        return store.existing_session(connection, subject_id)
+
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
+        """Book a session whose escrow is funded."""
+        check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
+        closing_us = closes_us(limits_of(unit.context), opened_us=unit.now_us, charged_us=None)
+        opened = attrs.evolve(
+            subject,
+            status=SessionStatus.OPEN.value,
+            tx_signature=tx.signature,
+            opened_us=unit.now_us,
+            closes_us=closing_us,
+        )
+        booking.book_opened(unit, opened)
+        store.set_open(
+            unit.connection,
+            opened.session_id,
+            tx_signature=tx.signature,
+            opened_us=unit.now_us,
+            closes_us=closing_us,
+        )
+        return opened
+
+    def failed(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
+    ) -> SessionRecord:
+        """Book a session whose funding the chain refused."""
+        is_short = failure.reason is FailureReason.INSUFFICIENT_FUNDS
+        return self._failed(unit, tx, subject, _SHORT if is_short else _FAILED)
+
+    async def prepare(self, context: Context, subject: SessionRecord) -> int:  # noqa: ARG002
+        """Return the lamports that keep an escrow alive."""
+        return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
+
+    def signed_again(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        means: SigningInputs,
+    ) -> Again | Refusal:
+        """Sign again, unless the account is paused by now.
+
+        That the transaction before it never landed is proved by now, which an escrow relies on: one that was
+        closed could be made again.
+        """
+        refusal = rules.paused_refusal(stored_policy(means.source.policy))
+        if refusal is not None:
+            return refusal
+        signed = _signed(
+            unit.context,
+            means.source,
+            means.blockhash,
+            session_id=subject.session_id,
+            cap_micro=subject.cap,
+            rent_exempt_lamports=means.prepared,
+        )
+        store.set_signature(unit.connection, subject.session_id, signed.signature)
+        return Again(signed=signed)
+
+    def dropped(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
+    ) -> SessionRecord:
+        """Book a session of an account that was paused before it could be signed again."""
+        message = f"{reason.message} The transaction had expired without landing; nothing was moved."
+        return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Book a funding that landed after it was believed expired.
+
+        An escrow cannot be made twice while it is there: of two openings one lands, and the other fails. So
+        most often nothing has moved twice, and the session goes on from what has landed.
+        """
+        connection, now_us = unit.connection, unit.now_us
+        account_store.existing_account(connection, tx.account_id, lock=True)
+        session = store.existing_session(connection, tx.subject_id, lock=True)
+        if session.status == SessionStatus.OPENING:
+            self.settled(unit, tx, session)
+        elif session.status == SessionStatus.FAILED:
+            check_transition(session.status, SessionStatus.OPEN)
+            account_store.reserve_cap(connection, session.account_id, session.cap)
+            booking.book_opened(unit, attrs.evolve(session, tx_signature=tx.signature))
+            # Nobody counts on it any more: it closes by itself, and the cap comes back.
+            store.reopen(
+                connection,
+                session.session_id,
+                tx_signature=tx.signature,
+                opened_us=now_us,
+                closes_us=now_us,
+            )
+        elif session.status == SessionStatus.SETTLED:
+            booking.book_loss(unit, tx, session)
+        return None if session.tx_signature == tx.signature else session.tx_signature
+
+    def report(
+        self,
+        context: Context,  # noqa: ARG002
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: SessionRecord,
+        detail: str | None,
+    ) -> None:
+        """Log the session."""
+        report(subject, detail=detail)
+
+    def _failed(
+        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, refusal: Refusal
+    ) -> SessionRecord:
+        connection, now_us = unit.connection, unit.now_us
+        check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
+        failed = attrs.evolve(
+            subject,
+            status=SessionStatus.FAILED.value,
+            tx_signature=tx.signature,
+            error=refusal.code.value,
+            message=refusal.message,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        account_store.release_cap(connection, failed.account_id, failed.cap)
+        audit.record(
+            connection,
+            audit.Server(failed.operator_id),
+            action=audit.SESSION_FAILED,
+            subject=failed.session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPENING.value},
+            after=booking.audited(failed),
+        )
+        store.set_failed(
+            connection,
+            failed.session_id,
+            tx_signature=tx.signature,
+            error=refusal.code.value,
+            message=refusal.message,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        return failed
+
+
+def _signed(
+    context: Context,
+    source: AccountRecord,
+    blockhash: Blockhash,
+    *,
+    session_id: str,
+    cap_micro: int,
+    rent_exempt_lamports: int,
+) -> SignedTransaction:
+    return escrow.open_escrow(
+        context.signer,
+        blockhash,
+        usdc_mint=context.chain.usdc_mint,
+        account_index=source.key_index,
+        session_id=session_id,
+        source=source.usdc_token_account,
+        cap_micro=cap_micro,
+        rent_exempt_lamports=rent_exempt_lamports,
+    )
+
+
+def asked_under(principal: Principal, request: OpenSession) -> Asked:
+    """Return who asks under which key."""
+    return Asked(
+        account_id=request.account_id,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
+    )
+
+
+def terms_of(request: OpenSession) -> Terms:
+    """Return the parameters of a request that its idempotency key stands for."""
+    return Terms(
+        account_id=request.account_id,
+        to=request.to,
+        cap_micro=to_micro(request.cap_usdc),
+        category=request.category,
+    )
+
+
+def key_holder_of(record: SessionRecord | None) -> KeyHolder | None:
+    """Return what the rule of idempotency needs of the session that holds a key."""
+    if record is None:
+        return None
+    return KeyHolder(
+        terms=Terms(
+            account_id=record.account_id, to=record.to, cap_micro=record.cap, category=record.category
+        ),
+        status=record.status,
+        key_expires_us=record.key_expires_us,
+    )

@@ -1,0 +1,57 @@
+"""When sessions close by themselves: at the end of their idle limit or of their lifetime, on the clock.
+
+What is settled here or by a caller is the same. What a process has claimed and not signed, because the chain
+was away or the process died, is due here as well.
+"""
+
+import asyncio
+import math
+from typing import Any, Final
+
+from agentpay_server.context import Context
+from agentpay_server.sessions import store
+from agentpay_server.sessions.closing import Closing
+from agentpay_server.tasks import all_ended
+
+_BATCH: Final = 100
+_WAIT_SECONDS: Final = 5.0
+"""How long the next look waits for a chain that does not answer; the closings go on all the same."""
+
+
+class SessionWorker:
+    """Has sessions closed that have lasted as long as they may, and settled that wait for it."""
+
+    def __init__(self, context: Context, closing: Closing) -> None:
+        self._context = context
+        self._closing = closing
+        self._closes: dict[str, asyncio.Task[Any]] = {}
+
+    async def resume(self) -> None:
+        """Settle at once what an earlier process has claimed and not signed, without waiting for its end."""
+        for session_id in await self._context.database.read(store.claimed):
+            self._close(session_id)
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next session is due that is not being closed here; None when none is."""
+        due = await self._due(1)
+        return due[0][1] if due else None
+
+    async def run_due(self) -> bool:
+        """Close those that are due, one batch of them, and wait for their end; fail if one of them does."""
+        closes = await self._started()
+        await all_ended(closes, within_seconds=_WAIT_SECONDS)
+        return bool(closes)
+
+    async def _started(self) -> "list[asyncio.Task[Any]]":
+        now_us = self._context.clock.now_us()
+        return [self._close(session_id) for session_id, due_us in await self._due(_BATCH) if due_us <= now_us]
+
+    async def _due(self, count: int) -> list[tuple[str, int]]:
+        found = await self._context.database.read(store.due, count + len(self._closes))
+        return [due for due in found if due[0] not in self._closes]
+
+    def _close(self, session_id: str) -> "asyncio.Task[Any]":
+        closing = self._context.tasks.start(self._closing.closed(session_id, math.inf))
+        self._closes[session_id] = closing
+        closing.add_done_callback(lambda _: self._closes.pop(session_id, None))
+        return closing

@@ -1,0 +1,250 @@
+"""Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
+
+The order of checks is that of transfers (interface R17): the account, idempotency, paused, recipient, the
+rest of the policy, balance. This module looks things up and waits; `opening.py`, `charging.py` and
+`closing.py` decide and book, and `money/settlement.py` brings signed bytes to their end.
+"""
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.sessions import (
+    ChargeSession,
+    ListSessions,
+    OpenSession,
+    Session,
+    SessionStatus,
+)
+from agentpay.contract.usdc import format_number
+from agentpay_server.accounts import store as account_store
+from agentpay_server.chain.escrow import ESCROW_BYTES
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found
+from agentpay_server.money.authorization import Decided, Decisions, Parties
+from agentpay_server.money.held_keys import Held
+from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.preflight import invalid_recipient
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import Kind
+from agentpay_server.principals import Principal
+from agentpay_server.sessions import store
+from agentpay_server.sessions.access import own_session
+from agentpay_server.sessions.answers import limits_of, refused, shown, stopped, unresolved
+from agentpay_server.sessions.charging import Charge
+from agentpay_server.sessions.closing import Closing
+from agentpay_server.sessions.opening import Opening, asked_under, key_holder_of, terms_of
+from agentpay_server.sessions.rules import closing_refusal, opening_verdict
+from agentpay_server.sessions.store import SessionRecord
+
+
+@frozen(kw_only=True)
+class _View:
+    """What a request finds in the database: its parties, who holds its key, and whether it pays an escrow.
+
+    An escrow is a token account, too, but one that is closed for good: what is promised to it could be stuck.
+    """
+
+    parties: Parties
+    held: Held[SessionRecord]
+    is_to_escrow: bool
+
+
+class Sessions:
+    """Opens, charges, closes and reads sessions."""
+
+    def __init__(
+        self, context: Context, settlement: Settlement, closing: Closing, decisions: Decisions
+    ) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._closing = closing
+        self._decisions = decisions
+        self._limits = limits_of(context)
+
+    async def open(self, principal: Principal, request: OpenSession) -> Session:
+        """Put a session's cap into escrow, or say why not.
+
+        Returns:
+            The open session; for a key that was used before its session as it stands now.
+
+        Raises:
+            Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
+                smallest, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
+                session nothing was done, with one its outcome is not known.
+        """
+        principal.require_account(request.account_id, "POST /sessions")
+        # A caller who hangs up cancels nothing.
+        return await self._context.tasks.complete(self._open(principal, request))
+
+    async def charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
+        """Add a micropayment to a session's running total, or say why not.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
+                `chain_unavailable` while the session is opening; nothing was charged.
+        """
+        charge = self._charge(principal, session_id, request)
+        if self._database.is_inline:
+            return await charge
+        # A caller who hangs up amid the commit leaves nobody untold of it.
+        return await self._context.tasks.complete(charge)
+
+    async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
+        unit = Charge(self._context, principal, session_id, request, self._limits)
+        while True:
+            fault_point(Operation.SESSION_CHARGE, Step.BEGUN)
+            try:
+                charged = await self._database.run(unit)
+            except ConflictError:
+                # The same key has charged since the look: it is judged again, by what is stored.
+                continue
+            if charged is None:
+                continue
+            fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
+            if charged.is_news:
+                self._context.wakeup.set()
+            return shown(charged.session)
+
+    async def close(self, principal: Principal, session_id: str) -> Session:
+        """Pay what was charged, return the rest, close the escrow; closing again returns the same.
+
+        Raises:
+            Problem: `not_found`, `session_closed` of one that failed, `transfer_failed` while the money
+                cannot reach a token account, `chain_unavailable` while it is not settled.
+        """
+        return await self._context.tasks.complete(self._close(principal, session_id))
+
+    async def get(self, principal: Principal, session_id: str) -> Session:
+        """Return one session.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        return shown(await self._database.read(own_session, principal, session_id))
+
+    async def list(self, principal: Principal, query: ListSessions) -> PageBody[Session]:
+        """Return a page of sessions, newest first: an agent-scoped key sees those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
+        if query.account_id is not None:
+            principal.require_account(query.account_id, "GET /sessions")
+        listing = List("sessions", principal.account_id or principal.operator_id)
+        before = listing.before(query.cursor)
+        filters = {
+            "account_id": principal.account_id or query.account_id,
+            "status": query.status,
+            "idempotency_key": query.idempotency_key,
+        }
+        rows = await self._database.read(
+            store.page,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            {name: value for name, value in filters.items() if value is not None},
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
+
+    async def _open(self, principal: Principal, request: OpenSession) -> Session:
+        deadline = self._decisions.deadline()
+        terms = terms_of(request)
+        while True:
+            now_us = self._context.clock.now_us()
+            view = await self._database.read(_view, principal, request, now_us)
+            holder = view.held.holder
+            judged = opening_verdict(
+                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
+            )
+            if judged in (Verdict.NEW, Verdict.RETRY):
+                decided = await self._decided(principal, request, view, deadline)
+                if decided is None:
+                    continue
+                session = await self._brought_on(decided, deadline)
+            else:
+                if judged is Verdict.CONFLICT:
+                    raise Problem(
+                        ErrorCode.IDEMPOTENCY_CONFLICT,
+                        "This idempotency_key was used with other parameters. Retry with the same ones, or "
+                        "use a new key.",
+                    )
+                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
+                session = holder
+                if session.status == SessionStatus.OPENING:
+                    opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+                    session = opened or await self._current(session)
+            if session.status == SessionStatus.OPENING:
+                raise unresolved(session)
+            if session.status == SessionStatus.FAILED:
+                raise stopped(session)
+            return shown(session)
+
+    async def _brought_on(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
+        """Return a session that was just decided about at the end of its opening, or at the deadline."""
+        if decided.tx is None:
+            return decided.record
+        opened = await self._settlement.settle(decided.tx, decided.record, is_new=True, deadline=deadline)
+        return opened or await self._current(decided.record)
+
+    async def _current(self, session: SessionRecord) -> SessionRecord:
+        return await self._database.read(store.existing_session, session.session_id)
+
+    async def _decided(
+        self, principal: Principal, request: OpenSession, view: _View, deadline: float
+    ) -> Decided[SessionRecord] | None:
+        """Have it decided about a new session; None asks for another look at everything.
+
+        The smallest cap is a setting, which may have changed: a session that was opened under a key before is
+        not asked for it.
+        """
+        smallest = self._context.settings.min_session_cap_usdc
+        if request.cap_usdc < smallest:
+            raise invalid(FieldFault(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
+        rent = 0
+        if not view.parties.source.paused:
+            if view.is_to_escrow:
+                raise invalid_recipient(request.to, "is the escrow of a session")
+            try:
+                rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
+        unit = Opening(self._context, principal, request, view.held, rent_exempt_lamports=rent)
+        try:
+            return await self._decisions.decided(
+                unit, Operation.SESSION_OPEN, to=request.to, parties=view.parties, deadline=deadline
+            )
+        except ConflictError:
+            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
+            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
+                return None
+            raise
+
+    async def _close(self, principal: Principal, session_id: str) -> Session:
+        session = await self._database.read(own_session, principal, session_id)
+        refusal = closing_refusal(session.status)
+        if refusal is not None:
+            raise refused(refusal, session)
+        if session.status != SessionStatus.SETTLED:
+            session = await self._closing.closed(session_id, self._decisions.deadline(), principal=principal)
+        if session.status == SessionStatus.SETTLED:
+            return shown(session)
+        raise unresolved(session) if session.error is None else stopped(session)
+
+
+def _view(connection: Connection, principal: Principal, request: OpenSession, now_us: int) -> _View:
+    if not identifiers.is_identifier(request.account_id, identifiers.ACCOUNT):
+        raise not_found("account", request.account_id)
+    source, recipient = account_store.parties(connection, request.account_id, request.to)
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", request.account_id)
+    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    is_to_escrow = store.is_escrow(connection, request.to)
+    return _View(parties=Parties(source=source, recipient=recipient), held=held, is_to_escrow=is_to_escrow)

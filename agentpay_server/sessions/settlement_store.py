@@ -1,0 +1,180 @@
+"""Statements about the closing of sessions: who claims it, the transaction that settles it, its end."""
+
+from typing import Final
+
+from sqlalchemy import Boolean, Integer, bindparam, func, null, select, type_coerce, update
+
+from agentpay.contract.sessions import SessionStatus
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import sessions
+from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, OF_SESSION, SessionRecord
+
+_CLAIM_CLOSING: Final = (
+    update(sessions)
+    .where(OF_SESSION, IS_OPEN)
+    .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
+    # A database may know no booleans, and only what a SELECT returns is converted.
+    .returning(
+        *(type_coerce(each, Integer) if isinstance(each.type, Boolean) else each for each in sessions.columns)
+    )
+)
+# A charge may have come since it was found due, and have moved the limit on.
+_CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
+    closed_by=bindparam("closed_by")
+)
+_CLAIM_PUT_OFF: Final = (
+    update(sessions)
+    .where(OF_SESSION, IS_CLOSING, sessions.c.closes_us.is_not(None))
+    .values(error=null(), message=null(), closes_us=bindparam("sign_us"))
+)
+_SIGN_SETTLEMENT: Final = (
+    update(sessions)
+    .where(OF_SESSION, IS_CLOSING)
+    .values(
+        error=null(),
+        message=null(),
+        stuck_reason=null(),
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
+        settlements=sessions.c.settlements + 1,
+        payee_created_us=bindparam("payee_created_us"),
+        # It may have been put off meanwhile.
+        closes_us=null(),
+    )
+)
+_DROP_SETTLEMENT: Final = (
+    update(sessions)
+    .where(OF_SESSION, IS_CLOSING)
+    .values(
+        settlement_tx_signature=null(),
+        payee_created_us=null(),
+        closes_us=bindparam("sign_us"),
+    )
+)
+_PUT_OFF: Final = _DROP_SETTLEMENT.values(
+    error=bindparam("error"),
+    message=bindparam("message"),
+    stuck_reason=bindparam("stuck_reason"),
+    put_offs=sessions.c.put_offs + 1,
+)
+_SET_SETTLED: Final = (
+    update(sessions)
+    .where(OF_SESSION, IS_CLOSING)
+    .values(
+        status=SessionStatus.SETTLED.value,
+        settlement_tx_signature=bindparam("settlement_tx_signature"),
+        settled_us=bindparam("settled_us"),
+        closes_us=null(),
+        key_expires_us=bindparam("key_expires_us"),
+    )
+)
+
+
+_PAYEES_CREATED: Final = select(func.count()).where(
+    sessions.c.account_id == bindparam("account_id"), sessions.c.payee_created_us > bindparam("after_us")
+)
+
+
+def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
+    """Return for how many sessions of an account the payee's token account was created again since a time."""
+    values = {"account_id": account_id, "after_us": after_us}
+    return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
+
+
+def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord | None:
+    """Make an open session a closing one, to be settled from `sign_us` on: no charge is accepted now.
+
+    Returns:
+        The session as it is now; None if it is not open.
+    """
+    values = {"of_session": session_id, "sign_us": sign_us}
+    row = connection.execute(_CLAIM_CLOSING, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def claim_due(
+    connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int
+) -> SessionRecord | None:
+    """Make an open session that is due to close by itself a closing one, as `claim_closing` does.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        now_us: the time by which it must be due.
+        closed_by: which limit of time closes it.
+        sign_us: when its settlement is signed by whoever finds it due.
+    """
+    values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
+    row = connection.execute(_CLAIM_DUE, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> bool:
+    """Have a closing session that was put off tried anew, from `sign_us` on."""
+    values = {"of_session": session_id, "sign_us": sign_us}
+    return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
+
+
+def set_settled(
+    connection: Connection, session_id: str, *, tx_signature: str, settled_us: int, key_expires_us: int
+) -> bool:
+    """Make a closing session a settled one."""
+    values = {
+        "of_session": session_id,
+        "settlement_tx_signature": tx_signature,
+        "settled_us": settled_us,
+        "key_expires_us": key_expires_us,
+    }
+    return connection.execute(_SET_SETTLED, values).rowcount == 1
+
+
+def sign_settlement(
+    connection: Connection, session_id: str, tx_signature: str, *, payee_created_us: int | None
+) -> None:
+    """Store which transaction settles a closing session.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        tx_signature: of the transaction.
+        payee_created_us: the time, if it creates a token account for the payee.
+    """
+    values = {
+        "of_session": session_id,
+        "settlement_tx_signature": tx_signature,
+        "payee_created_us": payee_created_us,
+    }
+    connection.execute(_SIGN_SETTLEMENT, values)
+
+
+def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> None:
+    """Store that another settlement is to be signed, from `sign_us` on."""
+    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
+
+
+def put_off(
+    connection: Connection,
+    session_id: str,
+    *,
+    closes_us: int,
+    error: str,
+    message: str,
+    stuck_reason: str,
+) -> None:
+    """Store that no settlement of a closing session can be made for now; nobody drives it.
+
+    Args:
+        connection: the connection.
+        session_id: the session.
+        closes_us: when it is tried again by itself.
+        error: the code of what is in the way.
+        message: the sentence that explains it.
+        stuck_reason: what it waits for.
+    """
+    values = {
+        "of_session": session_id,
+        "error": error,
+        "message": message,
+        "stuck_reason": stuck_reason,
+        "sign_us": closes_us,
+    }
+    connection.execute(_PUT_OFF, values)

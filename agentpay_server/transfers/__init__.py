@@ -1,0 +1,1 @@
+"""Transfers: from a request to money moved, refused or provably not moved."""

@@ -1,0 +1,238 @@
+"""Deciding whether money may leave: one unit of work that refuses, sets aside, or reserves and signs.
+
+The policy check, the reservation and the signed bytes are one commit. A new transfer (`creation.py`) and one
+that an operator approves (`approvals.py`) differ in where they are stored, and in nothing that is judged but
+escalation. Nothing here sends, and nothing here waits: what is read from the chain comes in as `Sight`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from agentpay.contract.policies import Policy
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import signing_stopped
+from agentpay_server.money import policy as rules
+from agentpay_server.money import spending
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.authorization import Decided
+from agentpay_server.money.handlers import pending_transaction
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.policy import Means, Recipient, Refusal, Spend, stored_policy
+from agentpay_server.money.preflight import Sight
+from agentpay_server.money.transactions import Kind
+from agentpay_server.transfers import booking
+from agentpay_server.transfers.rules import Terms
+from agentpay_server.transfers.signing import signed_transfer
+from agentpay_server.transfers.store import TransferRecord
+
+
+@frozen(kw_only=True)
+class Decision:
+    """What was decided about a transfer.
+
+    Attributes:
+        status: what the transfer is now.
+        recipient: whom it pays, unless it is refused.
+        refusal: why it is refused, if it is.
+        tx_signature: of its transaction, if money may leave.
+    """
+
+    status: TransferStatus
+    recipient: Recipient | None = None
+    refusal: Refusal | None = None
+    tx_signature: str | None = None
+
+    def columns(self, now_us: int) -> dict[str, Any]:
+        """Return the columns of `transfers` that a decision sets."""
+        recipient, refusal = self.recipient, self.refusal
+        return {
+            "status": self.status.value,
+            "recipient_account_id": None if recipient is None else recipient.account_id,
+            "recipient_token_account": None if recipient is None else recipient.token_account,
+            "error": None if refusal is None else refusal.code.value,
+            "message": None if refusal is None else refusal.message,
+            "key_expires_us": None if refusal is None else now_us + KEY_LIFETIME_US,
+            "tx_signature": self.tx_signature,
+        }
+
+
+class Acceptance(ABC):
+    """The unit of work that decides about one transfer, and reserves and signs, or refuses, in one commit.
+
+    Args:
+        context: the parts of the server.
+        transfer_id: identifier of the transfer.
+        terms: what is asked.
+    """
+
+    is_approved: ClassVar[bool]
+    """Whether an operator has approved it, so that its amount is no reason to wait for one."""
+
+    again: ClassVar[str]
+    """What to do once an account that holds too little is funded, as the end of a sentence."""
+
+    def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
+        self._context = context
+        self._transfer_id = transfer_id
+        self._terms = terms
+
+    @property
+    def to(self) -> str:
+        """The recipient, as sent."""
+        return self._terms.to
+
+    @abstractmethod
+    def _claim(self, connection: Connection) -> bool:
+        """Make sure that the transfer is still to be decided about, by this unit alone."""
+
+    @abstractmethod
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        """Store the transfer as it was decided, and who asked for it."""
+
+    def __call__(
+        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
+    ) -> Decided[TransferRecord] | None:
+        """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored.
+
+        Raises:
+            Problem: nothing is signed for the account now; nothing is stored.
+        """
+        # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
+        source = account_store.existing_account(connection, self._terms.account_id, lock=True)
+        if must_look_again(source, sight):
+            return None
+        if not self._claim(connection):
+            return None
+        now_us = self._context.clock.now_us()
+        # Time never goes back within an account: the order of its spends is the order of their times.
+        spent_us = max(now_us, source.last_spend_us)
+        refusal = refusal_of(
+            connection, source, self._terms, sight, spent_us, is_last_look=is_last_look, again=self.again
+        )
+        if refusal is not None:
+            return self._refused(connection, refusal, now_us)
+        assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
+        policy = stored_policy(source.policy)
+        if not self.is_approved and rules.needs_approval(policy, self._terms.amount_micro):
+            return self._set_aside(connection, policy, sight, now_us)
+        return self._submitted(connection, source, sight, spent_us, now_us)
+
+    def _submitted(
+        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
+    ) -> Decided[TransferRecord]:
+        amount_micro, account_id = self._terms.amount_micro, source.account_id
+        signed = signed_transfer(
+            self._context,
+            source,
+            sight.blockhash,
+            transfer_id=self._transfer_id,
+            recipient=sight.recipient.token_account,
+            amount_micro=amount_micro,
+            memo=self._terms.memo,
+        )
+        decision = Decision(
+            status=TransferStatus.SUBMITTED, recipient=sight.recipient, tx_signature=signed.signature
+        )
+        transfer = self._store(connection, decision, now_us)
+        total = source.spent_total + amount_micro
+        tx = pending_transaction(
+            signed,
+            kind=Kind.TRANSFER,
+            subject_id=self._transfer_id,
+            account_id=account_id,
+            held=amount_micro,
+            credits_account_id=sight.recipient.account_id,
+            spent_us=spent_us,
+            spent_total=total,
+            now_us=now_us,
+        )
+        chain_transactions.insert_transaction(connection, tx)
+        account_store.reserve(
+            connection, account_id, spent_total=total, spent_us=spent_us, amount=amount_micro
+        )
+        return Decided(record=transfer, tx=tx)
+
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        decision = Decision(status=TransferStatus.REJECTED, refusal=refusal)
+        transfer = self._store(connection, decision, now_us)
+        booking.book_rejection(
+            connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
+        )
+        return Decided(record=transfer)
+
+    def _set_aside(
+        self, connection: Connection, policy: Policy, sight: Sight, now_us: int
+    ) -> Decided[TransferRecord]:
+        decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=sight.recipient)
+        transfer = self._store(connection, decision, now_us)
+        threshold = policy.escalation_threshold
+        assert threshold is not None  # noqa: S101 - it is what the decision was for
+        escalated = booking.escalated(transfer, threshold)
+        booking.record_events(connection, self._context, transfer, now_us, escalated)
+        return Decided(record=transfer)
+
+
+def must_look_again(source: AccountRecord, sight: Sight | None) -> bool:
+    """Return whether a transfer cannot be judged, because its account was resumed since the chain was read.
+
+    Raises:
+        Problem: nothing is signed for the account now.
+    """
+    if source.paused:
+        return False
+    if sight is None:
+        return True
+    if source.stopped_us is not None:
+        raise signing_stopped(source.account_id)
+    return False
+
+
+def refusal_of(
+    connection: Connection,
+    source: AccountRecord,
+    terms: Terms,
+    sight: Sight | None,
+    spent_us: int,
+    *,
+    is_last_look: bool,
+    again: str,
+) -> Refusal | None:
+    """Return why a transfer is refused, or None; escalation is not judged here.
+
+    Args:
+        connection: within a unit of work.
+        source: the account that pays, as it is now.
+        terms: what is asked.
+        sight: what was read from the chain; None only while the account is paused.
+        spent_us: when it would be spent.
+        is_last_look: whether there is no time left to read the balance again should it be contended.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+
+    Raises:
+        Contended: the balance must be read again.
+    """
+    policy = stored_policy(source.policy)
+    paused = rules.paused_refusal(policy)
+    if paused is not None or sight is None:
+        return paused
+    spend = Spend(
+        amount_micro=terms.amount_micro,
+        to=terms.to,
+        recipient=sight.recipient,
+        memo=terms.memo,
+        category=terms.category,
+    )
+    means = Means(
+        spent_micro=0
+        if policy.max_daily_spend is None
+        else spending.against_daily_limit(connection, source, spent_us),
+        available_micro=sight.available_micro(source),
+    )
+    refusal = rules.spending_refusal(policy, spend, means, again=again)
+    return sight.confirmed(refusal, source, is_last_look=is_last_look)

@@ -1,0 +1,66 @@
+"""What callers are shown of a transfer: as it stands, or as the answer to who wants it made.
+
+See interface T2, T4, T5, AP2.
+"""
+
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.usdc import from_micro
+from agentpay_server.chain.protocol import Chain
+from agentpay_server.clock import from_us
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.transfers.store import TransferRecord
+
+_REASONS: Final = frozenset(RejectionReason)
+
+
+def shown(record: TransferRecord, chain: Chain) -> Transfer:
+    """Return a transfer as it stands."""
+    signature = record.tx_signature
+    return Transfer(
+        transfer_id=record.transfer_id,
+        status=TransferStatus(record.status).value,
+        from_=record.account_id,
+        to=record.to,
+        amount_usdc=from_micro(record.amount),
+        memo=record.memo,
+        idempotency_key=record.idempotency_key,
+        tx_signature=signature,
+        chain_explorer_url=None if signature is None else chain.explorer_url(signature),
+        settled_at=None if record.settled_us is None else from_us(record.settled_us),
+        error=record.error,
+        message=record.message,
+    )
+
+
+def answered(record: TransferRecord, chain: Chain) -> Transfer:
+    """Return a transfer that is settled or waits for approval.
+
+    Raises:
+        Problem: it was refused, failed, or its outcome is not known yet.
+    """
+    if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL):
+        return shown(record, chain)
+    if record.status == TransferStatus.SUBMITTED:
+        raise Problem(
+            ErrorCode.CHAIN_UNAVAILABLE,
+            "The transfer is in flight and its outcome is unknown. Read it, or retry with the same "
+            "idempotency_key; never pay again under another key.",
+            transfer_id=record.transfer_id,
+            status=TransferStatus.SUBMITTED,
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+    raise Problem(
+        _code(record.error),
+        record.message or "The transfer was refused.",
+        transfer_id=record.transfer_id,
+        status=record.status,
+    )
+
+
+def _code(error: str | None) -> ErrorCode:
+    # What an operator has decided, or nobody in time, is to the caller a rule that stood against it
+    # (interface AP4).
+    return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

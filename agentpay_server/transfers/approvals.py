@@ -1,0 +1,288 @@
+"""Transfers that wait for an operator: listed, approved, rejected, or expired (interface AP1 to AP5).
+
+    pending_approval ── approved, the policy allows it ─────────► submitted, as any other transfer
+    pending_approval ── approved, the policy refuses it ────────► rejected, with the rule's own error
+    pending_approval ── approved, funds, chain or recipient ────► stays, and can be approved again
+    pending_approval ── rejected by an operator ────────────────► rejected, escalation_rejected
+    pending_approval ── nobody decides within the time ─────────► rejected, escalation_expired
+
+Whatever moves it on checks and changes the transfer in one unit of work, so that of any number of deciders
+there is one: the others find that it no longer waits. Nothing is reserved while it waits.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from agentpay.contract.approvals import (
+    APPROVE_TRANSFER,
+    REJECT_TRANSFER,
+    ListApprovals,
+    PendingTransfer,
+    RejectTransfer,
+)
+from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.pages import PageBody
+from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import Problem
+from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.policy import Refusal
+from agentpay_server.principals import Principal
+from agentpay_server.transfers import booking, store
+from agentpay_server.transfers.acceptance import Acceptance, Decision
+from agentpay_server.transfers.answers import answered, shown
+from agentpay_server.transfers.creation import terms_of_record
+from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.rules import check_transition, is_approvable
+from agentpay_server.transfers.service import own_transfer
+from agentpay_server.transfers.store import TransferRecord
+
+_BATCH: Final = 100
+
+
+class Approval(Acceptance):
+    """The decision about a transfer that an operator approves: by the policy in force, escalation apart.
+
+    Args:
+        context: the parts of the server.
+        principal: who approves.
+        pending: the transfer, as it waits.
+    """
+
+    is_approved = True
+    again = "approve the transfer again"
+
+    def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
+        super().__init__(context, transfer_id=pending.transfer_id, terms=terms_of_record(pending))
+        self._principal = principal
+        self._pending = pending
+
+    def _claim(self, connection: Connection) -> bool:
+        waiting = store.waiting(connection, self._transfer_id)
+        return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
+
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
+            # No rule is against it: it goes on waiting, and can be approved again.
+            raise Problem(
+                refusal.code,
+                refusal.message,
+                transfer_id=self._transfer_id,
+                status=TransferStatus.PENDING_APPROVAL,
+            )
+        return super()._refused(connection, refusal, now_us)
+
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        pending = self._pending
+        decided = attrs.evolve(pending, **decision.columns(now_us))
+        _move_on(connection, pending, decided)
+        _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
+        return decided
+
+
+class Approvals:
+    """Lists, approves, rejects and expires the transfers that wait for an operator."""
+
+    def __init__(self, context: Context, execution: Execution) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._execution = execution
+
+    async def list(self, principal: Principal, query: ListApprovals) -> PageBody[PendingTransfer]:
+        """Return a page of the operator's transfers that wait, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("approvals", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._database.read(store.pending_page, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
+
+    async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
+        """Check the policy in force again, execute, and answer as `POST /v1/transfers` would.
+
+        Returns:
+            The transfer, settled.
+
+        Raises:
+            Problem: `not_found`, `not_pending`; `policy_violation` or `account_paused` with the transfer,
+                which is rejected for good; `insufficient_balance`, `invalid_recipient`, or
+                `chain_unavailable` without a transfer, and it still waits; `chain_unavailable` with the
+                transfer: it is under way and its outcome is not known yet.
+        """
+        deadline = self._execution.deadline()
+        while True:
+            pending, parties = await self._database.read(_view, principal, transfer_id)
+            if not _is_approvable(pending, self._now_us()):
+                raise _not_pending(await self._expired(pending))
+            approval = Approval(self._context, principal, pending)
+            decided = await self._execution.decided(approval, Operation.APPROVE, parties, deadline)
+            if decided is None:
+                continue
+            if decided.tx is None:
+                fault_point(Operation.APPROVE, Step.BOOKED)
+            return answered(await self._execution.brought_on(decided, deadline), self._chain)
+
+    async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
+        """Reject a transfer for good.
+
+        Returns:
+            The transfer, rejected.
+
+        Raises:
+            Problem: `not_found`, `not_pending`.
+        """
+        transfer, is_rejected = await self._database.run(self._reject, principal, transfer_id, request.reason)
+        if not is_rejected:
+            raise _not_pending(await self._expired(transfer))
+        self._tell(transfer)
+        return shown(transfer, self._chain)
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next transfer has waited too long; None while none waits."""
+        return await self._database.read(store.next_expiry_us)
+
+    async def run_due(self) -> bool:
+        """Reject what has waited too long, one batch of it, and return whether there was anything."""
+        expired = await self._database.run(self._expire_due)
+        self._tell(*expired)
+        return bool(expired)
+
+    def _listed(self, record: TransferRecord) -> PendingTransfer:
+        transfer = shown(record, self._chain)
+        assert record.approval_expires_us is not None  # noqa: S101 - what waits was given its time
+        return PendingTransfer(
+            **{field.name: getattr(transfer, field.name) for field in attrs.fields(Transfer)},
+            category=record.category,
+            created_at=from_us(record.created_us),
+            expires_at=from_us(record.approval_expires_us),
+        )
+
+    async def _expired(self, transfer: TransferRecord) -> TransferRecord:
+        """Return a transfer that nobody may approve any more; where its time has just come, rejected."""
+        if transfer.status != TransferStatus.PENDING_APPROVAL:
+            return transfer
+        transfer, is_ours = await self._database.run(self._expire, transfer.transfer_id)
+        if is_ours:
+            self._tell(transfer)
+        return transfer
+
+    def _tell(self, *ended: TransferRecord) -> None:
+        self._context.wakeup.set()
+        for transfer in ended:
+            report(self._context, transfer)
+
+    # --- Units of work ------------------------------------------------------------------------------------
+
+    def _reject(
+        self, connection: Connection, principal: Principal, transfer_id: str, reason: str | None
+    ) -> tuple[TransferRecord, bool]:
+        """Reject a transfer if it waits; return it, and whether that did it."""
+        pending, now_us = own_transfer(connection, principal, transfer_id, lock=True), self._now_us()
+        if not _is_approvable(pending, now_us):
+            return pending, False
+        message = "An operator rejected this transfer" + (f", because: “{reason}”." if reason else ".")
+        rejected = self._end(connection, pending, RejectionReason.ESCALATION_REJECTED, message, now_us)
+        _audit(connection, principal, REJECT_TRANSFER.name, rejected, now_us)
+        return rejected, True
+
+    def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
+        """Reject a transfer if it has waited too long; return it, and whether that did it."""
+        transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
+        is_waiting = transfer.status == TransferStatus.PENDING_APPROVAL
+        if not is_waiting or _is_approvable(transfer, now_us):
+            return transfer, False
+        return self._end_expired(connection, transfer, now_us), True
+
+    def _expire_due(self, connection: Connection) -> Sequence[TransferRecord]:
+        now_us = self._now_us()
+        return [
+            self._end_expired(connection, pending, now_us)
+            for pending in store.expired(connection, now_us, _BATCH)
+        ]
+
+    def _end_expired(self, connection: Connection, pending: TransferRecord, now_us: int) -> TransferRecord:
+        assert pending.approval_expires_us is not None  # noqa: S101 - what waits was given its time
+        until = format_timestamp(from_us(pending.approval_expires_us))
+        message = f"No operator approved this transfer until {until}; ask again under a new idempotency_key."
+        rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
+        server = audit.Server(pending.operator_id)
+        _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us)
+        return rejected
+
+    def _end(
+        self,
+        connection: Connection,
+        pending: TransferRecord,
+        reason: RejectionReason,
+        message: str,
+        now_us: int,
+    ) -> TransferRecord:
+        rejected = attrs.evolve(
+            pending,
+            status=TransferStatus.REJECTED.value,
+            error=reason.value,
+            message=message,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        _move_on(connection, pending, rejected)
+        booking.book_rejection(connection, self._context, rejected, now_us, code=reason, message=message)
+        return rejected
+
+    def _now_us(self) -> int:
+        return self._context.clock.now_us()
+
+
+def _is_approvable(transfer: TransferRecord, now_us: int) -> bool:
+    return is_approvable(transfer.status, transfer.approval_expires_us, now_us)
+
+
+def _move_on(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
+    check_transition(pending.status, decided.status)
+    is_moved = store.decide(connection, decided)
+    assert is_moved  # noqa: S101 - the row has been locked since it was seen to wait
+
+
+def _audit(
+    connection: Connection,
+    actor: audit.Actor,
+    action: str,
+    decided: TransferRecord,
+    now_us: int,
+) -> None:
+    audit.record(
+        connection,
+        actor,
+        action=action,
+        subject=decided.transfer_id,
+        now_us=now_us,
+        before={"status": TransferStatus.PENDING_APPROVAL.value},
+        after=booking.audited(decided),
+    )
+
+
+def _view(connection: Connection, principal: Principal, transfer_id: str) -> tuple[TransferRecord, Parties]:
+    transfer = own_transfer(connection, principal, transfer_id)
+    source, recipient = account_store.parties(connection, transfer.account_id, transfer.to)
+    assert source is not None  # noqa: S101 - accounts are never deleted
+    return transfer, Parties(source=source, recipient=recipient)
+
+
+def _not_pending(transfer: TransferRecord) -> Problem:
+    return Problem(
+        ErrorCode.NOT_PENDING,
+        f"This transfer does not wait for approval: its status is {transfer.status}.",
+    )

@@ -1,0 +1,259 @@
+"""What is written when something becomes of a transfer: balances, history and events.
+
+See interface T13, T14, H2, EV1, EV4.
+"""
+
+from decimal import Decimal
+
+from agentpay.contract import events, identifiers
+from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.event_types import EventType
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.usdc import from_micro
+from agentpay_server import audit
+from agentpay_server.accounts import store as accounts
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.money import entries, low_balance
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import Unit
+from agentpay_server.money.transactions import ChainTransaction
+from agentpay_server.transfers.store import TransferRecord
+from agentpay_server.webhooks.outbox import Happening, Outbox
+
+
+def book_rejection(
+    connection: Connection,
+    context: Context,
+    transfer: TransferRecord,
+    now_us: int,
+    *,
+    code: ErrorCode | RejectionReason,
+    message: str,
+    before: tuple[Happening, ...] = (),
+) -> None:
+    """Write the history entry and the event of a transfer that was refused, or that failed.
+
+    Args:
+        connection: the unit's.
+        context: the parts of the server.
+        transfer: as it has ended.
+        now_us: when.
+        code: why.
+        message: the sentence that explains it.
+        before: events of the same commit that come first.
+    """
+    entries.insert_entries(
+        connection,
+        {
+            "transaction_id": context.identifiers.new(identifiers.ENTRY),
+            "account_id": transfer.account_id,
+            "type": TransactionType.REJECTION.value,
+            "status": TransactionStatus.REJECTED.value,
+            "direction": Direction.OUT.value,
+            "amount": transfer.amount,
+            "counterparty": transfer.to,
+            "memo": transfer.memo,
+            "category": transfer.category,
+            "tx_signature": transfer.tx_signature,
+            "transfer_id": transfer.transfer_id,
+            "rejection_reason": code.value,
+            "created_us": now_us,
+        },
+    )
+    rejected = Happening(
+        type=EventType.TRANSFER_REJECTED,
+        data=events.TransferRejectedData(
+            account_id=transfer.account_id,
+            rejection_reason=code.value,
+            transfer_id=transfer.transfer_id,
+            to=transfer.to,
+            amount_usdc=from_micro(transfer.amount),
+            message=message,
+        ),
+    )
+    record_events(connection, context, transfer, now_us, *before, rejected)
+
+
+def audited(transfer: TransferRecord) -> dict[str, object]:
+    """Return what the audit trail says of a transfer: what was asked, and its outcome so far."""
+    return audit.given(
+        account_id=transfer.account_id,
+        to=transfer.to,
+        amount_usdc=audit.usdc(transfer.amount),
+        memo=transfer.memo,
+        category=transfer.category,
+        idempotency_key=transfer.idempotency_key,
+        status=transfer.status,
+        error=transfer.error,
+        message=transfer.message,
+        tx_signature=transfer.tx_signature,
+    )
+
+
+def initiated(transfer: TransferRecord) -> Happening:
+    """Return the event that a transfer was sent."""
+    assert transfer.tx_signature is not None  # noqa: S101 - it was signed before it was sent
+    return Happening(
+        type=EventType.TRANSFER_INITIATED,
+        data=events.TransferInitiatedData(
+            transfer_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            to=transfer.to,
+            amount_usdc=from_micro(transfer.amount),
+            tx_signature=transfer.tx_signature,
+        ),
+    )
+
+
+def settled(transfer: TransferRecord) -> Happening:
+    """Return the event that a transfer is final on chain."""
+    assert transfer.tx_signature is not None  # noqa: S101 - it landed under it
+    assert transfer.settled_us is not None  # noqa: S101 - set by the caller
+    return Happening(
+        type=EventType.TRANSFER_SETTLED,
+        data=events.TransferSettledData(
+            transfer_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            amount_usdc=from_micro(transfer.amount),
+            tx_signature=transfer.tx_signature,
+            settled_at=from_us(transfer.settled_us),
+        ),
+    )
+
+
+def escalated(transfer: TransferRecord, threshold: Decimal) -> Happening:
+    """Return the event that a transfer waits for an operator's approval."""
+    return Happening(
+        type=EventType.ESCALATION_REQUIRED,
+        data=events.EscalationRequiredData(
+            transfer_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            to=transfer.to,
+            amount_usdc=from_micro(transfer.amount),
+            memo=transfer.memo,
+            escalation_threshold=threshold,
+        ),
+    )
+
+
+def book_settled(
+    unit: Unit,
+    transfer: TransferRecord,
+    *,
+    is_initiated: bool,
+    is_told: bool = True,
+    is_received: bool = False,
+) -> None:
+    """Write all that a settled transfer changes, on both sides.
+
+    Args:
+        unit: the unit of work.
+        transfer: as it has ended.
+        is_initiated: whether `transfer.initiated` is written already.
+        is_told: whether the transfer settles with it, and events tell so.
+        is_received: whether a recipient of this service has it in its books already, as a deposit.
+    """
+    payee = None if is_received else transfer.recipient_account_id
+    outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
+    if not is_initiated:
+        outbox.add(initiated(transfer))
+    if is_told:
+        outbox.add(settled(transfer))
+    payee_operator = _move(outbox, unit, transfer, payee)
+    _enter(unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator)
+    outbox.write()
+
+
+def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
+    """Reserve and count what a transaction has taken after all, though it was believed expired."""
+    connection = unit.connection
+    source = accounts.existing_account(connection, tx.account_id, lock=True)
+    if tx.released_us is not None:
+        # It was given back, and counts again, as of when it was spent.
+        chain_transactions.set_released(connection, tx, None)
+        accounts.reserve_again(connection, source.account_id, amount)
+        return
+    spent_us = max(unit.now_us, source.last_spend_us)
+    total = source.spent_total + amount
+    chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
+    accounts.reserve(connection, source.account_id, spent_total=total, spent_us=spent_us, amount=amount)
+
+
+def record_events(
+    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *happenings: Happening
+) -> None:
+    """Write events about a transfer, in order, into the outbox."""
+    outbox = _outbox(connection, context, transfer, now_us)
+    for happening in happenings:
+        outbox.add(happening)
+    outbox.write()
+
+
+def _outbox(connection: Connection, context: Context, transfer: TransferRecord, now_us: int) -> Outbox:
+    return Outbox(
+        connection,
+        context,
+        operator_id=transfer.operator_id,
+        account_id=transfer.account_id,
+        now_us=now_us,
+    )
+
+
+def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
+    """Change the balances of both sides by the books, and return the operator of a payee of this service."""
+    payee_operator = None
+    # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
+    if payee is not None and payee < transfer.account_id:
+        payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
+    low_balance.spent(outbox, unit, transfer.account_id, transfer.amount)
+    if payee is not None and payee > transfer.account_id:
+        payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
+    return payee_operator
+
+
+def _enter(
+    connection: Connection,
+    context: Context,
+    transfer: TransferRecord,
+    now_us: int,
+    *,
+    payee: str | None,
+    payee_operator: str | None,
+) -> None:
+    """Write the history: an entry for the source, one for a payee of this service."""
+    common: dict[str, object] = {
+        "status": TransactionStatus.SETTLED.value,
+        "amount": transfer.amount,
+        "tx_signature": transfer.tx_signature,
+        "transfer_id": transfer.transfer_id,
+        "created_us": now_us,
+    }
+    words: dict[str, object] = {"memo": transfer.memo, "category": transfer.category}
+    rows = [
+        {
+            **common,
+            **words,
+            "transaction_id": context.identifiers.new(identifiers.ENTRY),
+            "account_id": transfer.account_id,
+            "type": TransactionType.TRANSFER.value,
+            "direction": Direction.OUT.value,
+            "counterparty": transfer.to,
+        }
+    ]
+    if payee is not None:
+        # What the payer wrote is private to its operator (interface T10).
+        is_own = payee_operator == transfer.operator_id
+        rows.append(
+            {
+                **common,
+                **(words if is_own else {}),
+                "transaction_id": context.identifiers.new(identifiers.ENTRY),
+                "account_id": payee,
+                "type": TransactionType.DEPOSIT.value,
+                "direction": Direction.IN.value,
+                "counterparty": transfer.account_id,
+            }
+        )
+    entries.insert_entries(connection, *rows)

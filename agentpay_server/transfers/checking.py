@@ -1,0 +1,95 @@
+"""What would become of a transfer: the judge of `acceptance.py`, asked without a transfer (interface B4).
+
+Nothing is locked, claimed, reserved, signed or stored.
+"""
+
+from agentpay.contract.policies import Policy
+from agentpay.contract.spending import CheckTransfer, Outcome, TransferCheck
+from agentpay.contract.usdc import format_string, from_micro, to_micro
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import own_account
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import not_found
+from agentpay_server.money import policy as rules
+from agentpay_server.money import spending
+from agentpay_server.money.authorization import Decisions, Parties
+from agentpay_server.money.policy import stored_policy
+from agentpay_server.money.preflight import Sight
+from agentpay_server.money.spending import remaining
+from agentpay_server.principals import Principal
+from agentpay_server.transfers.acceptance import must_look_again, refusal_of
+from agentpay_server.transfers.rules import Terms
+
+_AGAIN = "check it again"
+
+
+class Checks:
+    """Tells what would become of transfers."""
+
+    def __init__(self, context: Context, decisions: Decisions) -> None:
+        self._context = context
+        self._decisions = decisions
+
+    async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
+        """Return what `POST /v1/transfers` would come to now.
+
+        Raises:
+            Problem: `not_found` of `from`, `invalid_recipient`, `chain_unavailable`.
+        """
+        principal.require_account(request.from_, "POST /transfers/check")
+        terms = Terms(
+            account_id=request.from_,
+            to=request.to,
+            amount_micro=to_micro(request.amount),
+            memo=request.memo or None,
+            category=request.category,
+        )
+        while True:
+            parties = await self._context.database.read(_parties, principal, terms)
+            sight = await self._decisions.sight(terms.to, parties)
+            checked = await self._context.database.read(self._checked, principal, terms, sight)
+            if checked is not None:
+                return checked
+
+    def _checked(
+        self, connection: Connection, principal: Principal, terms: Terms, sight: Sight | None
+    ) -> TransferCheck | None:
+        source = own_account(connection, principal, terms.account_id)
+        if must_look_again(source, sight):
+            return None
+        spent_us = max(self._context.clock.now_us(), source.last_spend_us)
+        refusal = refusal_of(connection, source, terms, sight, spent_us, is_last_look=True, again=_AGAIN)
+        policy = stored_policy(source.policy)
+        would, error, message = Outcome.SETTLE, None, None
+        if refusal is not None:
+            would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
+        elif rules.needs_approval(policy, terms.amount_micro):
+            would, message = Outcome.ESCALATE, _escalated(policy, terms)
+        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
+        left = remaining(
+            limit_micro=limit, spent_micro=spending.against_daily_limit(connection, source, spent_us)
+        )
+        return TransferCheck(
+            would=would.value,
+            error=error,
+            message=message,
+            remaining_usdc=None if left is None else from_micro(left),
+        )
+
+
+def _escalated(policy: Policy, terms: Terms) -> str:
+    threshold = policy.escalation_threshold
+    assert threshold is not None  # noqa: S101 - without one nothing is escalated
+    return (
+        f"escalation_threshold is {format_string(threshold)} USDC and this transfer asks for "
+        f"{rules.usdc_text(terms.amount_micro)} USDC: it would wait for an operator's approval."
+    )
+
+
+def _parties(connection: Connection, principal: Principal, terms: Terms) -> Parties:
+    own_account(connection, principal, terms.account_id)
+    source, recipient = account_store.parties(connection, terms.account_id, terms.to)
+    if source is None:
+        raise not_found("account", terms.account_id)
+    return Parties(source=source, recipient=recipient)

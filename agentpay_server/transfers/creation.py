@@ -1,0 +1,126 @@
+"""Deciding about a new transfer: what is stored of it, under which idempotency key.
+
+See interface T4, I1 to I9.
+"""
+
+from agentpay.contract import identifiers
+from agentpay.contract.endpoints import CREATE_TRANSFER
+from agentpay.contract.transfers import CreateTransfer, TransferStatus
+from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
+from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.principals import Principal
+from agentpay_server.transfers import booking, store
+from agentpay_server.transfers.acceptance import Acceptance, Decision
+from agentpay_server.transfers.rules import KeyHolder, Terms, check_transition
+from agentpay_server.transfers.store import TransferRecord
+
+
+class Creation(Acceptance):
+    """The decision about a new transfer. Storing it raises ConflictError if another has taken its key.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        request: what is asked.
+        held: what the key of the request stood for when it was judged: an ended transfer loses it.
+    """
+
+    is_approved = False
+    again = "send the same key again"
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        request: CreateTransfer,
+        held: Held[TransferRecord],
+    ) -> None:
+        transfer_id = context.identifiers.new(identifiers.TRANSFER)
+        super().__init__(context, transfer_id=transfer_id, terms=terms_of(request))
+        self._principal = principal
+        self._asked = asked_under(principal, request)
+        self._held = held
+
+    def _claim(self, connection: Connection) -> bool:
+        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        check_transition(None, decision.status)
+        terms, approval_expires_us = self._terms, None
+        if decision.status == TransferStatus.PENDING_APPROVAL:
+            approval_expires_us = now_us + round(self._context.settings.approval_ttl_seconds * SECOND_US)
+        record = TransferRecord(
+            seq=0,
+            transfer_id=self._transfer_id,
+            operator_id=self._principal.operator_id,
+            account_id=terms.account_id,
+            key_id=self._principal.key_id,
+            to=terms.to,
+            amount=terms.amount_micro,
+            memo=terms.memo,
+            category=terms.category,
+            idempotency_key=self._asked.idempotency_key,
+            held_key=self._asked.idempotency_key,
+            claimed_by_operator=self._asked.by_operator,
+            settled_us=None,
+            created_us=now_us,
+            approval_expires_us=approval_expires_us,
+            **decision.columns(now_us),
+        )
+        store.insert_transfer(connection, record)
+        audit.record(
+            connection,
+            self._principal,
+            action=CREATE_TRANSFER.name,
+            subject=self._transfer_id,
+            now_us=now_us,
+            after=booking.audited(record),
+        )
+        return record
+
+
+def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
+    """Return who asks under which key."""
+    return Asked(
+        account_id=request.from_,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
+    )
+
+
+def terms_of(request: CreateTransfer) -> Terms:
+    """Return the parameters of a request that its idempotency key stands for."""
+    return Terms(
+        account_id=request.from_,
+        to=request.to,
+        amount_micro=to_micro(request.amount),
+        memo=request.memo,
+        category=request.category,
+    )
+
+
+def terms_of_record(record: TransferRecord) -> Terms:
+    """Return the parameters that a stored transfer was asked for with."""
+    return Terms(
+        account_id=record.account_id,
+        to=record.to,
+        amount_micro=record.amount,
+        memo=record.memo,
+        category=record.category,
+    )
+
+
+def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
+    """Return what the rule of idempotency needs of the transfer that holds a key."""
+    if record is None:
+        return None
+    return KeyHolder(
+        terms=terms_of_record(record),
+        status=record.status,
+        error=record.error,
+        key_expires_us=record.key_expires_us,
+    )

@@ -1,0 +1,79 @@
+"""From what is asked of a transfer to its end: have it decided, drive what was signed.
+
+New transfers and approved ones come this way alike. What they are, who may ask for them and what answers them
+is the business of `service.py` and `approvals.py`; `acceptance.py` decides, `settling.py` books the end, and
+`money/settlement.py` brings signed bytes to it.
+"""
+
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.money.authorization import Decided, Decisions, Parties
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import Kind
+from agentpay_server.transfers import store
+from agentpay_server.transfers.acceptance import Acceptance
+from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.store import TransferRecord
+
+
+class Execution:
+    """Has transfers decided about, and brings those that may leave to their end."""
+
+    def __init__(self, context: Context, settlement: Settlement, decisions: Decisions) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._decisions = decisions
+
+    def deadline(self) -> float:
+        """Return until when whoever asks now waits for finality, in the event loop's time."""
+        return self._decisions.deadline()
+
+    async def decided(
+        self, acceptance: Acceptance, operation: Operation, parties: Parties, deadline: float
+    ) -> Decided[TransferRecord] | None:
+        """Have it decided about a transfer, in one unit of work.
+
+        Args:
+            acceptance: the unit that decides.
+            operation: what it is for, for fault points.
+            parties: as they were just read.
+            deadline: until when to wait for the balance to be certain.
+
+        Returns:
+            The transfer, or None to ask for another look at everything.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
+        """
+        decided = await self._decisions.decided(
+            acceptance, operation, to=acceptance.to, parties=parties, deadline=deadline
+        )
+        self._context.wakeup.set()
+        if decided is not None and decided.tx is None:
+            report(self._context, decided.record)
+        return decided
+
+    async def brought_on(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
+        """Return a transfer that was just decided at its end, or as it stands at the deadline."""
+        transfer, tx = decided.record, decided.tx
+        if tx is None:
+            return transfer
+        settled = await self._settlement.settle(tx, transfer, is_new=True, deadline=deadline)
+        return settled or await self._current(transfer)
+
+    async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
+        """Return a submitted transfer at its end, or as it stands at the deadline."""
+        try:
+            settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
+        except DatabaseUnavailableError:
+            return transfer
+        return settled or await self._current(transfer)
+
+    async def _current(self, transfer: TransferRecord) -> TransferRecord:
+        try:
+            return await self._database.read(store.existing_transfer, transfer.transfer_id)
+        except DatabaseUnavailableError:
+            # It is stored: it is said to be under way rather than not known at all.
+            return transfer

@@ -1,0 +1,36 @@
+"""What is counted and logged when a transfer is decided or has ended, after the commit that says so."""
+
+import logging
+
+from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.logs import log
+from agentpay_server.transfers.store import TransferRecord
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
+    """Count and log a transfer that this process has decided or brought to its end.
+
+    Args:
+        context: the parts of the server.
+        transfer: as it is now.
+        spent_us: when it was spent, of one that has ended.
+    """
+    context.metrics.transfers[transfer.status, transfer.error or ""] += 1
+    duration_us = None
+    if transfer.settled_us is not None and spent_us is not None:
+        duration_us = max(transfer.settled_us - spent_us, 0)
+        context.metrics.settlement_seconds.observe(duration_us / SECOND_US)
+    if logger.isEnabledFor(logging.INFO):
+        log(
+            logger,
+            logging.INFO,
+            f"transfer.{transfer.status}",
+            transfer_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            error=transfer.error,
+            tx_signature=transfer.tx_signature,
+            duration_ms=None if duration_us is None else duration_us / 1000,
+        )

@@ -1,0 +1,195 @@
+"""Transfers: from a request to money moved, refused or provably not moved (interface T1 to T15).
+
+The order is that of interface R17: `from`, idempotency, paused, recipient, the rest of the policy, balance.
+This module judges a request by who holds its key, and answers; `execution.py` has it decided and brought to
+its end.
+"""
+
+import asyncio
+from typing import Final
+
+import attrs
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.pages import PageBody
+from agentpay.contract.spending import ListTransfers
+from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay_server.accounts import store as account_store
+from agentpay_server.clock import HOUR_US, end_of_millisecond_us
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import Problem, not_found
+from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.idempotency import Verdict
+from agentpay_server.principals import Principal
+from agentpay_server.randomness import earliest_identifier
+from agentpay_server.transfers import store
+from agentpay_server.transfers.answers import answered, shown
+from agentpay_server.transfers.creation import Creation, asked_under, key_holder_of, terms_of
+from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.rules import Terms, verdict
+from agentpay_server.transfers.store import TransferRecord
+
+_CLOCKS_APART_US: Final = HOUR_US
+"""How far the clocks of two servers may be apart, and a list since a moment is whole all the same."""
+
+
+@frozen(kw_only=True)
+class _View:
+    """What a request finds in the database: its parties, and who holds its key."""
+
+    parties: Parties
+    held: Held[TransferRecord]
+
+
+class Transfers:
+    """Creates, finishes and reads transfers."""
+
+    def __init__(self, context: Context, execution: Execution) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._execution = execution
+        # Requests under way in this process, by who asks under which key. What is stored decides; this spares
+        # duplicates that arrive together from deciding again.
+        self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
+
+    async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
+        """Move USDC, or say why not (interface T1, T6 to T9, PO6, I1 to I9).
+
+        Returns:
+            The transfer: settled, or pending approval.
+
+        Raises:
+            Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
+                `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
+                outcome is not known yet.
+            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
+        """
+        principal.require_account(request.from_, "POST /v1/transfers")
+        if request.memo == "":
+            request = attrs.evolve(request, memo=None)
+        # An agent does not join a request of its operator's, nor the reverse: they find other keys
+        # (interface I9).
+        name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
+        running = self._under_way.get(name)
+        if running is None or running[0] != terms:
+            task = self._context.tasks.start(self._create(principal, request, terms))
+            if running is not None:
+                # Other parameters: it is judged by what is stored.
+                return await asyncio.shield(task)
+            running = self._under_way[name] = (terms, task)
+            task.add_done_callback(lambda _: self._under_way.pop(name))
+        # A caller who hangs up cancels nothing, and a duplicate answers as the first does.
+        return await asyncio.shield(running[1])
+
+    async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
+        deadline = self._execution.deadline()
+        while True:
+            now_us = self._context.clock.now_us()
+            view = await self._database.read(_view, principal, request, now_us)
+            holder = view.held.holder
+            judged = verdict(
+                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
+            )
+            if judged in (Verdict.NEW, Verdict.RETRY):
+                decided = await self._decided(principal, request, view, deadline)
+                if decided is None:
+                    continue
+                transfer = await self._execution.brought_on(decided, deadline)
+            else:
+                if judged is Verdict.CONFLICT:
+                    raise Problem(
+                        ErrorCode.IDEMPOTENCY_CONFLICT,
+                        "This idempotency_key was used with other parameters. Retry with the same ones, or "
+                        "use a new key.",
+                    )
+                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
+                transfer = holder
+                if transfer.status == TransferStatus.SUBMITTED:
+                    transfer = await self._execution.resumed(transfer, deadline)
+            return answered(transfer, self._chain)
+
+    async def get(self, principal: Principal, transfer_id: str) -> Transfer:
+        """Return one transfer (interface T5).
+
+        Raises:
+            Problem: `not_found`, also for a transfer of another operator or of another account than an
+                agent-scoped key is bound to.
+        """
+        record = await self._database.read(own_transfer, principal, transfer_id)
+        return shown(record, self._chain)
+
+    async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
+        """Return a page of transfers, newest first: an agent-scoped key sees those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
+        if query.account_id is not None:
+            principal.require_account(query.account_id, "GET /transfers")
+        listing = List("transfers", principal.account_id or principal.operator_id)
+        filters = {
+            "account_id": principal.account_id or query.account_id,
+            "status": query.status,
+            "idempotency_key": query.idempotency_key,
+        }
+        given: dict[str, object] = {name: value for name, value in filters.items() if value is not None}
+        if query.since is not None:
+            since_us = given["since_us"] = end_of_millisecond_us(query.since)
+            given["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
+        rows = await self._database.read(
+            store.page, principal.operator_id, listing.before(query.cursor), query.limit + 1, given
+        )
+        return listing.page(
+            rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
+        )
+
+    async def _decided(
+        self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
+    ) -> Decided[TransferRecord] | None:
+        """Have it decided about a new transfer; None asks for another look at everything."""
+        creation = Creation(self._context, principal, request, view.held)
+        try:
+            return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
+        except ConflictError:
+            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
+            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
+                return None
+            raise
+
+
+def own_transfer(
+    connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
+) -> TransferRecord:
+    """Return a transfer that a key may see; with `lock`, nobody else changes it before the transaction ends.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
+        record = store.transfer(connection, transfer_id, lock=lock)
+    if (
+        record is None
+        or record.operator_id != principal.operator_id
+        or (principal.is_agent and record.account_id != principal.account_id)
+    ):
+        raise not_found("transfer", transfer_id)
+    return record
+
+
+def _view(connection: Connection, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
+    if not identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
+        raise not_found("account", request.from_)
+    source, recipient = account_store.parties(connection, request.from_, request.to)
+    if source is None or source.operator_id != principal.operator_id:
+        raise not_found("account", request.from_)
+    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    return _View(parties=Parties(source=source, recipient=recipient), held=held)

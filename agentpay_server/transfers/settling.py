@@ -1,0 +1,213 @@
+"""What is booked for a transfer at each end of its transaction: settled, failed, or signed again.
+
+A reservation is given back in two places: when the money has left the balance, and when it is proved that it
+never will.
+"""
+
+from typing import Final
+
+import attrs
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
+from agentpay_server.money import entries
+from agentpay_server.money import policy as rules
+from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.policy import Refusal, stored_policy
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.transfers import booking, store
+from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.rules import check_transition
+from agentpay_server.transfers.signing import signed_transfer
+from agentpay_server.transfers.store import TransferRecord
+
+_OTHER: Final = Refusal(
+    code=ErrorCode.TRANSFER_FAILED,
+    message="The chain refused the transaction; nothing was moved. Send the same key again to retry.",
+)
+_FAILURES: Final = {
+    FailureReason.INSUFFICIENT_FUNDS: Refusal(
+        code=ErrorCode.INSUFFICIENT_BALANCE,
+        message="The balance had fallen below the amount when the transaction reached the chain; nothing was "
+        "moved. Fund the account, then send the same key again.",
+    ),
+    FailureReason.ACCOUNT_FROZEN: Refusal(
+        code=ErrorCode.TRANSFER_FAILED,
+        message="A token account of this transfer was frozen when the transaction reached the chain; nothing "
+        "was moved. Send the same key again once it is thawed.",
+    ),
+    FailureReason.ACCOUNT_MISSING: Refusal(
+        code=ErrorCode.TRANSFER_FAILED,
+        message="The recipient's token account was gone when the transaction reached the chain; nothing was "
+        "moved. Send the same key again once it exists.",
+    ),
+}
+
+
+class TransferHandler(Handler[TransferRecord]):
+    """What is booked for a transfer at each end of its transaction (interface T13, T14)."""
+
+    kind = Kind.TRANSFER
+    announces = True
+
+    def operation(self, subject: TransferRecord) -> Operation:
+        """Tell apart what an operator has approved."""
+        return Operation.TRANSFER if subject.approval_expires_us is None else Operation.APPROVE
+
+    def load(self, connection: Connection, subject_id: str) -> TransferRecord:
+        """Return the transfer."""
+        return store.existing_transfer(connection, subject_id)
+
+    def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
+        """Write `transfer.initiated`: it was handed over, and finality is awaited."""
+        sent = attrs.evolve(subject, tx_signature=tx.signature)
+        booking.record_events(unit.connection, unit.context, sent, unit.now_us, booking.initiated(sent))
+
+    def settled(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> TransferRecord:
+        """Book a transfer that is final on chain."""
+        settled = _settled(subject, tx, unit.now_us)
+        booking.book_settled(unit, settled, is_initiated=tx.announced_us is not None)
+        store.finish(unit.connection, settled, before=TransferStatus.SUBMITTED)
+        return settled
+
+    def failed(
+        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
+    ) -> TransferRecord:
+        """Book a transfer that the chain refused."""
+        return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
+
+    def signed_again(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,  # noqa: ARG002
+        subject: TransferRecord,
+        means: SigningInputs,
+    ) -> Again | Refusal:
+        """Sign again, unless the account is paused by now."""
+        refusal = rules.paused_refusal(stored_policy(means.source.policy))
+        if refusal is not None:
+            return refusal
+        if subject.recipient_token_account is None:
+            raise ValueError(f"the recipient of {subject.transfer_id} was not looked up")
+        signed = signed_transfer(
+            unit.context,
+            means.source,
+            means.blockhash,
+            transfer_id=subject.transfer_id,
+            recipient=subject.recipient_token_account,
+            amount_micro=subject.amount,
+            memo=subject.memo,
+        )
+        store.set_signature(unit.connection, subject.transfer_id, signed.signature)
+        return Again(signed=signed)
+
+    def dropped(
+        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, reason: Refusal
+    ) -> TransferRecord:
+        """Book a transfer of an account that was paused before it could be signed again."""
+        message = f"{reason.message} The transaction had expired without landing; nothing was moved."
+        return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
+
+    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+        """Book what a transaction did that landed after it was believed expired.
+
+        Whatever the transfer is by then, its money has moved: it is booked and counted. A transfer that is
+        under way, or that was given up, settles with it; one that another transaction has settled has paid
+        once more.
+        """
+        connection = unit.connection
+        is_received = _is_received(
+            connection, store.existing_transfer(connection, tx.subject_id), tx.signature
+        )
+        # Accounts are locked before transfers.
+        transfer = store.existing_transfer(connection, tx.subject_id, lock=True)
+        settled = _settled(transfer, tx, unit.now_us)
+        is_initiated = tx.announced_us is not None
+        if transfer.status != TransferStatus.SUBMITTED:
+            # Its reservation was given back, or was for another transaction.
+            booking.spend_late(unit, tx, transfer.amount)
+            is_initiated = True
+        booking.book_settled(
+            unit,
+            settled,
+            is_initiated=is_initiated,
+            is_told=transfer.status != TransferStatus.SETTLED,
+            is_received=is_received,
+        )
+        if transfer.status != TransferStatus.SETTLED:
+            check_transition(transfer.status, settled.status)
+            store.finish(connection, settled, before=transfer.status)
+        return None if transfer.tx_signature == tx.signature else transfer.tx_signature
+
+    def report(
+        self,
+        context: Context,
+        tx: ChainTransaction,
+        subject: TransferRecord,
+        detail: str | None,  # noqa: ARG002
+    ) -> None:
+        """Count and log the transfer."""
+        report(context, subject, spent_us=tx.spent_us)
+
+    def _failed(
+        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, refusal: Refusal
+    ) -> TransferRecord:
+        connection, now_us = unit.connection, unit.now_us
+        failed = attrs.evolve(
+            subject,
+            status=TransferStatus.FAILED.value,
+            error=refusal.code.value,
+            message=refusal.message,
+            tx_signature=tx.signature,
+            key_expires_us=now_us + KEY_LIFETIME_US,
+        )
+        account_store.release(connection, failed.account_id, tx.held)
+        audit.record(
+            connection,
+            audit.Server(failed.operator_id),
+            action=audit.TRANSFER_FAILED,
+            subject=failed.transfer_id,
+            now_us=now_us,
+            before={"status": TransferStatus.SUBMITTED.value},
+            after=booking.audited(failed),
+        )
+        before = () if tx.announced_us is not None else (booking.initiated(failed),)
+        booking.book_rejection(
+            connection,
+            unit.context,
+            failed,
+            now_us,
+            code=refusal.code,
+            message=refusal.message,
+            before=before,
+        )
+        store.finish(connection, failed, before=TransferStatus.SUBMITTED)
+        return failed
+
+
+def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> TransferRecord:
+    return attrs.evolve(
+        transfer,
+        status=TransferStatus.SETTLED.value,
+        error=None,
+        message=None,
+        tx_signature=tx.signature,
+        settled_us=now_us,
+        key_expires_us=now_us + KEY_LIFETIME_US,
+    )
+
+
+def _is_received(connection: Connection, transfer: TransferRecord, signature: str) -> bool:
+    """Lock the accounts of both sides, and return whether the recipient has booked it as a deposit."""
+    recipient = transfer.recipient_account_id
+    # In one order, as whoever settles between two accounts does.
+    for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
+        account_store.account(connection, account_id, lock=True)
+    return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

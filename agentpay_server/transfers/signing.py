@@ -1,0 +1,39 @@
+"""The transaction of a transfer, signed: nothing is sent before the commit that stores it."""
+
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain import transactions
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
+from agentpay_server.context import Context
+
+
+def signed_transfer(
+    context: Context,
+    source: AccountRecord,
+    blockhash: Blockhash,
+    *,
+    transfer_id: str,
+    recipient: str,
+    amount_micro: int,
+    memo: str | None,
+) -> SignedTransaction:
+    """Return the transaction that moves a transfer's amount.
+
+    Args:
+        context: the parts of the server.
+        source: the account that pays.
+        blockhash: a recent one, to sign under.
+        transfer_id: identifier of the transfer.
+        recipient: the token account that is paid.
+        amount_micro: micro-USDC.
+        memo: as it was asked for.
+    """
+    return transactions.transfer(
+        context.signer,
+        blockhash,
+        usdc_mint=context.chain.usdc_mint,
+        account_index=source.key_index,
+        source=source.usdc_token_account,
+        recipient=recipient,
+        amount_micro=amount_micro,
+        memo=transactions.memo_text(transfer_id, memo, context.settings.onchain_memo.value),
+    )

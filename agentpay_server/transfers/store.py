@@ -1,0 +1,251 @@
+"""Statements about transfers and the idempotency keys that they hold."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import Select, and_, bindparam, func, insert, literal_column, select, update
+
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import transfers
+from agentpay_server.money import held_keys
+from agentpay_server.money.held_keys import HeldKeys
+
+
+@frozen
+class TransferRecord:
+    """A row of `transfers`, column by column."""
+
+    seq: int
+    transfer_id: str
+    operator_id: str
+    account_id: str
+    key_id: str
+    to: str
+    recipient_account_id: str | None
+    recipient_token_account: str | None
+    amount: int
+    memo: str | None
+    category: str | None
+    idempotency_key: str
+    held_key: str | None
+    key_expires_us: int | None
+    status: str
+    error: str | None
+    message: str | None
+    tx_signature: str | None
+    settled_us: int | None
+    created_us: int
+    approval_expires_us: int | None
+    claimed_by_operator: bool
+
+
+_INSERT: Final = insert(transfers)
+# A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
+_IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
+_BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
+_BY_ID_LOCKED: Final = _BY_ID.with_for_update()
+_WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
+_HELD_BY: Final = held_keys.statements(transfers, transfers.c.transfer_id)
+_SET_SIGNATURE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"))
+    .values(tx_signature=bindparam("tx_signature"))
+)
+_FINISH: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), transfers.c.status == bindparam("old_status"))
+    .values(
+        status=bindparam("new_status"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_signature=bindparam("tx_signature"),
+        settled_us=bindparam("settled_us"),
+        key_expires_us=bindparam("key_expires_us"),
+    )
+)
+_DECIDE: Final = (
+    update(transfers)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_PENDING)
+    .values(
+        status=bindparam("new_status"),
+        recipient_account_id=bindparam("recipient_account_id"),
+        recipient_token_account=bindparam("recipient_token_account"),
+        error=bindparam("error"),
+        message=bindparam("message"),
+        tx_signature=bindparam("tx_signature"),
+        key_expires_us=bindparam("key_expires_us"),
+    )
+)
+_PENDING_PAGE: Final = (
+    select(transfers)
+    .where(
+        transfers.c.operator_id == bindparam("operator_id"),
+        _IS_PENDING,
+        transfers.c.seq < bindparam("before"),
+    )
+    .order_by(transfers.c.seq.desc())
+    .limit(bindparam("count"))
+)
+# An identifier begins with the time at which it was made: the last one of a time leads to all that came after
+# it, without a walk through what came before.
+_LAST_BEFORE: Final = (
+    select(transfers.c.seq)
+    .where(transfers.c.transfer_id < bindparam("before_id"))
+    .order_by(transfers.c.transfer_id.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_FILTERS: Final = {
+    "account_id": transfers.c.account_id == bindparam("account_id"),
+    "status": transfers.c.status == bindparam("status"),
+    "idempotency_key": transfers.c.idempotency_key == bindparam("idempotency_key"),
+    "since_us": and_(
+        transfers.c.created_us > bindparam("since_us"),
+        transfers.c.seq > func.coalesce(_LAST_BEFORE, 0),
+    ),
+}
+_PAGE: Final = (
+    select(transfers)
+    .where(transfers.c.operator_id == bindparam("operator_id"), transfers.c.seq < bindparam("before"))
+    .order_by(transfers.c.seq.desc())
+    .limit(bindparam("count"))
+)
+_PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
+    names: _PAGE.where(*(_FILTERS[name] for name in names))
+    for count in range(len(_FILTERS) + 1)
+    for names in combinations(_FILTERS, count)
+}
+_NEXT_EXPIRY: Final = select(func.min(transfers.c.approval_expires_us)).where(_IS_PENDING)
+_EXPIRED: Final = (
+    select(transfers)
+    .where(_IS_PENDING, transfers.c.approval_expires_us <= bindparam("now_us"))
+    .order_by(transfers.c.approval_expires_us, transfers.c.seq)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True)
+)
+KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
+"""The idempotency keys that transfers hold."""
+
+_COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
+
+
+def insert_transfer(connection: Connection, record: TransferRecord) -> None:
+    """Store a new transfer; its `seq` is given by the database."""
+    connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
+
+
+def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
+    """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
+    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord:
+    """Return a transfer that is certainly there: transfers are never deleted."""
+    found = transfer(connection, transfer_id, lock=lock)
+    if found is None:
+        raise LookupError(f"{transfer_id} is gone")
+    return found
+
+
+def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
+    """Lock and return a transfer that waits for approval; None if it does not, or not any more.
+
+    One that has moved on is neither locked nor waited for: whoever settles it locks it before its account,
+    and whoever approves it has locked the account before.
+    """
+    row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
+def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
+    """Store which transaction is the newest of a submitted transfer."""
+    connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
+
+
+def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
+    """Bring a transfer to the end that `end` describes.
+
+    Its transaction has left `pending` in the same commit, so that nobody else does.
+
+    Args:
+        connection: the connection.
+        end: the transfer as it has ended.
+        before: its status until now.
+
+    Raises:
+        ValueError: that is not its status.
+    """
+    values = {
+        "of_transfer": end.transfer_id,
+        "old_status": before,
+        "new_status": end.status,
+        "error": end.error,
+        "message": end.message,
+        "tx_signature": end.tx_signature,
+        "settled_us": end.settled_us,
+        "key_expires_us": end.key_expires_us,
+    }
+    if connection.execute(_FINISH, values).rowcount != 1:
+        raise ValueError(f"{end.transfer_id} is not {before}")
+
+
+def decide(connection: Connection, decided: TransferRecord) -> bool:
+    """Make of a transfer that waits for approval what `decided` describes, in all but its terms.
+
+    Returns:
+        Whether it did: False when the transfer no longer waits, and nothing was changed.
+    """
+    values = {
+        "of_transfer": decided.transfer_id,
+        "new_status": decided.status,
+        "recipient_account_id": decided.recipient_account_id,
+        "recipient_token_account": decided.recipient_token_account,
+        "error": decided.error,
+        "message": decided.message,
+        "tx_signature": decided.tx_signature,
+        "key_expires_us": decided.key_expires_us,
+    }
+    return connection.execute(_DECIDE, values).rowcount == 1
+
+
+def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
+    """Return an operator's transfers that wait for approval, newest first, below a sequence number."""
+    values = {"operator_id": operator_id, "before": before, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
+
+
+def page(
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
+) -> list[TransferRecord]:
+    """Return transfers of an operator, newest first, below a sequence number.
+
+    Args:
+        connection: the connection.
+        operator_id: whose.
+        before: the sequence number.
+        count: at most how many.
+        filters: what `account_id`, `status` and `idempotency_key` must be, and `since_us`, after which they
+            were asked for. The last comes with `before_id`: no identifier of that time or later is below it.
+    """
+    statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
+    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
+    return [TransferRecord(*row) for row in connection.execute(statement, values)]
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return when the next transfer that waits for approval has waited too long; None if none waits."""
+    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
+    return expires_us
+
+
+def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
+    """Lock and return up to `count` transfers that have waited too long for approval.
+
+    What another transaction has locked is being decided there, and is left out.
+    """
+    values = {"now_us": now_us, "count": count}
+    return [TransferRecord(*row) for row in connection.execute(_EXPIRED, values)]

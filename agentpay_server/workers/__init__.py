@@ -1,1 +1,0 @@
-"""Due work, driven by the clock."""

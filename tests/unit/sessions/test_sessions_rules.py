@@ -1,0 +1,411 @@
+"""Sessions: how they move, what an opening and a charge answer to, and where an escrow's content goes."""
+
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentpay.contract.errors import HTTP_STATUS
+from agentpay.contract.event_types import EventType
+from agentpay.contract.policies import Policy
+from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.usdc import from_micro
+from agentpay_server.clock import DAY_US, HOUR_US
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
+from agentpay_server.money.policy import Means, Recipient
+from agentpay_server.sessions.rules import (
+    TRANSITIONS,
+    KeyHolder,
+    Limits,
+    Terms,
+    cap_events,
+    charge_refusal,
+    charge_verdict,
+    check_transition,
+    closes_us,
+    closing_refusal,
+    opening_refusal,
+    opening_verdict,
+    settlement,
+)
+
+MAX = 999_999_999_999_999
+NOW_US = 10 * DAY_US
+CAP = 5_000_000
+PLENTY = Means(spent_micro=0, available_micro=MAX * 10)
+RECIPIENT = Recipient(account_id="acct_b", token_account="token-b", owner="owner-b")
+TERMS = Terms(account_id="acct_a", to="acct_b", cap_micro=CAP, category=None)
+FINAL = {SessionStatus.SETTLED, SessionStatus.FAILED}
+
+micros = st.integers(min_value=0, max_value=MAX)
+amounts = st.integers(min_value=1, max_value=MAX)
+
+
+def opening(policy, *, means=PLENTY, is_operator=False, **changes: Any):
+    return opening_refusal(policy, attrs.evolve(TERMS, **changes), RECIPIENT, means, is_operator=is_operator)
+
+
+def charge(policy=Policy(), *, status="open", cap=CAP, total=0, amount=1):  # noqa: B008 - it is frozen
+    return charge_refusal(
+        policy, status=status, cap_micro=cap, running_total_micro=total, amount_micro=amount
+    )
+
+
+def usdc(micro):
+    return f"{from_micro(micro):.6f}"
+
+
+# --- The states -------------------------------------------------------------------------------------------
+
+
+def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
+    assert {after for _, after in TRANSITIONS} == set(SessionStatus)
+    # But for a proof that has turned out to be none.
+    left = TRANSITIONS - {(SessionStatus.FAILED, SessionStatus.OPEN)}
+    assert {before for before, _ in left} == set(SessionStatus) - FINAL | {None}
+
+
+@pytest.mark.parametrize("before", [None, *SessionStatus])
+@pytest.mark.parametrize("after", SessionStatus)
+def test_only_the_changes_of_the_table_are_let_through(before, after):
+    if (before, after) in TRANSITIONS:
+        check_transition(before, after.value)
+    else:
+        with pytest.raises(ValueError, match=f"from {before} to {after}"):
+            check_transition(before, after.value)
+
+
+def test_money_in_escrow_never_fails_away():
+    assert {before for before, after in TRANSITIONS if after == SessionStatus.FAILED} == {"opening"}
+
+
+# --- Opening: the key -------------------------------------------------------------------------------------
+
+KEY_STATES = [
+    ("opening", Verdict.RESUME),
+    ("open", Verdict.REPLAY),
+    ("closing", Verdict.REPLAY),
+    ("settled", Verdict.REPLAY),
+    ("failed", Verdict.RETRY),
+]
+OTHER_TERMS = [
+    attrs.evolve(TERMS, account_id="acct_c"),
+    attrs.evolve(TERMS, to="acct_c"),
+    attrs.evolve(TERMS, cap_micro=CAP + 1),
+    attrs.evolve(TERMS, category="data"),
+]
+
+
+def holder(status, *, expires_us=None):
+    return KeyHolder(terms=TERMS, status=status, key_expires_us=expires_us)
+
+
+def test_a_key_that_nobody_holds_is_new():
+    assert opening_verdict(None, TERMS, NOW_US) is Verdict.NEW
+
+
+@pytest.mark.parametrize(("status", "expected"), KEY_STATES)
+def test_the_same_opening_is_judged_by_what_became_of_the_first(status, expected):
+    assert opening_verdict(holder(status), TERMS, NOW_US) is expected
+
+
+@pytest.mark.parametrize("status", SessionStatus)
+@pytest.mark.parametrize("terms", OTHER_TERMS)
+def test_other_parameters_under_a_held_key_conflict(status, terms):
+    assert opening_verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
+
+
+@pytest.mark.parametrize(("status", "expected"), KEY_STATES)
+def test_a_key_is_held_to_the_microsecond(status, expected):
+    expires_us = NOW_US + KEY_LIFETIME_US
+    held = holder(status, expires_us=expires_us)
+
+    assert opening_verdict(held, TERMS, expires_us - 1) is expected
+    assert opening_verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
+    assert opening_verdict(held, TERMS, expires_us) is Verdict.NEW
+    assert opening_verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
+
+
+@pytest.mark.parametrize("status", ["opening", "open", "closing"])
+def test_the_key_of_a_session_that_lasts_never_expires(status):
+    assert opening_verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+
+
+# --- Opening: the policy ----------------------------------------------------------------------------------
+
+
+def test_a_policy_of_defaults_lets_anyone_open_a_session():
+    assert opening(Policy(), cap_micro=MAX) is None
+
+
+def test_memo_and_single_transfer_are_no_matter_of_an_opening():
+    assert opening(Policy(require_memo=True, max_single_transfer=Decimal(0))) is None
+
+
+@given(micros, micros, amounts)
+def test_the_whole_cap_counts_against_the_day(limit, spent, cap):
+    means = Means(spent_micro=spent, available_micro=MAX)
+
+    found = opening(Policy(max_daily_spend=from_micro(limit)), means=means, cap_micro=cap)
+
+    assert (found is None) == (spent + cap <= limit)
+    if found is not None:
+        assert found.code == "policy_violation"
+        assert found.message == (
+            f"max_daily_spend is {usdc(limit)} USDC in a rolling 24-hour window, of which {usdc(spent)} USDC "
+            f"is spent or reserved, and this session requests {usdc(cap)} USDC."
+        )
+
+
+@given(st.integers(min_value=-MAX, max_value=MAX), amounts)
+def test_the_balance_must_hold_the_whole_cap(available, cap):
+    found = opening(Policy(), means=Means(spent_micro=0, available_micro=available), cap_micro=cap)
+
+    assert (found is None) == (cap <= available)
+    if found is not None:
+        assert found.code == "insufficient_balance"
+        assert f"this session requests {usdc(cap)} USDC" in found.message
+
+
+@given(micros, amounts, st.booleans())
+def test_from_the_escalation_threshold_on_a_cap_needs_an_operator(threshold, cap, is_operator):
+    policy = Policy(escalation_threshold=from_micro(threshold))
+
+    found = opening(policy, cap_micro=cap, is_operator=is_operator)
+
+    assert (found is None) == (is_operator or cap < threshold)
+    if found is not None:
+        assert found.code == "policy_violation"
+        assert found.message == (
+            f"escalation_threshold is {usdc(threshold)} USDC and this session requests {usdc(cap)} USDC. "
+            "Open it with an operator key."
+        )
+
+
+@pytest.mark.parametrize("entry", ["acct_b", "token-b", "owner-b"])
+def test_the_payee_is_known_by_account_token_account_or_owner(entry):
+    assert opening(Policy(allowed_counterparties=(entry,))) is None
+
+
+def test_a_session_that_names_no_category_is_told_so():
+    found = opening(Policy(categories=("data",)))
+
+    assert found is not None
+    assert found.message == "categories is [data] and this session has no category."
+
+
+def test_a_listed_category_passes():
+    assert opening(Policy(categories=("data",)), category="data") is None
+
+
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("paused", {"paused": True}),
+    ("allowed_counterparties", {"allowed_counterparties": ()}),
+    ("categories", {"categories": ()}),
+    ("max_daily_spend", {"max_daily_spend": Decimal(0)}),
+    ("balance_usdc", {}),
+    ("escalation_threshold", {"escalation_threshold": Decimal(0)}),
+]
+CODES = {"paused": "account_paused", "balance_usdc": "insufficient_balance"}
+
+
+@given(st.sets(st.sampled_from(range(len(RULES))), min_size=1))
+def test_the_first_rule_that_fails_decides_about_an_opening(broken):
+    fields: dict[str, Any] = {}
+    for index in broken:
+        fields |= RULES[index][1]
+    means = Means(spent_micro=0, available_micro=0 if 4 in broken else MAX)
+
+    found = opening(Policy(**fields), means=means)
+
+    name = RULES[min(broken)][0]
+    assert found is not None
+    assert found.message.startswith(name)
+    assert found.code == CODES.get(name, "policy_violation")
+    assert HTTP_STATUS[found.code] == 402
+
+
+# --- Charging ---------------------------------------------------------------------------------------------
+
+
+def test_a_charge_is_made_once_under_its_key():
+    assert charge_verdict(None, 5) is Verdict.NEW
+    assert charge_verdict(5, 5) is Verdict.REPLAY
+    assert charge_verdict(5, 6) is Verdict.CONFLICT
+
+
+@given(amounts, st.data())
+def test_a_cap_may_be_reached_and_not_passed(cap, data):
+    total = data.draw(st.integers(min_value=0, max_value=cap))
+    amount = data.draw(st.integers(min_value=1, max_value=cap + 1))
+
+    found = charge(cap=cap, total=total, amount=amount)
+
+    assert (found is None) == (total + amount <= cap)
+    if found is not None:
+        assert found.code == "session_cap_exceeded"
+        assert found.message == (
+            f"cap_usdc is {usdc(cap)} USDC, of which {usdc(total)} USDC is charged, and this charge requests "
+            f"{usdc(amount)} USDC."
+        )
+
+
+@given(micros, amounts)
+def test_every_single_charge_answers_to_max_single_transfer(limit, amount):
+    found = charge(Policy(max_single_transfer=from_micro(limit)), cap=MAX, amount=amount)
+
+    assert (found is None) == (amount <= limit)
+    if found is not None:
+        assert found.code == "policy_violation"
+        assert found.message == (
+            f"max_single_transfer is {usdc(limit)} USDC and this charge requests {usdc(amount)} USDC."
+        )
+
+
+def test_what_was_judged_at_the_opening_is_not_judged_again():
+    policy = Policy(
+        allowed_counterparties=(),
+        categories=(),
+        require_memo=True,
+        max_daily_spend=Decimal(0),
+        escalation_threshold=Decimal(0),
+    )
+    assert charge(policy) is None
+
+
+def test_the_first_rule_that_fails_decides_about_a_charge():
+    paused = Policy(paused=True, max_single_transfer=Decimal(0))
+    small = Policy(max_single_transfer=Decimal(0))
+
+    assert charge(paused, status="closing", amount=CAP + 1).code == "session_closed"
+    assert charge(paused, amount=CAP + 1).code == "account_paused"
+    assert charge(small, amount=CAP + 1).code == "policy_violation"
+    assert charge(amount=CAP + 1).code == "session_cap_exceeded"
+
+
+@pytest.mark.parametrize("status", ["closing", "settled", "failed"])
+def test_a_session_that_is_past_being_open_takes_no_charge(status):
+    found = charge(status=status)
+
+    assert found.code == "session_closed"
+    assert f"status is {status}" in found.message
+
+
+def test_a_session_that_is_still_opening_asks_to_be_charged_again_shortly():
+    assert charge(status="opening").code == "chain_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("opening", "chain_unavailable"),
+        ("open", None),
+        ("closing", None),
+        ("settled", None),
+        ("failed", "session_closed"),
+    ],
+)
+def test_what_was_opened_can_be_closed_and_closed_again(status, code):
+    found = closing_refusal(status)
+
+    assert (None if found is None else found.code) == code
+
+
+# --- The cap's events -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fired"),
+    [
+        (0, 80, []),
+        (79, 80, []),
+        (80, 81, [EventType.SESSION_CAP_WARNING]),
+        (0, 81, [EventType.SESSION_CAP_WARNING]),
+        (81, 99, []),
+        (99, 100, [EventType.SESSION_CAP_REACHED]),
+        (0, 100, [EventType.SESSION_CAP_WARNING, EventType.SESSION_CAP_REACHED]),
+        (100, 100, []),
+    ],
+)
+def test_a_cap_warns_above_80_percent_and_is_reached_when_equalled(before, after, fired):
+    assert list(cap_events(100, before_micro=before, after_micro=after)) == fired
+
+
+@given(amounts, st.lists(st.integers(min_value=1, max_value=MAX), max_size=30))
+def test_however_a_session_is_charged_each_event_fires_at_most_once_and_at_the_right_time(cap, asked):
+    total, fired = 0, []
+    for amount in asked:
+        if charge(cap=cap, total=total, amount=amount) is not None:
+            continue
+        fired += cap_events(cap, before_micro=total, after_micro=total + amount)
+        total += amount
+
+    assert total <= cap
+    assert fired.count(EventType.SESSION_CAP_WARNING) == int(total * 100 > cap * 80)
+    assert fired.count(EventType.SESSION_CAP_REACHED) == int(total == cap)
+    assert fired == sorted(fired, key=[EventType.SESSION_CAP_WARNING, EventType.SESSION_CAP_REACHED].index)
+
+
+# --- The settlement ---------------------------------------------------------------------------------------
+
+
+@given(amounts, st.data(), micros)
+def test_a_settlement_gives_everybody_exactly_what_is_theirs(cap, data, dust):
+    total = data.draw(st.integers(min_value=0, max_value=cap))
+
+    split = settlement(cap_micro=cap, running_total_micro=total, escrow_micro=cap + dust)
+
+    assert split.settled_micro == total
+    assert split.settled_micro + split.returned_micro == cap
+    assert split.deposited_micro == dust
+    assert split.settled_micro + split.account_leg_micro == cap + dust
+    assert min(split.settled_micro, split.returned_micro, split.deposited_micro) >= 0
+
+
+@pytest.mark.parametrize(("total", "held"), [(CAP + 1, CAP), (CAP + 1, CAP + 1), (0, CAP - 1), (-1, CAP)])
+def test_books_that_do_not_match_the_escrow_settle_nothing(total, held):
+    with pytest.raises(ValueError, match="cannot settle"):
+        settlement(cap_micro=CAP, running_total_micro=total, escrow_micro=held)
+
+
+# --- Closing by itself ------------------------------------------------------------------------------------
+
+
+def test_a_session_without_limits_lasts_until_it_is_closed():
+    assert closes_us(Limits(), opened_us=NOW_US, charged_us=NOW_US + 1) is None
+
+
+def test_a_session_that_nobody_charges_closes_after_the_idle_limit():
+    limits = Limits(idle_us=HOUR_US)
+
+    assert closes_us(limits, opened_us=NOW_US, charged_us=None) == NOW_US + HOUR_US
+
+
+def test_a_lifetime_alone_is_never_put_off():
+    limits = Limits(lifetime_us=1_000)
+
+    assert closes_us(limits, opened_us=0, charged_us=999) == 1_000
+
+
+def test_a_charge_puts_the_idle_limit_off_and_never_the_lifetime():
+    limits = Limits(idle_us=100, lifetime_us=1_000)
+
+    assert closes_us(limits, opened_us=0, charged_us=50) == 150
+    assert closes_us(limits, opened_us=0, charged_us=900) == 1_000
+    assert closes_us(limits, opened_us=0, charged_us=999) == 1_000
+
+
+@given(micros, amounts, amounts, st.none() | micros)
+def test_a_session_lasts_and_never_beyond_its_lifetime(opened, idle, lifetime, charged):
+    limits = Limits(idle_us=idle, lifetime_us=lifetime)
+
+    assert opened < closes_us(limits, opened_us=opened, charged_us=charged) <= opened + lifetime
+
+
+@pytest.mark.parametrize("limits", [{"idle_us": 0}, {"lifetime_us": 0}, {"idle_us": -1}])
+def test_a_session_cannot_be_made_to_last_no_time(limits):
+    with pytest.raises(ValueError, match="must be >= 1"):
+        Limits(**limits)

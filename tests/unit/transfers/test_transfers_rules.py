@@ -1,0 +1,94 @@
+"""What a request under an idempotency key amounts to, in full (interface I1 to I9)."""
+
+from itertools import product
+
+import attrs
+import pytest
+
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.clock import DAY_US
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
+from agentpay_server.transfers.rules import TRANSITIONS, KeyHolder, Terms, is_approvable, verdict
+
+NOW_US = 10 * DAY_US
+TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
+OTHER_TERMS = [
+    attrs.evolve(TERMS, account_id="acct_c"),
+    attrs.evolve(TERMS, to="acct_c"),
+    attrs.evolve(TERMS, amount_micro=6),
+    attrs.evolve(TERMS, memo="x"),
+    attrs.evolve(TERMS, category="data"),
+]
+STATES = [
+    ("settled", None, Verdict.REPLAY),
+    ("rejected", "policy_violation", Verdict.REPLAY),
+    ("rejected", "account_paused", Verdict.REPLAY),
+    ("rejected", "insufficient_balance", Verdict.RETRY),
+    ("failed", "insufficient_balance", Verdict.RETRY),
+    ("failed", "transfer_failed", Verdict.RETRY),
+    ("failed", "account_paused", Verdict.RETRY),
+    ("submitted", None, Verdict.RESUME),
+    ("pending_approval", None, Verdict.REPLAY),
+]
+
+
+def holder(status, error=None, *, expires_us=None):
+    return KeyHolder(terms=TERMS, status=status, error=error, key_expires_us=expires_us)
+
+
+def test_a_key_that_nobody_holds_is_new():
+    assert verdict(None, TERMS, NOW_US) is Verdict.NEW
+
+
+@pytest.mark.parametrize(("status", "error", "expected"), STATES)
+def test_the_same_request_is_judged_by_what_became_of_the_first(status, error, expected):
+    assert verdict(holder(status, error), TERMS, NOW_US) is expected
+
+
+@pytest.mark.parametrize(("state", "terms"), list(product(STATES, OTHER_TERMS)))
+def test_other_parameters_under_a_held_key_conflict_whatever_became_of_the_first(state, terms):
+    assert verdict(holder(*state[:2]), terms, NOW_US) is Verdict.CONFLICT
+
+
+@pytest.mark.parametrize(("status", "error", "expected"), STATES)
+def test_a_key_is_held_for_24_hours_to_the_microsecond(status, error, expected):
+    expires_us = NOW_US + KEY_LIFETIME_US
+    held = holder(status, error, expires_us=expires_us)
+
+    assert verdict(held, TERMS, expires_us - 1) is expected
+    assert verdict(held, TERMS, expires_us) is Verdict.NEW
+    assert verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
+    assert verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
+
+
+@pytest.mark.parametrize("status", ["submitted", "pending_approval"])
+def test_an_unresolved_key_never_expires(status):
+    assert verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+
+
+def test_the_lifetime_of_a_key_is_24_hours():
+    assert KEY_LIFETIME_US == DAY_US
+
+
+def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
+    final = {TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED}
+
+    assert {after for _, after in TRANSITIONS} == set(TransferStatus)
+    # But for a proof that has turned out to be none.
+    left = TRANSITIONS - {(TransferStatus.FAILED, TransferStatus.SETTLED)}
+    assert {before for before, _ in left} == set(TransferStatus) - final | {None}
+
+
+@pytest.mark.parametrize(
+    ("status", "expires_us", "expected"),
+    [
+        ("pending_approval", NOW_US + 1, True),
+        ("pending_approval", NOW_US, False),
+        ("pending_approval", NOW_US - 1, False),
+        ("submitted", NOW_US + 1, False),
+        ("rejected", NOW_US + 1, False),
+        ("settled", None, False),
+    ],
+)
+def test_what_waits_can_be_decided_about_until_the_moment_it_expires(status, expires_us, expected):
+    assert is_approvable(status, expires_us, NOW_US) is expected
