@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.connection import RefusedError, program, takes_server
 from agentpay.cli.naming import find_account
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
@@ -68,7 +68,7 @@ def trigger(
     if happened is None:
         raise RefusedError(
             f"{event} did not occur within {_PATIENCE_SECONDS:g} s, but still may: watch for it with "
-            "agentpay-server listen.",
+            f"{program()} listen.",
             output,
             error="not_seen",
         )
