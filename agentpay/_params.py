@@ -12,7 +12,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 from agentpay._arguments import Names
 from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.choices import EventType
+from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.policies import Limit
+from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transactions import TransactionStatusFilter
 from agentpay.contract.transfers import TransferStatus
 
@@ -109,6 +111,72 @@ class ChargeSessionParams(TypedDict):
 
     amount: Decimal | int | str
     idempotency_key: NotRequired[str | None]
+
+
+class ListSessionsParams(TypedDict, total=False):
+    """Arguments of `sessions.list`."""
+
+    account_id: str | None
+    status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None
+    idempotency_key: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class CreateAgentKeyParams(TypedDict, total=False):
+    """Arguments of `console.agent_keys.create` besides the account."""
+
+    name: str | None
+
+
+class CreateOperatorKeyParams(TypedDict):
+    """Arguments of `console.operator_keys.create`."""
+
+    name: str
+
+
+class RejectTransferParams(TypedDict, total=False):
+    """Arguments of `console.approvals.reject` besides the transfer."""
+
+    reason: str | None
+
+
+class RotateSecretParams(TypedDict, total=False):
+    """Arguments of `console.webhooks.rotate_secret` besides the webhook."""
+
+    overlap_seconds: int
+
+
+class ReplayEventParams(TypedDict, total=False):
+    """Arguments of `console.events.replay` besides the event."""
+
+    webhook_id: str | None
+
+
+class ListEventsParams(TypedDict, total=False):
+    """Arguments of `console.events.list`."""
+
+    type: EventType | None
+    account_id: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class ListDeliveriesParams(TypedDict, total=False):
+    """Arguments of `console.deliveries.list`."""
+
+    status: DeliveryStatusFilter | Literal["pending", "retrying", "delivered", "undelivered"] | None
+    event_id: str | None
+    webhook_id: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class ListParams(TypedDict, total=False):
+    """Arguments of the console's lists without filters, such as `console.agent_keys.list`."""
+
+    limit: int | None
+    cursor: str | None
 
 
 for _name, _kind in list(globals().items()):

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from attrs import evolve, field, frozen
 
+from agentpay._secret_text import SecretText
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import ConfigurationError
 
@@ -24,14 +25,6 @@ DEFAULT_TIMEOUT: Final = 30.0
 DEFAULT_MAX_RETRIES: Final = 2
 
 logger: logging.Logger = logging.getLogger("agentpay")
-
-
-class SecretText(Protocol):
-    """A `SecretStr` of pydantic, or another text that shows itself only when asked."""
-
-    def get_secret_value(self) -> str:
-        """Return the text."""
-        ...
 
 
 class Address(Protocol):

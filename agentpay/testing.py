@@ -36,7 +36,6 @@ from agentpay.contract.deliveries import (
     Delivery,
     DeliveryAttempt,
     NewSecret,
-    RecordedEvent,
     RegisteredWebhook,
 )
 from agentpay.contract.endpoints import CREATE_TRANSFER
@@ -176,11 +175,6 @@ def registered_webhook(**fields: Any) -> RegisteredWebhook:  # noqa: ANN401
 def new_secret(**fields: Any) -> NewSecret:  # noqa: ANN401
     """Return a new secret of a webhook."""
     return _made(NewSecret, {}, fields)
-
-
-def recorded_event(**fields: Any) -> RecordedEvent:  # noqa: ANN401
-    """Return an event as the console lists it."""
-    return _made(RecordedEvent, {}, fields)
 
 
 def delivery_record(**fields: Any) -> Delivery:  # noqa: ANN401

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
+from agentpay._secret_text import SecretText
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import (
     EVENT_CLASSES,
@@ -105,7 +106,8 @@ class WebhookSecrets:
     Made once where deliveries are many; every function here takes it in place of the plain secret.
 
     Args:
-        secret: the `secret` that registering the webhook returned, or a list of them.
+        secret: the `secret` that registering the webhook returned, as text, bytes or a `SecretStr` of
+            pydantic; or a list of them.
     """
 
     __slots__ = ("_fault", "_keys")
@@ -119,10 +121,15 @@ class WebhookSecrets:
             self._keys = (self._key(secret),)
         elif isinstance(secret, list | tuple) and secret:
             self._keys = tuple(self._key(item) for item in secret)
+        elif hasattr(secret, "get_secret_value"):
+            self._keys = (self._key(secret),)
         else:
             self._keys, self._fault = (), "no webhook secret: pass the one that webhooks.create returned"
 
     def _key(self, secret: object) -> bytes:
+        hidden = getattr(secret, "get_secret_value", None)
+        if hidden is not None:
+            secret = hidden()
         if isinstance(secret, str) and secret:
             if secret != secret.strip():
                 self._fault = "a webhook secret begins or ends with white space: strip the line end"
@@ -166,15 +173,16 @@ class WebhookSecrets:
         raise TypeError("webhook secrets are not pickled: make them anew where they are needed")
 
 
-Secret = str | bytes | Sequence[str | bytes] | WebhookSecrets
-"""The secret of a webhook; a list where it is being rotated and deliveries under either are genuine."""
+Secret = str | bytes | SecretText | Sequence[str | bytes | SecretText] | WebhookSecrets
+"""The secret of a webhook, as text, bytes or a `SecretStr` of pydantic; a list while it is being rotated,
+when deliveries under either are genuine."""
 
 
 def _hidden(secret: Secret) -> WebhookSecrets:
     return secret if isinstance(secret, WebhookSecrets) else WebhookSecrets(secret)
 
 
-def sign(payload: bytes, secret: str | bytes | WebhookSecrets) -> str:
+def sign(payload: bytes, secret: str | bytes | SecretText | WebhookSecrets) -> str:
     """Return the signature of `payload`: 64 hex digits (interface W5).
 
     Args:

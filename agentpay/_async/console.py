@@ -18,6 +18,8 @@ from agentpay.contract.transfers import Transfer
 class AsyncApprovals(AsyncResource):
     """Transfers that wait for an operator (interface AP1 to AP5). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[PendingTransfer]:
@@ -84,6 +86,8 @@ class AsyncApprovals(AsyncResource):
 class AsyncAccountDetails(AsyncResource):
     """Accounts with all that their operator may know of them (interface CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
 
@@ -122,6 +126,8 @@ class AsyncAccountDetails(AsyncResource):
 class AsyncAudit(AsyncResource):
     """The audit trail (interface CO13, CO14). Needs an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[AuditEntry]:
@@ -137,6 +143,8 @@ class AsyncAudit(AsyncResource):
 
 class AsyncServedRequests(AsyncResource):
     """The requests that the server has answered (interface CO17). Needs an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -165,6 +173,8 @@ class AsyncConsole(AsyncResource):
         audit: what was changed by whom.
         requests: requests that the server has answered.
     """
+
+    __module__ = "agentpay"
 
     def __init__(self, caller: AsyncCaller) -> None:
         super().__init__(caller)

@@ -7,21 +7,24 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries
+from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     DeliveryStatusFilter,
     NewSecret,
-    RecordedEvent,
     RegisteredWebhook,
     ReplayEvent,
     RotateSecret,
 )
+from agentpay.contract.events import AnyEvent
 from agentpay.contract.pages import PageBody
 
 
 class AsyncRegisteredWebhooks(AsyncResource):
     """Registered webhooks (interface CO8 to CO10). They are registered with `client.webhooks.create`."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -83,15 +86,17 @@ class AsyncRegisteredWebhooks(AsyncResource):
 class AsyncEvents(AsyncResource):
     """Recorded events (interface CO9, CO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self,
         *,
-        type: str | None = None,  # noqa: A002 - the name of the query parameter
+        type: EventType | None = None,  # noqa: A002 - the name of the query parameter
         account_id: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> AsyncPages[RecordedEvent]:
+    ) -> AsyncPages[AnyEvent]:
         """List the recorded events, newest first.
 
         Args:
@@ -133,6 +138,8 @@ class AsyncEvents(AsyncResource):
 
 class AsyncDeliveries(AsyncResource):
     """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self,

@@ -14,6 +14,8 @@ from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, O
 class AsyncAgentKeys(AsyncResource):
     """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def create(
         self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
     ) -> NewAgentKey:
@@ -61,6 +63,8 @@ class AsyncAgentKeys(AsyncResource):
 
 class AsyncOperatorKeys(AsyncResource):
     """Operator keys (interface K8, K9). All need an operator key."""
+
+    __module__ = "agentpay"
 
     async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.

@@ -22,6 +22,8 @@ class AsyncSessions(AsyncResource):
     method raises the exceptions of `agentpay.errors`.
     """
 
+    __module__ = "agentpay"
+
     async def open(
         self,
         *,

@@ -18,7 +18,8 @@ from agentpay._http import Http, HttpClient, Transport
 from agentpay._options import CallOptions
 from agentpay._raw import RawResponse
 from agentpay._requests import prepare_undescribed
-from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey, SecretText
+from agentpay._secret_text import SecretText
+from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey
 from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:

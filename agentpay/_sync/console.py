@@ -19,6 +19,8 @@ from agentpay.contract.transfers import Transfer
 class Approvals(Resource):
     """Transfers that wait for an operator (interface AP1 to AP5). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> Page[PendingTransfer]:
@@ -85,6 +87,8 @@ class Approvals(Resource):
 class AccountDetails(Resource):
     """Accounts with all that their operator may know of them (interface CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
 
@@ -123,6 +127,8 @@ class AccountDetails(Resource):
 class Audit(Resource):
     """The audit trail (interface CO13, CO14). Needs an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> Page[AuditEntry]:
@@ -138,6 +144,8 @@ class Audit(Resource):
 
 class ServedRequests(Resource):
     """The requests that the server has answered (interface CO17). Needs an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -166,6 +174,8 @@ class Console(Resource):
         audit: what was changed by whom.
         requests: requests that the server has answered.
     """
+
+    __module__ = "agentpay"
 
     def __init__(self, caller: Caller) -> None:
         super().__init__(caller)

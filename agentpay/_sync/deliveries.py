@@ -8,21 +8,24 @@ from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries
+from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     DeliveryStatusFilter,
     NewSecret,
-    RecordedEvent,
     RegisteredWebhook,
     ReplayEvent,
     RotateSecret,
 )
+from agentpay.contract.events import AnyEvent
 from agentpay.contract.pages import PageBody
 
 
 class RegisteredWebhooks(Resource):
     """Registered webhooks (interface CO8 to CO10). They are registered with `client.webhooks.create`."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -84,15 +87,17 @@ class RegisteredWebhooks(Resource):
 class Events(Resource):
     """Recorded events (interface CO9, CO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self,
         *,
-        type: str | None = None,  # noqa: A002 - the name of the query parameter
+        type: EventType | None = None,  # noqa: A002 - the name of the query parameter
         account_id: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> Page[RecordedEvent]:
+    ) -> Page[AnyEvent]:
         """List the recorded events, newest first.
 
         Args:
@@ -134,6 +139,8 @@ class Events(Resource):
 
 class Deliveries(Resource):
     """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self,

@@ -15,6 +15,8 @@ from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, O
 class AgentKeys(Resource):
     """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def create(
         self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
     ) -> NewAgentKey:
@@ -62,6 +64,8 @@ class AgentKeys(Resource):
 
 class OperatorKeys(Resource):
     """Operator keys (interface K8, K9). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.

@@ -23,6 +23,8 @@ class Sessions(Resource):
     method raises the exceptions of `agentpay.errors`.
     """
 
+    __module__ = "agentpay"
+
     def open(
         self,
         *,

@@ -1,5 +1,7 @@
 """`agentpay events`: recorded events, and sending them again."""
 
+from typing import cast
+
 import click
 
 from agentpay import AgentPay
@@ -10,7 +12,9 @@ from agentpay.cli.naming import AccountNames, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier
+from agentpay.contract import choices
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay.contract.identifiers import EVENT
 
 
@@ -31,13 +35,13 @@ def list_events(
 ) -> None:
     """List events, newest first. With --json, includes their data."""
     account_id = None if account is None else find_account(server, output, account)
-    wanted = None if event_type is None else EventType(event_type)
+    wanted = cast("choices.EventType | None", event_type)
     names = AccountNames(server)
     columns = [
         Column("when", lambda each: each.created_at),
         Column("type", lambda each: each.type),
-        Column("about", lambda each: names(each.data.get("account_id", "")) or None, is_text=True),
-        Column("amount", lambda each: each.data.get("amount_usdc"), show=Show.IF_IT_FITS),
+        Column("about", lambda each: names(_data(each, "account_id") or "") or None, is_text=True),
+        Column("amount", lambda each: _data(each, "amount_usdc"), show=Show.IF_IT_FITS),
         Column("event_id", lambda each: each.id),
     ]
     listing.show(
@@ -46,6 +50,11 @@ def list_events(
         columns,
         empty="No events match.",
     )
+
+
+def _data(event: Event, name: str) -> str | None:
+    value = event.to_dict()["data"].get(name)
+    return None if value is None else str(value)
 
 
 @events.command("replay")

@@ -33,8 +33,8 @@ from agentpay.cli.output import Output, takes_json
 from agentpay.cli.profiles import ConfigError, read_config, write_config
 from agentpay.cli.tables import STYLES
 from agentpay.cli.values import EventTypes, Seconds
-from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay.webhooks import WebhookSecrets
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one
@@ -202,7 +202,7 @@ class Listener:
                         if forwarder is not None:
                             forwarder.start(event)
 
-    async def _look(self, feed: "_Feed") -> list[RecordedEvent]:
+    async def _look(self, feed: "_Feed") -> list[Event]:
         """Return new events; retries for as long as the server does not respond."""
         is_reported = False
         while True:
@@ -232,7 +232,7 @@ class Listener:
         if forward_to is not None:
             self._output.note(f"Forwarding to {forward_to}, signed with {secret or 'the secret you passed'}")
 
-    def _print_event(self, event: RecordedEvent) -> None:
+    def _print_event(self, event: Event) -> None:
         if self._output.is_json:
             self._output.document({"event": event})
             return
@@ -245,16 +245,17 @@ class Listener:
             *self._about(event),
         )
 
-    def _about(self, event: RecordedEvent) -> list[object]:
+    def _about(self, event: Event) -> list[object]:
         """Return the identifier and as much of the data as fits on one line."""
+        data = event.to_dict()["data"]
         if self._is_wide:
-            data = (f"{name}={_shown(value)}" for name, value in event.data.items() if value is not None)
-            return [event.id, *data]
+            shown = (f"{name}={_shown(value)}" for name, value in data.items() if value is not None)
+            return [event.id, *shown]
         words: list[object] = [event.id]
         width = len("00:00:00 ") + _TYPE_WIDTH + 1 + len(event.id)
         for name in _TELLING:
-            if name in event.data:
-                word = str(event.data[name]) + (" USDC" if name.endswith("_usdc") else "")
+            if name in data:
+                word = str(data[name]) + (" USDC" if name.endswith("_usdc") else "")
                 width += 1 + len(word)
                 if not self._output.fits(width):
                     break
@@ -294,7 +295,7 @@ class _Feed:
         self._account_id = account_id
         self._known: set[str] | None = None
 
-    async def fresh(self) -> list[RecordedEvent]:
+    async def fresh(self) -> list[Event]:
         """Return new events; an empty list at the first call, which only records the existing ones."""
         page = await self._server.console.events.list(account_id=self._account_id, limit=_PAGE)
         seen = list(page.data)

@@ -2,13 +2,14 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
@@ -92,23 +93,6 @@ class NewSecret(Model):
     """
 
     secret: str = field(repr=False)
-
-
-@frozen(kw_only=True)
-class RecordedEvent(Model):
-    """An event as it was recorded, which is how it is sent.
-
-    Attributes:
-        id: identifier, `evt_…`.
-        type: name of the event type.
-        created_at: when it happened, UTC.
-        data: what happened, by type.
-    """
-
-    id: str
-    type: str
-    created_at: datetime
-    data: dict[str, Any]
 
 
 @frozen(kw_only=True)
@@ -236,7 +220,7 @@ LIST_EVENTS: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListEvents,
-    responses={200: PageBody[RecordedEvent]},
+    responses={200: PageBody[Event]},
     echoes={"type": "type"},
     summary="List the recorded events, newest first.",
 )

@@ -9,12 +9,12 @@ Each class repeats `created_at`, which keeps the fields in the order of the wire
 import builtins
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import ABSENT, ALWAYS_SENT
+from agentpay.contract.fields import ABSENT, ALWAYS_SENT, Form
 from agentpay.contract.models import Model
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 
@@ -35,7 +35,7 @@ class Event(Model):
     id: str
     type: str
     created_at: datetime
-    data: Any
+    data: Annotated[Any, Form({"type": "object", "additionalProperties": True})]
 
     @staticmethod
     def model_of(value: Mapping[str, Any]) -> "builtins.type[Event]":

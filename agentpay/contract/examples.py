@@ -113,7 +113,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "NewSecret": {"secret": "whsec_" + "0" * 43},
     "Operator": {"key": "ap_operator_" + "0" * 49},
     "PolicyChange": {"paused": True},
-    "RecordedEvent": {
+    "Event": {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },

@@ -122,7 +122,8 @@ class TransferCheck(Model):
             know stays a plain string.
         error: code of the error that it would be rejected with; None otherwise.
         message: sentence that explains why it would be rejected or wait; None if it would settle.
-        remaining_usdc: USDC that `max_daily_spend` allows before the transfer; None without that limit.
+        remaining_usdc: USDC that `max_daily_spend` would still allow afterwards: less this transfer if it
+            would settle, unchanged otherwise; None without that limit.
     """
 
     would: choices.Outcome

@@ -67,9 +67,10 @@ class Checks:
         elif rules.needs_approval(policy, terms.amount_micro):
             would, message = Outcome.ESCALATE, _escalated(policy, terms)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        left = remaining(
-            limit_micro=limit, spent_micro=spending.against_daily_limit(connection, source, spent_us)
-        )
+        spent = spending.against_daily_limit(connection, source, spent_us)
+        # A transfer that is rejected or waits for approval counts toward no limit.
+        moved = terms.amount_micro if would is Outcome.SETTLE else 0
+        left = remaining(limit_micro=limit, spent_micro=spent + moved)
         return TransferCheck(
             would=would.value,
             error=error,

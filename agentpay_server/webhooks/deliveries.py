@@ -10,7 +10,6 @@ from agentpay.contract.deliveries import (
     DeliveryAttempt,
     ListDeliveries,
     ListEvents,
-    RecordedEvent,
     ReplayEvent,
 )
 from agentpay.contract.errors import FieldFault
@@ -56,7 +55,7 @@ class Deliveries:
             rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
         )
 
-    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[RecordedEvent]:
+    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
         """Return a page of the operator's events, newest first.
 
         Raises:
@@ -77,7 +76,7 @@ class Deliveries:
     async def newest_events(self, count: int) -> list[Event]:
         """Return the newest events of all operators, newest last: what is shown in process alone."""
         rows = await self._context.database.read(event_store.newest, count)
-        return [codec.structure(codec.parse_json(row.body.encode()), Event) for row in reversed(rows)]
+        return [_event(row.body) for row in reversed(rows)]
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
         """Return the newest deliveries for all operators, newest last: as `newest_events`."""
@@ -182,5 +181,5 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
     )
 
 
-def _event(body: str) -> RecordedEvent:
-    return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
+def _event(body: str) -> Event:
+    return codec.structure(codec.parse_json(body.encode()), Event)

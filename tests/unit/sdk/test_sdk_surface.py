@@ -21,24 +21,28 @@ from agentpay.contract.requests import UnsetType
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
-    APIConnectionError APIError APITimeoutError Account AccountDetail AccountPausedError
-    AccountPolicy AccountStatus Accounts AgentKey AgentPay AgentPayError AnswerMismatchError
-    AsyncAccounts AsyncAgentPay AsyncPage AsyncPages AsyncPolicies AsyncTransfers AsyncWebhooks
-    AuditEntry AuthenticationError Balance Budget CallOptions ChainUnavailableError
-    ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
-    ConflictError ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
-    DecodingError Delivery DeliveryAttempt Direction ErrorBody ErrorCode EventType
-    ExtensionNotOfferedError FieldFault IdempotencyConflictError Identity InsecureConnectionWarning
-    InsufficientBalanceError InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams
-    ListTransactionsParams ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret
-    NotFoundError OpenSessionParams OperatorKey Outcome OutcomeUnknownError Page PendingTransfer
-    PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
-    ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
-    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
-    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
+    Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
+    AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
+    APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
+    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys AsyncPage
+    AsyncPages AsyncPolicies AsyncRegisteredWebhooks AsyncServedRequests AsyncSessions
+    AsyncTransfers AsyncWebhooks Audit AuditEntry AuthenticationError Balance Budget CallOptions
+    ChainUnavailableError ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason
+    ConfigurationError ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
+    CreateOperatorKeyParams CreateTransferParams CreateWebhookParams DecodingError Deliveries
+    Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType ExtensionNotOfferedError
+    FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
+    InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
+    ListEventsParams ListParams ListSessionsParams ListTransactionsParams ListTransfersParams Model
+    NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeys
+    Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
+    PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
+    RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
+    RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
+    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
+    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks WebhookSignatureError
     __version__
 """
 
@@ -169,6 +173,25 @@ def test_every_parameter_is_described(resource):
         (agentpay.CheckTransferParams, Transfers.check),
         (agentpay.OpenSessionParams, Sessions.open),
         (agentpay.ChargeSessionParams, Sessions.charge),
+        (agentpay.ListSessionsParams, Sessions.list),
+        (agentpay.CreateAgentKeyParams, agentpay.AgentKeys.create),
+        (agentpay.CreateOperatorKeyParams, agentpay.OperatorKeys.create),
+        (agentpay.RejectTransferParams, agentpay.Approvals.reject),
+        (agentpay.RotateSecretParams, agentpay.RegisteredWebhooks.rotate_secret),
+        (agentpay.ReplayEventParams, agentpay.Events.replay),
+        (agentpay.ListEventsParams, agentpay.Events.list),
+        (agentpay.ListDeliveriesParams, agentpay.Deliveries.list),
+        *(
+            (agentpay.ListParams, resource.list)
+            for resource in (
+                agentpay.AgentKeys,
+                agentpay.OperatorKeys,
+                agentpay.Approvals,
+                agentpay.RegisteredWebhooks,
+                agentpay.Audit,
+                agentpay.ServedRequests,
+            )
+        ),
     ],
 )
 def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):

@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import pytest
+from pydantic import SecretBytes, SecretStr
 from webhook_world import OTHER, PAYLOAD, SECRET
 
 import agentpay
@@ -75,7 +76,18 @@ def test_payloads_of_every_shape_verify(payload):
 
 
 @pytest.mark.parametrize(
-    "secret", [SECRET, SECRET.encode(), [OTHER, SECRET], (SECRET,), WebhookSecrets(SECRET)]
+    "secret",
+    [
+        SECRET,
+        SECRET.encode(),
+        [OTHER, SECRET],
+        (SECRET,),
+        WebhookSecrets(SECRET),
+        SecretStr(SECRET),
+        SecretBytes(SECRET.encode()),
+        [OTHER, SecretStr(SECRET)],
+        WebhookSecrets(SecretStr(SECRET)),
+    ],
 )
 def test_secrets_of_every_shape_verify(secret):
     verify(PAYLOAD, GOOD, secret)
@@ -137,7 +149,24 @@ def test_what_is_not_signed_is_refused(payload, signature, reason):
 
 @pytest.mark.parametrize(
     "secret",
-    [None, "", b"", [], (), [""], [SECRET, ""], [SECRET, None], SECRET + "\n", " " + SECRET, "\ud800", 5, {}],
+    [
+        *(
+            None,
+            "",
+            b"",
+            [],
+            (),
+            [""],
+            [SECRET, ""],
+            [SECRET, None],
+            SECRET + "\n",
+            " " + SECRET,
+            "\ud800",
+            5,
+            {},
+        ),
+        *(SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
+    ],
 )
 def test_a_missing_secret_is_a_mistake_that_never_verifies(secret):
     for signature in (None, GOOD, hmac.new(b"", PAYLOAD, "sha256").hexdigest()):
