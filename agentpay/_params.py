@@ -1,7 +1,8 @@
-"""The arguments of the methods that send something, as dictionaries that a type checker knows.
+"""TypedDicts with the arguments of the methods that send something.
 
-`order: CreateTransferParams = {…}; client.transfers.create(**order)` is checked as the call with its keywords
-is. Keys and types are those of the methods, where their meaning stands; options of a call are `CallOptions`.
+Type checkers check `order: CreateTransferParams = {…}; client.transfers.create(**order)` like the call with
+keywords. Keys and types are those of the methods, which document them. Options of a call are in
+`CallOptions`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ class ListAccountsParams(TypedDict, total=False):
 
 
 class ListTransactionsParams(TypedDict, total=False):
-    """Arguments of `accounts.transactions` beside the account."""
+    """Arguments of `accounts.transactions`, except the account."""
 
     limit: int | None
     cursor: str | None
@@ -44,7 +45,7 @@ class ListTransactionsParams(TypedDict, total=False):
 
 
 class PolicyParams(TypedDict, total=False):
-    """Arguments of `policies.update` and `policies.replace` beside the account."""
+    """Arguments of `policies.update` and `policies.replace`, except the account."""
 
     max_single_transfer: Limit
     max_daily_spend: Limit
@@ -107,7 +108,7 @@ class OpenSessionParams(TypedDict):
 
 
 class ChargeSessionParams(TypedDict):
-    """Arguments of `sessions.charge` beside the session."""
+    """Arguments of `sessions.charge`, except the session."""
 
     amount: Decimal | int | str
     idempotency_key: NotRequired[str | None]
