@@ -100,6 +100,7 @@ def run(
     allowed_hosts: Sequence[str],
     serves_chain: bool,
     log_format: LogFormat,
+    log_level: int,
     start_wait_seconds: float,
 ) -> None:
     """Serve until a signal arrives.
@@ -120,7 +121,7 @@ def run(
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
     raise_descriptor_limit(config.settings.max_connections)
     serving = _serve(sock, hosts, config, serves_chain=serves_chain, start_wait_seconds=start_wait_seconds)
-    with sock, logging_to(sys.stderr, log_format):
+    with sock, logging_to(sys.stderr, log_format, log_level):
         try:
             asyncio.run(serving)
         except (StartRefusedError, DatabaseUnavailableError) as error:

@@ -5,6 +5,8 @@ output has the URL and the operator key; logs go to standard error.
 """
 
 import ipaddress
+import logging
+import sys
 from decimal import Decimal
 from pathlib import Path
 
@@ -156,10 +158,16 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 @click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
-    default=LogFormat.JSON.value,
-    show_default=True,
-    help="Format of the log on standard error.",
+    help="Format of the log on standard error.  [default: text on a terminal, json elsewhere]",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Lowest level to log. debug adds the requests of listen.",
+)
+@click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option(
     "--chain-rpc",
     is_flag=True,
@@ -219,7 +227,9 @@ def serve(
     rate_limit: int | None,
     shutdown_wait: float,
     start_wait: float,
-    log_format: str,
+    log_format: str | None,
+    log_level: str,
+    is_quiet: bool,
     chain_rpc: bool,
     no_dashboard: bool,
     allow_remote: bool,
@@ -289,13 +299,20 @@ def serve(
             config,
             allowed_hosts=allowed_hosts,
             serves_chain=chain_rpc,
-            log_format=LogFormat(log_format),
+            log_format=_log_format(log_format),
+            log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
             start_wait_seconds=start_wait,
         )
     except process.OptionError as error:
         raise click.BadParameter(str(error), param_hint=error.option) from None
     except process.CannotServeError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _log_format(given: str | None) -> LogFormat:
+    if given is not None:
+        return LogFormat(given)
+    return LogFormat.TEXT if sys.stderr is not None and sys.stderr.isatty() else LogFormat.JSON
 
 
 def _is_loopback(host: str) -> bool:
