@@ -299,7 +299,7 @@ def serve(
             config,
             allowed_hosts=allowed_hosts,
             serves_chain=chain_rpc,
-            log_format=_log_format(log_format),
+            log_format=log_format_of(log_format),
             log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
             start_wait_seconds=start_wait,
         )
@@ -309,7 +309,8 @@ def serve(
         raise click.ClickException(str(error)) from None
 
 
-def _log_format(given: str | None) -> LogFormat:
+def log_format_of(given: str | None) -> LogFormat:
+    """Return the format of the log: the given one, else text on a terminal and JSON elsewhere."""
     if given is not None:
         return LogFormat(given)
     return LogFormat.TEXT if sys.stderr is not None and sys.stderr.isatty() else LogFormat.JSON

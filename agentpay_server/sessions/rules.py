@@ -219,7 +219,7 @@ def charge_refusal(
         amount_micro: the requested amount, at least 1.
     """
     refusal = (
-        _unless_open(status, "it takes no charges; open another one")
+        _unless_open(status, "it accepts no charges; open another one")
         or paused_refusal(policy)
         or single_charge_refusal(policy, amount_micro)
     )
@@ -239,7 +239,7 @@ def closing_refusal(status: str) -> Refusal | None:
     """
     if status in (SessionStatus.CLOSING, SessionStatus.SETTLED):
         return None
-    return _unless_open(status, "there is nothing to close")
+    return _unless_open(status, "it cannot be closed")
 
 
 def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[EventType, ...]:

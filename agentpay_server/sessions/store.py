@@ -1,6 +1,6 @@
 """Statements about sessions and their idempotency keys.
 
-Those about charges are in `session_charges.py`, those about closing in `session_settlements.py`.
+Statements about charges are in `charge_store.py`, those about closing in `settlement_store.py`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What would become of a transfer: the judge of `acceptance.py`, asked without a transfer (interface B4).
+"""Predicts the outcome of a transfer with the rules of `acceptance.py`, without creating it (interface B4).
 
 Nothing is locked, claimed, reserved, signed or stored.
 """
@@ -25,14 +25,14 @@ _AGAIN = "check it again"
 
 
 class Checks:
-    """Tells what would become of transfers."""
+    """Predicts the outcome of transfers."""
 
     def __init__(self, context: Context, decisions: Decisions) -> None:
         self._context = context
         self._decisions = decisions
 
     async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
-        """Return what `POST /v1/transfers` would come to now.
+        """Return the outcome that `POST /v1/transfers` would have now.
 
         Raises:
             Problem: `not_found` of `from`, `invalid_recipient`, `chain_unavailable`.

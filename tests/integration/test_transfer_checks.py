@@ -83,7 +83,7 @@ def test_it_says_what_the_transfer_then_comes_to(client: AgentPay, payer: str, p
     assert (agreed.would, agreed.error) == (would, error)
     if would == "reject":
         said = agreed.message or ""
-        assert said.replace("check it again", "send the same key again") == message
+        assert said.replace("check it again", "retry with the same key") == message
     else:
         assert (agreed.message is None) == (would == "settle")
     assert agreed.remaining_usdc == after.remaining_usdc, "what remains once the transfer was asked for"
