@@ -38,6 +38,31 @@ class Worker(Protocol):
         ...
 
 
+class AddedWork:
+    """Workers that join a server after its start, as one worker: sellers of a test, for instance."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def add(self, worker: Worker) -> None:
+        """Run the due work of `worker` from now on."""
+        self._workers.append(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """Stop to run the due work of `worker`."""
+        if worker in self._workers:
+            self._workers.remove(worker)
+
+    async def next_due_us(self) -> int | None:
+        """Return when work is due next; None when there is none."""
+        dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    async def run_due(self) -> bool:
+        """Do what is due now, and return whether anything was done."""
+        return any([await worker.run_due() for worker in self._workers])
+
+
 class Schedule:
     """Runs the due work of all workers.
 

@@ -7,9 +7,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.server import PortServer
+from agentpay_server.http.port.server import PortServer, Served
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests that are under way may take when a port closes; what is left then is cut off."""
@@ -32,7 +31,7 @@ class Listener:
 
     def __init__(
         self,
-        application: Application,
+        application: Served,
         app: Any,  # noqa: ANN401 - any ASGI application
         sock: socket.socket,
         allowed_hosts: Iterable[str] = (),
@@ -77,7 +76,7 @@ class _Server(PortServer):
     A test that opens a port pays for every one of those tenths.
     """
 
-    def __init__(self, application: Application, **options: Any) -> None:  # noqa: ANN401 - those of its base
+    def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base
         super().__init__(application, **options)
         self._told = asyncio.Event()
 

@@ -352,6 +352,18 @@ class AgentPayServer:
         return self._running.rpc_url()
 
     @property
+    def facilitator_url(self) -> str:
+        """Where sellers' x402 packages verify and settle payments on the chain within the server.
+
+        Sellers pass it as the URL of their facilitator. The first use opens the port of `rpc_url`, which
+        needs no key. The facilitator pays fees with a key of its own.
+
+        Raises:
+            ValueError: the server works on a cluster.
+        """
+        return self._running.facilitator_url()
+
+    @property
     def seed(self) -> int | None:
         """What identifiers, keys and signatures follow from; None where they come from the system."""
         return self._config.seed

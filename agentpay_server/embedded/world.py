@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._options import CallOptions
@@ -19,8 +19,12 @@ from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
+from agentpay_server.http.port.server import Served
 from agentpay_server.logs import log
 from agentpay_server.server import Server
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.node.methods import Node
 
 T = TypeVar("T")
 
@@ -89,7 +93,8 @@ class World:
         server.snapshots.include(recorder)
         self._listener: Listener | None = None
         self._rpc_listener: Listener | None = None
-        self._rpc_path = ""
+        self._guests: list[Listener] = []
+        self._node: Node | None = None
         self._opening = threading.Lock()
         assert server.operator.key is not None  # noqa: S101 - one is lent where none is known
         key = server.operator.key
@@ -148,18 +153,63 @@ class World:
             ValueError: the chain is a cluster.
             RuntimeError: called on the server's own thread.
         """
+        from agentpay_server.http import chain_rpc  # noqa: PLC0415 - most servers are never asked for it
+
+        return self._chain_port() + chain_rpc.PATH
+
+    def facilitator_url(self) -> str:
+        """Return where the x402 facilitator is reached, on the same port.
+
+        Raises:
+            ValueError: the chain is a cluster.
+            RuntimeError: called on the server's own thread.
+        """
+        from agentpay_server.http import facilitator  # noqa: PLC0415 - most servers are never asked for it
+
+        return self._chain_port() + facilitator.PATH
+
+    def _chain_port(self) -> str:
+        node = self.node
         with self._opening:
             if self._rpc_listener is None:
-                # Most servers are never asked for it, and start the sooner.
-                from agentpay_server.http import chain_rpc  # noqa: PLC0415
+                from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
 
-                self._rpc_path = chain_rpc.PATH
-                app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.server))
-                sock = bound_socket(_HOST, 0)
-                listener = Listener(self._application, app, sock, with_websockets=True)
+                app = chain_rpc.mounted(self.server, node)
+                listener = Listener(self._application, app, bound_socket(_HOST, 0), with_websockets=True)
                 self._owner.call(listener.start())
                 self._rpc_listener = listener
-            return self._rpc_listener.base_url + self._rpc_path
+            return self._rpc_listener.base_url
+
+    @property
+    def owner(self) -> OwnerThread:
+        """The thread that the server lives on."""
+        return self._owner
+
+    @property
+    def node(self) -> "Node":
+        """The RPC node of the chain, for callers on the server's thread.
+
+        Raises:
+            ValueError: the chain is a cluster.
+        """
+        with self._opening:
+            if self._node is None:
+                from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
+
+                self._node = chain_rpc.node_of(self.server)
+            return self._node
+
+    def open_port(self, application: Served, port: int) -> Listener:
+        """Open a port for another application, on the server's thread, and close it with the server.
+
+        Raises:
+            CannotListenError: the port is in use, or the process may not have it.
+            ValueError: `port` is out of range.
+        """
+        listener = Listener(application, application, _socket(port))
+        self._owner.call(listener.start())
+        self._guests.append(listener)
+        return listener
 
     def close(self) -> None:
         """Finish what is under way, close the ports, stop the thread."""
@@ -167,7 +217,7 @@ class World:
 
     async def _end(self) -> None:
         try:
-            for listener in (self._listener, self._rpc_listener):
+            for listener in (self._listener, self._rpc_listener, *self._guests):
                 if listener is not None:
                     await listener.close()
         finally:

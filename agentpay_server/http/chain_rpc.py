@@ -24,6 +24,8 @@ from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
 from agentpay_server.chain.node.subscriptions import Subscriptions
 from agentpay_server.errors import Problem
+from agentpay_server.http.facilitator import PATH as FACILITATOR_PATH
+from agentpay_server.http.facilitator import FacilitatorHttp, facilitator_of
 from agentpay_server.http.requests import JSON_TYPE, REFUSED, DisconnectedError, read_body, require_json
 from agentpay_server.logs import log
 from agentpay_server.server import Server
@@ -181,15 +183,19 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 
 
 class Mounted:
-    """An application with the node at its path.
+    """An application with the node at its path, and the facilitator at its paths.
 
     Args:
         rpc: the node.
+        facilitator: the facilitator; None for none.
         app: answers everywhere else; None for nothing there.
     """
 
-    def __init__(self, rpc: ChainRpc, app: ASGIApp | None = None) -> None:
+    def __init__(
+        self, rpc: ChainRpc, facilitator: FacilitatorHttp | None = None, app: ASGIApp | None = None
+    ) -> None:
         self._rpc = rpc
+        self._facilitator = facilitator
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,15 +205,17 @@ class Mounted:
             await _respond(send, refused.http_status, _text(refused.message))
         elif refused is None and scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
             await self._rpc(scope, receive, send)
+        elif refused is None and self._facilitator is not None and _is_facilitator(scope):
+            await self._facilitator(scope, receive, send)
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(send, 404, _text(f"Here is JSON-RPC alone, at {PATH}."))
+            await _respond(send, 404, _text(f"Here are only JSON-RPC, at {PATH}, and the x402 facilitator."))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
 
-def chain_rpc(server: Server) -> ChainRpc:
+def node_of(server: Server) -> Node:
     """Return the node of a server whose chain is within it.
 
     Raises:
@@ -230,7 +238,25 @@ def chain_rpc(server: Server) -> ChainRpc:
         await chain.send(signed.raw)
         return signed.signature
 
-    return ChainRpc(Node(chain, airdrop), body_timeout_seconds=context.settings.body_timeout_seconds)
+    return Node(chain, airdrop)
+
+
+def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
+    """Return an application with a node and the facilitator at their paths.
+
+    Args:
+        server: the server.
+        node: its node.
+        app: answers at all other paths; None for nothing there.
+    """
+    timeout_seconds = server.context.settings.body_timeout_seconds
+    facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)
+    return Mounted(ChainRpc(node, body_timeout_seconds=timeout_seconds), facilitator, app)
+
+
+def _is_facilitator(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["type"] == "http" and path.startswith(f"{FACILITATOR_PATH}/")
 
 
 def _require_json(headers: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ async def connect(
     stored_genesis_hash: str | None,
     treasury: str,
     mint_authority: str,
-    make_client: Callable[[RpcSettings], RpcCaller] = http_client,
+    make_client: Callable[[RpcSettings], RpcCaller] | None = None,
 ) -> RpcChain:
     """Connect to the cluster behind an endpoint, if a server may run on it.
 
@@ -42,13 +42,13 @@ async def connect(
             must store `RpcChain.genesis_hash` before anything is signed.
         treasury: the address that pays fees and rents; a warning is logged if it has no SOL.
         mint_authority: the address that mints on a private cluster; a warning is logged if it cannot.
-        make_client: creates the client for the endpoint.
+        make_client: creates the client for the endpoint; None for a client over HTTP.
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.
         ChainUnavailableError: the endpoint did not respond.
     """
-    client = make_client(settings)
+    client = (make_client or http_client)(settings)
     try:
         cluster = choose_cluster(
             replies.read_hash(await client.call("getGenesisHash")),

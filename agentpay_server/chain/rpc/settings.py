@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from urllib.parse import urlsplit
 
-import httpx2
 from attrs import Attribute, field, frozen, validators
 
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
@@ -22,10 +22,11 @@ class Finality(StrEnum):
 def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
     def check(_: object, attribute: "Attribute[str]", value: str) -> None:
         try:
-            url = httpx2.URL(value)
-            if url.scheme in schemes and url.host:
+            url = urlsplit(value)
+            # Reading the port checks it.
+            if value.isprintable() and url.scheme in schemes and url.hostname and url.port != 0:
                 return
-        except httpx2.InvalidURL:
+        except ValueError:
             pass
         # Without the URL: it may hold a key.
         raise ValueError(f"{attribute.name} must be a URL with {' or '.join(schemes)} and a host")
