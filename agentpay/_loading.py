@@ -21,8 +21,9 @@ def load(module: str, *, part: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
-        name = missing.name or ""
-        if name.partition(".")[0] in ("agentpay", "agentpay_server"):
+        # A part of a package is missing because the package is.
+        name = (missing.name or "").partition(".")[0]
+        if name in ("agentpay", "agentpay_server"):
             raise
         # Imported late: it loads more than the rest of an installation without the extra.
         from agentpay._installation import install_command  # noqa: PLC0415
