@@ -3,8 +3,8 @@
     python scripts/follow.py [PAGE…]
 
 Files that a page says to save are saved, and each command of its console blocks runs in one shell, in a copy
-of the checkout, with a home directory of its own. A command that fails ends the run with its output. So does a
-page that takes longer than it promises.
+of the checkout, with a home directory of its own. A command that fails ends the run with its output. So does
+a page that takes longer than it promises.
 """
 
 import os

@@ -4,7 +4,8 @@
 
 It refuses to start unless the checkout is clean, the tag is new, and the changelog has an entry for the
 version. It runs every check, builds and tries the distributions, tags, and uploads the files that it has
-tried. A version is never uploaded twice: to fix a mistake, release the next patch version and yank the bad one.
+tried. A version is never uploaded twice: to fix a mistake, release the next patch version and yank the bad
+one.
 """
 
 import re
