@@ -5,6 +5,7 @@ simulate, docs, package              the checks that every change must pass; the
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
 release                              build, check and publish a version; asks before it publishes
+frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
 lowest                               the tests with the lowest allowed versions of direct dependencies
 successor                            the tests with httpx2 in place of httpx
@@ -155,7 +156,7 @@ def install_browser(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, in parallel and in random order, with coverage as a gate."""
-    install(session, "test")
+    install(session, "test", "frameworks")
     install_browser(session)
     session.run("coverage", "erase")
     session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", EVERY_RUN, *session.posargs)
@@ -183,6 +184,14 @@ def quick(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
     session.run("python", "scripts/release.py", *session.posargs, external=True)
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Run the tools for models in agent frameworks, with their real packages."""
+    install(session, "test", "frameworks")
+    session.env["CI"] = "1"  # A framework that is missing fails.
+    session.run("pytest", "-n", "auto", "tests/frameworks", *session.posargs)
 
 
 @nox.session

@@ -204,6 +204,7 @@ def as_client(client: Installed) -> None:
 
 def as_command_line(installed: Installed) -> None:
     """Run commands that need only the client, and one that finds no server."""
+    program = "agentpay"
     with tempfile.TemporaryDirectory() as home:
         variables = {
             "AGENTPAY_CONFIG": str(Path(home) / "config.toml"),
@@ -216,9 +217,9 @@ def as_command_line(installed: Installed) -> None:
             ("whsec_", 0, ["listen", "--print-secret"]),
             ("no server responds", 1, ["accounts", "list"]),
         ):
-            told = installed.run("agentpay", *arguments, code=code, **variables)
+            told = installed.run(program, *arguments, code=code, **variables)
             if expected not in told:
-                fail(["agentpay", *arguments], f"no {expected!r} in {told!r}")
+                fail([program, *arguments], f"no {expected!r} in {told!r}")
 
 
 def as_receiver(installed: Installed, app: str) -> None:
