@@ -1,6 +1,7 @@
 """A griffe extension for the reference: a signature shows the value of a default, not the name of a constant.
 
-`timeout: float | None = DEFAULT_TIMEOUT` is shown as `timeout: float | None = 30.0`, if the constant is a literal.
+`timeout: float | None = DEFAULT_TIMEOUT` is shown as `timeout: float | None = 30.0`, if the constant is a
+literal.
 """
 
 import ast
