@@ -230,7 +230,7 @@ def _introduce(
     output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
     output.line(Text("Then try:", style="bold"))
     for command, purpose in _TRY_NEXT:
-        output.line(f"  {command:<48}", Text(purpose, style="dim"))
+        output.line(f"  {command:<52}", Text(purpose, style="dim"))
     if tools is not None:
         title = "Configuration of an MCP server for a model, with an account of its own:"
         output.line(Text(title, style="bold"))
