@@ -20,6 +20,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "accounts": ("agentpay.cli.accounts:accounts", "Create, list, fund and read accounts, and set policies."),
     "budget": ("agentpay.cli.accounts:budget", "Show what an account may spend now."),
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
+    "payments": (
+        "agentpay.cli.payments:payments",
+        "List and show payments for API calls that ask for money (HTTP 402).",
+    ),
     "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
     "approvals": (
         "agentpay.cli.approvals:approvals",

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import click
 import pytest
+import respx
 from click.testing import CliRunner, Result
-from command_line import CommandLine, pending
+from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
 
-from agentpay import AgentPay
+from agentpay import AgentPay, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.output import Output
 from agentpay_server import AgentPayServer
@@ -183,6 +184,50 @@ def test_a_session_is_opened_charged_and_closed(agentpay: Client, funded: Funded
     shown = agentpay.shown("sessions", "list", "--account", "Payer", "--status", "open")
     assert re.search(rf"Payer +0\.75 +2\.00 +open +.* {session_id}", shown), shown
     assert agentpay.json("sessions", "close", session_id)["settled_usdc"] == "0.750000"
+
+
+def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
+    """The exchange is exact here: that sellers are paid is tested where payments are."""
+    account = testing.account(name="Payer")
+    payment = testing.payment("settled", account_id=account.account_id, origin="https://api.example")
+    page = {"data": [payment.to_dict()], "cursor": "", "has_more": False}
+    environment = {
+        "AGENTPAY_BASE_URL": "https://pay.example",
+        "AGENTPAY_API_KEY": "ap_operator_x",
+        "AGENTPAY_CONFIG": NO_CONFIG,
+    }
+    runner = CliRunner(env=environment)
+    with respx.mock(base_url="https://pay.example") as service:
+        listed = service.get("/payments").respond(json=page)
+        service.get("/v1/accounts").respond(
+            json={"data": [account.to_dict()], "cursor": "", "has_more": False}
+        )
+        service.get(f"/payments/{payment.transfer_id}").respond(json=payment.to_dict())
+        result = runner.invoke(
+            main,
+            [
+                "payments",
+                "list",
+                "--account",
+                "Payer",
+                "--status",
+                "settled",
+                "--origin",
+                "https://api.example",
+            ],
+        )
+        assert result.exit_code == 0, result.output
+        pattern = rf"Payer +\d+\.\d+ +settled +https://api\.example .*{payment.transfer_id}"
+        assert re.search(pattern, result.stdout), result.stdout
+        query = dict(listed.calls.last.request.url.params)
+        assert query == {
+            "account_id": account.account_id,
+            "status": "settled",
+            "origin": "https://api.example",
+            "limit": "100",
+        }
+        shown = runner.invoke(main, ["payments", "get", payment.transfer_id, "--json"])
+        assert json.loads(shown.stdout)["origin"] == "https://api.example"
 
 
 # --- Webhooks, events, keys
