@@ -232,7 +232,7 @@ def _introduce(
     for command, purpose in _TRY_NEXT:
         output.line(f"  {command:<52}", Text(purpose, style="dim"))
     if tools is not None:
-        title = "Configuration of an MCP server for a model, with an account of its own:"
+        title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))
         for line in json.dumps(tools, indent=2).splitlines():
             output.line(Text(line))

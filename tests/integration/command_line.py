@@ -52,7 +52,7 @@ class CommandLine:
         return [json.loads(line, parse_float=Decimal) for line in result.stdout.splitlines()]
 
     def refused(self, *arguments: str, exit_code: int = 1) -> str:
-        """Run a command that the server refuses, and return what people are told."""
+        """Run a command that the server refuses, and return the terminal output."""
         result = self.run(*arguments)
         assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
         assert result.stderr.startswith("Error: ")
@@ -60,7 +60,7 @@ class CommandLine:
 
     @contextmanager
     def process(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-        """Run a command as a process of its own."""
+        """Run a command as a separate process."""
         with processing(*arguments, environment=self.environment) as process:
             yield process
 
@@ -69,7 +69,7 @@ class CommandLine:
 def processing(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command as a process of its own, which is killed if it still runs in the end."""
+    """Run a command as a separate process, which is killed if it still runs at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "agentpay_server.cli", *arguments],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The page about the command line says what there is: all that it shows can be meant, nothing is missing."""
+"""The page about the command line is complete, and all its commands are valid."""
 
 import re
 import shlex
@@ -43,7 +43,7 @@ COMMANDS = dict(commands(server))
 
 
 def parsed(arguments: list[str]) -> click.Context:
-    """Parse a command line without running it; what cannot be meant raises."""
+    """Parse a command line without running it; an invalid one raises."""
     command: click.Command = PROGRAMS[arguments[0]]
     arguments = arguments[1:]
     for shell in ("|", ">"):

@@ -1,4 +1,4 @@
-"""Imports run down only, and the SDK alone is light."""
+"""Imports run down only, and the SDK is light."""
 
 import ast
 import subprocess
@@ -32,7 +32,7 @@ LAYERS: list[list[str]] = [
         "agentpay_server.webhooks",
         "agentpay_server.health",
     ],
-    # What every feature stands on.
+    # The platform of every feature.
     ["agentpay_server.money", "agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"],
     [
         "agentpay_server.webhooks.store",
@@ -68,7 +68,7 @@ LAYERS: list[list[str]] = [
     ["agentpay.contract"],
 ]
 
-# What happens to one kind of thing, in a folder of its own. None knows of another.
+# The features, a folder each. They do not import each other.
 FEATURES = [
     "agentpay_server.accounts",
     "agentpay_server.operators",
@@ -78,9 +78,9 @@ FEATURES = [
     "agentpay_server.transfers",
     "agentpay_server.webhooks",
 ]
-# What is in the folder of a feature and is everybody's: every feature locks accounts and writes events.
+# Shared modules in the folder of a feature: every feature locks accounts and writes events.
 CORE = ["agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"]
-# What one feature may know of another, and why.
+# Allowed imports between features, and why.
 EXCEPTIONS = {
     # A payment is a transfer whose transaction the provider broadcasts.
     ("agentpay_server.payments", "agentpay_server.transfers"),
@@ -206,7 +206,7 @@ SHARED = {
 }
 
 
-def test_only_the_embedded_server_and_what_is_a_client_use_the_sdk():
+def test_only_the_embedded_server_and_clients_use_the_sdk():
     users = {
         layer_of(module_name(path))
         for path in MODULES
@@ -278,7 +278,7 @@ def test_the_rules_are_without_input_and_output():
             assert not IO & set(libraries_of(path)), module
 
 
-def test_sql_is_written_in_stores_alone():
+def test_sql_is_only_in_stores():
     """In modules that are named for it, and where tables and runners are; a simulation is a database."""
     may = ("agentpay_server.database", "agentpay_server._simulation")
     for path in MODULES:
@@ -319,7 +319,7 @@ def test_the_tools_load_neither_mcp_nor_a_framework():
     assert not {"mcp", "mcp_types", "pydantic", "starlette", "agentpay.mcp", "agentpay_server"} & loaded
 
 
-def test_the_metrics_library_is_loaded_at_the_first_look_alone():
+def test_the_metrics_library_is_imported_on_first_use():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 
 
