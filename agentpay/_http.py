@@ -39,7 +39,7 @@ __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient
 if TYPE_CHECKING:
 
     class Auth(httpx.Auth, Any):  # type: ignore[misc]  # to type checkers, of any library's
-        """What every HTTP library takes for `auth`."""
+        """The type that every HTTP library accepts as `auth`."""
 
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}

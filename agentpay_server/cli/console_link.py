@@ -4,8 +4,8 @@ import click
 from attrs import field, frozen
 
 from agentpay import AgentPay
-from agentpay_server.cli.connection import takes_server
-from agentpay_server.cli.output import Output
+from agentpay.cli.connection import takes_server
+from agentpay.cli.output import Output
 
 
 @frozen(kw_only=True)

@@ -70,6 +70,7 @@ _WITHOUT_KEY: Final = frozenset(
     (endpoint.method, endpoint.path) for endpoint in BOUND_ENDPOINTS if endpoint.scope is KeyScope.NO_KEY
 )
 
+_POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -159,7 +160,7 @@ class Application:
             log(logger, logging.ERROR, "request.failed", exception=error)
             await _respond(send, 500, _internal_error(request_id), [])
         finally:
-            self._told(trace, scope, start, logging.INFO)
+            self._told(trace, scope, start, _level_of(trace))
             REQUEST_ID.reset(token)
 
     async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
@@ -260,6 +261,11 @@ class Application:
                 key_id=None if principal is None else principal.key_id,
                 duration_ms=duration_ms,
             )
+
+
+def _level_of(trace: _Trace) -> int:
+    """Return the level of a request's log event: `listen` polls the list of events twice a second."""
+    return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
 
 
 @cache
