@@ -8,6 +8,7 @@ from agentpay.contract.deliveries import DELIVERY_ENDPOINTS
 from agentpay.contract.identity import WHO_AM_I
 from agentpay.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
 from agentpay.contract.sessions import SESSION_ENDPOINTS
+from agentpay.contract.sign_in import SIGN_IN_ENDPOINTS
 from agentpay.contract.spending import SPENDING_ENDPOINTS
 
 EXTENSION_ENDPOINTS: Final = (
@@ -16,6 +17,7 @@ EXTENSION_ENDPOINTS: Final = (
     *SESSION_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
     *OPERATOR_KEY_ENDPOINTS,
+    *SIGN_IN_ENDPOINTS,
     *APPROVAL_ENDPOINTS,
     *DELIVERY_ENDPOINTS,
 )
