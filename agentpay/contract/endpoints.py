@@ -51,12 +51,14 @@ class Subject:
         refused: what its status may be in a 402.
         unknown: what its status may be in a 503, when its outcome is not known yet; empty for never.
         is_always_stored: whether a refusal stores something to name; if not, the field is null then.
+        is_named_by_conflicts: whether a 409 names what the key stands for, where the caller may know of it.
     """
 
     kind: str
     refused: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     is_always_stored: bool = True
+    is_named_by_conflicts: bool = False
 
 
 TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))

@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from attrs import frozen
 
@@ -26,6 +26,7 @@ from agentpay_server.chain.protocol import (
     ChainUnavailableError,
     DoubtfulNodeError,
     Failure,
+    SignatureStatus,
     SignedTransaction,
 )
 from agentpay_server.crash_points import Operation, Step, fault_point
@@ -51,12 +52,27 @@ class Landed:
 
     Attributes:
         is_irreversible: whether it can no longer vanish with the block that it is in.
+        chain_signature: its name on chain, where it was found by other means.
     """
 
     is_irreversible: bool
+    chain_signature: str | None = None
 
 
 Outcome = Landed | Expired | Failure
+
+
+class Find(Protocol):
+    """Asks the chain what became of a transaction; None when it is not there (yet)."""
+
+    async def __call__(self, *, is_for_proof: bool) -> SignatureStatus | None:
+        """Ask; `is_for_proof`: whether None is to prove that it is in no block up to the height read last."""
+        ...
+
+
+def may_vanish(end: Outcome) -> bool:
+    """Return whether an end may yet be undone."""
+    return isinstance(end, Landed) and not end.is_irreversible
 
 
 class Ages:
@@ -130,7 +146,7 @@ class Broadcaster:
                     await self._send(signed, operation)
                     is_sent = True
                 end, must_send = await self._look(signed, operation)
-                if end is not None and not (irreversibly and end == Landed(is_irreversible=False)):
+                if end is not None and not (irreversibly and may_vanish(end)):
                     if not isinstance(end, Expired):
                         self.ages.forget(signed.signature)
                     return end
@@ -175,8 +191,12 @@ class Broadcaster:
             fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
-    async def look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+    async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
         """Look once at a transaction that may have been sent; decide nothing, and send nothing.
+
+        Args:
+            signed: the transaction.
+            find: asks the chain for it; by its signature if None.
 
         Returns:
             The end, if it is known; and whether the bytes should be sent again.
@@ -185,19 +205,25 @@ class Broadcaster:
             ChainUnavailableError: nothing is known.
         """
         try:
-            return await self._seen(signed)
+            return await self._seen(signed, find or self._by_signature(signed.signature))
         except DoubtfulNodeError:
             # Nothing is proved, and nothing keeps the bytes from being sent again.
             return None, True
 
-    async def _seen(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+    def _by_signature(self, signature: str) -> Find:
+        async def find(*, is_for_proof: bool) -> SignatureStatus | None:  # noqa: ARG001
+            return await self._chain.signature_status(signature)
+
+        return find
+
+    async def _seen(self, signed: SignedTransaction, find: Find) -> tuple[Outcome | None, bool]:
         chain = self._chain
-        status = await chain.signature_status(signed.signature)
+        status = await find(is_for_proof=False)
         if status is None:
             if not await self._may_have_expired(signed):
                 return None, True
             # Read once more, now that the height is known: it may have landed in the last block it could.
-            status = await chain.signature_status(signed.signature)
+            status = await find(is_for_proof=True)
         if status is None:
             first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
             if await chain.knows_blocks(first_block, signed.last_valid_block_height):
@@ -209,7 +235,8 @@ class Broadcaster:
             return Expired.EXPIRED, False
         if not status.is_final:
             return None, False
-        return status.failure or Landed(is_irreversible=status.is_irreversible), False
+        landed = Landed(status.is_irreversible, status.chain_signature)
+        return status.failure or landed, False
 
     async def _may_have_expired(self, signed: SignedTransaction) -> bool:
         """Return whether heights say that a transaction can land no more, and time allows it."""

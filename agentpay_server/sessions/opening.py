@@ -135,7 +135,7 @@ class Opening:
             Means(spent_micro=counted, available_micro=sight.available_micro(source)),
             is_operator=not self._principal.is_agent,
         )
-        refusal = sight.confirmed(refusal, source, is_last_look=is_last_look)
+        refusal = sight.confirmed(connection, refusal, source, is_last_look=is_last_look)
         if refusal is not None:
             return refusal
         # The account is locked: nobody opens another session of it before this one is stored.

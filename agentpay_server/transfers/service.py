@@ -154,7 +154,8 @@ class Transfers:
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
     ) -> Decided[TransferRecord] | None:
         """Have it decided about a new transfer; None asks for another look at everything."""
-        creation = Creation(self._context, principal, request, view.held)
+        asked = asked_under(principal, request)
+        creation = Creation(self._context, principal, terms_of(request), asked, view.held)
         try:
             return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
         except ConflictError:

@@ -90,6 +90,8 @@ def assert_error_shape(response: httpx.Response) -> None:
     elif response.status_code == 503:
         assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
+    elif response.status_code == 409:
+        assert extra in (set(), {"transfer_id"})
     else:
         assert extra == set()
     assert (response.status_code == 401) == ("www-authenticate" in response.headers)

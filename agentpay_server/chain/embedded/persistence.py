@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from attrs import define, field, frozen
+from solders.hash import Hash
 
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
@@ -108,6 +109,10 @@ class Ledger(Protocol):
 
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return what became of a transaction; None when no page tells of it."""
+        ...
+
+    async def name_of(self, message_hash: Hash) -> str | None:
+        """Return the signature under which a message landed, or was refused; None when no page tells of it."""
         ...
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:

@@ -38,6 +38,7 @@ chain_signatures: Final = Table(
     Column("height", BigInteger),
     # For the messages whose blockhashes are valid.
     Index("ix_chain_signatures_height", "height"),
+    Index("ix_chain_signatures_message", "message_hash"),
     sqlite_with_rowid=False,
 )
 
