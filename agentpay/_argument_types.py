@@ -1,7 +1,7 @@
-"""Arguments of a wrong type, named with what to pass instead, before anything is sent.
+"""Checks arguments for a wrong type before anything is sent; the error says what to pass instead.
 
-The commonest are an object in the place of its identifier and a UUID in the place of a string: the service
-could only say that the JSON is wrong. What values are valid is left to the service.
+The most common mistakes are an object instead of its identifier and a UUID instead of a string, for which the
+service could only report invalid JSON. Values are checked by the service.
 """
 
 from functools import lru_cache
@@ -14,11 +14,11 @@ import attrs
 from agentpay.contract.requests import UNSET, Request
 
 _ACCOUNTS: Final = frozenset({"from_", "to"})
-"""Arguments that take an `account_id` under another name."""
+"""Arguments that take an `account_id` under a different name."""
 
 
 def check_text(argument: str, value: object) -> str:
-    """Return a string as it is.
+    """Return a string unchanged.
 
     Raises:
         TypeError: the value is not a string; the message says what to pass.
@@ -31,10 +31,10 @@ def check_text(argument: str, value: object) -> str:
 
 
 def check_body(body: Request) -> None:
-    """Check the strings and the flags of a body, and the strings of its lists.
+    """Check the strings, flags and lists of strings in a body.
 
     Raises:
-        TypeError: one has another type; the message says what to pass.
+        TypeError: one has a wrong type; the message says what to pass.
     """
     for name, kind, is_nullable in _fields(type(body)):  # type: ignore[arg-type]  # mypy/issues/11470
         value: Any = getattr(body, name)
@@ -51,7 +51,7 @@ def check_body(body: Request) -> None:
 
 @lru_cache(maxsize=64)
 def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
-    """The fields of a body that are checked: name, type, and whether None is a value."""
+    """Return the checked fields of a body: name, type, and whether None is allowed."""
     found: list[tuple[str, type, bool]] = []
     for attribute in attrs.fields(body):
         arguments = get_args(attribute.type) if get_origin(attribute.type) in (Union, UnionType) else ()
@@ -69,7 +69,7 @@ def _plain(annotation: Any) -> Any:  # noqa: ANN401 - any type annotation
 
 
 def _identifier(argument: str) -> str | None:
-    """The name of the identifier that an argument takes; None when it takes none."""
+    """Return the name of the identifier that an argument takes; None if it takes none."""
     name = argument.partition("[")[0]
     if name in _ACCOUNTS or name in ("allowed_counterparties", "account_ids"):
         return "account_id"

@@ -1,6 +1,6 @@
-"""Arguments of the resources, checked where the service could not: exact amounts, lists of names, moments.
+"""Argument conversions that only the client can do: exact amounts, lists of names, times.
 
-Everything that the service checks itself is left to it, so that there is one truth about what is valid.
+All other validation is left to the service, so that there is a single source of truth.
 """
 
 import math
@@ -14,15 +14,15 @@ from agentpay.contract.requests import MAX_NESTING, UNSET, UnsetType
 from agentpay.contract.usdc import to_decimal
 
 Names = Sequence[str] | None
-"""What a caller may give for an allowlist: names, none of them for nobody, or None for everybody."""
+"""An allowlist: names; an empty list for none, None for all."""
 
 
 def usdc(argument: str, value: Decimal | int | str) -> Decimal:
-    """Return an amount of USDC, exact.
+    """Convert an amount of USDC exactly.
 
     Raises:
         TypeError: a float, or another type that cannot hold USDC exactly; the message names the argument.
-        ValueError: negative, not finite, or with more than 6 decimals; the same.
+        ValueError: negative, not finite, or with more than 6 decimals; the message names the argument.
     """
     try:
         return to_decimal(value)
@@ -31,17 +31,17 @@ def usdc(argument: str, value: Decimal | int | str) -> Decimal:
 
 
 def limit(argument: str, value: Limit | UnsetType) -> Decimal | UnsetType | None:
-    """Return a limit in USDC, exact. Raises as `usdc` does."""
+    """Convert a limit in USDC exactly. Raises as `usdc` does."""
     return value if value is None or value is UNSET else usdc(argument, value)
 
 
 def json_object(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object of the caller's own, its floats as the decimals that Python prints them as.
+    """Return a caller's JSON object, with floats converted to the decimals that Python prints.
 
-    None of its numbers is money, so that floats are taken here, and nowhere else.
+    Floats are accepted only here, because none of these numbers is money.
 
     Raises:
-        TypeError: a value has no form in JSON, or a key is not a string; the message names the place.
+        TypeError: a value has no JSON form, or a key is not a string; the message says where.
         ValueError: a float is not finite, or the values nest too deep.
     """
     if not isinstance(value, Mapping):
@@ -73,10 +73,10 @@ def _json(place: str, value: object, depth: int) -> Any:  # noqa: ANN401 - a JSO
 
 
 def names(argument: str, value: Sequence[str]) -> tuple[str, ...]:
-    """Return a list of names as a tuple.
+    """Convert a list of names to a tuple.
 
     Raises:
-        TypeError: a single string, whose characters would be taken for names.
+        TypeError: a single string, whose characters would count as names.
     """
     if isinstance(value, str):
         raise TypeError(f"{argument} is a list of strings, not one string: write [{value[:64]!r}]")
@@ -93,7 +93,7 @@ def policy_change(
     escalation_threshold: Limit | UnsetType,
     paused: bool | UnsetType,
 ) -> PolicyChange:
-    """Return the change of a policy that carries what is given and not `UNSET`.
+    """Return a policy change with all arguments that are not `UNSET`.
 
     Raises:
         TypeError: a limit is a float, an allowlist is a single string, or another argument has a wrong type.

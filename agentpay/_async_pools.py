@@ -1,9 +1,9 @@
-"""The pools of the async client: one for each event loop, of asyncio or trio, closed when the loop ends.
+"""The pools of the async client: one per event loop, of asyncio or trio, closed when the loop ends.
 
-Apart from `agentpay._pools`, so that the sync client loads neither anyio nor asyncio.
+Separate from `agentpay._pools`, so that the sync client imports neither anyio nor asyncio.
 """
 
-# `timeout` bounds a wait whose end is an answer, not an exception.
+# `enter` returns False at the end of `timeout`, rather than raising.
 # ruff: noqa: ASYNC109
 
 import contextlib
@@ -21,7 +21,7 @@ C = TypeVar("C")
 
 
 class AsyncPool(Generic[C]):
-    """The connections of one event loop, and how many requests use them."""
+    """The connections of one event loop, and the number of requests that use them."""
 
     def __init__(self, client: C, close: Callable[[C], Awaitable[None]]) -> None:
         self.client: C = client
@@ -37,11 +37,11 @@ class AsyncPool(Generic[C]):
         return self._ended.is_set()
 
     async def open(self) -> None:
-        """Let the event loop know what to close when it ends."""
+        """Register the pool with the event loop, which closes it at its end."""
         await anext(self._keeper)
 
     async def enter(self, timeout: float | None) -> bool:
-        """Wait until a request may be sent, then expect `leave`; False when `timeout` seconds pass before."""
+        """Wait for permission to send a request, to be followed by `leave`; False after `timeout` seconds."""
         try:
             self._free.acquire_nowait()
         except anyio.WouldBlock:
@@ -53,7 +53,7 @@ class AsyncPool(Generic[C]):
         return True
 
     async def leave(self) -> None:
-        """Let the next request be sent."""
+        """Allow the next request."""
         self._users -= 1
         self._free.release()
         if self._is_retired and not self._users:
@@ -67,36 +67,37 @@ class AsyncPool(Generic[C]):
 
     async def close(self) -> None:
         """Close the connections now."""
-        with contextlib.suppress(RuntimeError):  # another task is closing them already
+        with contextlib.suppress(RuntimeError):  # another task is already closing them
             await self._keeper.aclose()
 
 
 async def _kept(
     client: C, close: Callable[[C], Awaitable[None]], ended: anyio.Event
 ) -> AsyncGenerator[None, None]:
-    """Close `client` when this generator ends; an event loop that ends does that to all that are left."""
+    """Close `client` when this generator ends. An ending event loop closes all remaining generators."""
     try:
         yield
     finally:
         ended.set()
-        with contextlib.suppress(Exception):  # what cannot be closed in good order is dropped
+        with contextlib.suppress(Exception):  # if it cannot be closed cleanly, it is dropped
             await close(client)
 
 
 class AsyncPools(Generic[C]):
-    """The pool of each event loop, made when first needed.
+    """The pool of each event loop, created on demand.
 
     Args:
-        make: makes an HTTP client.
-        close: closes one, on the event loop that it was used on.
+        make: creates an HTTP client.
+        close: closes one, on the event loop that used it.
     """
 
     def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
         self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
-        # A client that is forgotten is part of a cycle. Held from outside of it, its pools are whole when
-        # their event loops close them.
+        # A discarded SDK client is part of a reference cycle. Referenced from outside of it, its pools stay
+        # intact
+        # until their event loops close them.
         weakref.finalize(self, _drop, self._pools).atexit = False
 
     async def current(self) -> AsyncPool[C]:
@@ -115,7 +116,7 @@ class AsyncPools(Generic[C]):
         return pool
 
     async def retire(self) -> None:
-        """Use new connections from now on, and close the old ones of this loop once no request uses them."""
+        """Use new connections from now on, and close this loop's old ones once no request uses them."""
         pool = self._pools.get().pop(_running_loop(), None)
         if pool is not None:
             await pool.retire()
@@ -123,7 +124,7 @@ class AsyncPools(Generic[C]):
     async def close(self) -> None:
         """Close the connections of this event loop.
 
-        Those of other loops are dropped. Only their own loops can close them, and do so then.
+        Those of other loops are dropped: only their own loops can close them, and will.
         """
         pool = self._pools.get().pop(_running_loop(), None)
         _drop(self._pools)

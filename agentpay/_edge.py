@@ -1,6 +1,6 @@
-"""What both edges to the network share: requests are built and failures named here, and nothing waits.
+"""The I/O-free part of the sync and async network edges: building requests and describing failures.
 
-The HTTP library is given, since a client that the caller brings may be of httpx or of its successor.
+The HTTP library is a parameter, because a client that the caller passes may be of httpx or of its successor.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError, ConfigurationError
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest body of an answer that is read, in bytes. A full page of the contract is far below."""
+"""The largest response body that is read, in bytes. A full page of the contract is far smaller."""
 
 LEAST_LEFT: Final = 0.1
-"""Part of the timeout that a wait for a connection must leave: with less, a request may well end in doubt."""
+"""The part of the timeout that must remain after waiting for a connection, or the request is not sent."""
 
 Headers: TypeAlias = MutableMapping[str, str]
-"""Headers of the library in use."""
+"""Headers of the HTTP library in use."""
 
 LEAST_SECONDS: Final = 0.001
-"""Seconds that a step is given when its deadline is over: to some libraries, a timeout of 0 is none."""
+"""The timeout of a step after its deadline, in seconds: some libraries treat 0 as no timeout."""
 
 _URLS_KEPT: Final = 128
 
@@ -50,11 +50,11 @@ _SHOWN: Final = frozenset(
         "user-agent",
     }
 )
-"""Header fields whose values are logged: any other may be a secret."""
+"""Header fields whose values may be logged: any other may be a secret."""
 
 
 class _StepsUntil(dict[str, float | None]):
-    """The timeouts of the steps of one exchange, each at most what is left when the step begins."""
+    """Step timeouts of one exchange, each limited to the time left when the step begins."""
 
     def __init__(self, steps: dict[str, float | None], left: Callable[[], float]) -> None:
         super().__init__(steps)
@@ -72,11 +72,11 @@ class Attempt(NamedTuple):
     """A request that is about to be sent.
 
     Attributes:
-        request: what is sent.
-        headers: the headers that every request of the call has.
-        timeout: seconds that each step may take, the wait for a connection included; None is without limit.
-        ends_at: when all steps must be over, on the monotonic clock; None is without limit.
-        waited: seconds that it waited for a connection.
+        request: the request.
+        headers: the headers of every request of the call.
+        timeout: seconds for each step, including the wait for a connection; None means no limit.
+        ends_at: when all steps must be finished, on the monotonic clock; None means no limit.
+        waited: seconds spent waiting for a connection.
     """
 
     request: PreparedRequest
@@ -87,17 +87,17 @@ class Attempt(NamedTuple):
 
     @property
     def is_too_late(self) -> bool:
-        """Whether the wait has left too little of the timeout to send anything."""
+        """Whether the wait has left too little of the timeout to send the request."""
         return self.timeout is not None and self.timeout - self.waited < self.timeout * LEAST_LEFT
 
 
 class Edge:
-    """What `Http` and `AsyncHttp` share: all that needs no waiting."""
+    """The common base of `Http` and `AsyncHttp`."""
 
     def __init__(
         self, base_url: str, given: HttpClient | AsyncHttpClient | None, library: ModuleType
     ) -> None:
-        # A given client or transport takes requests of its own library alone.
+        # A given client or transport accepts only requests of the same library.
         self._library: Any = library
         try:
             host = self._library.URL(base_url).netloc
@@ -105,7 +105,7 @@ class Edge:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
         self.observer: Observer | None = None
-        # Time and chance of retries and polling: a simulation sets its own.
+        # Time and randomness of retries and polling; a simulation replaces them.
         self.now: Callable[[], float] = time.time
         self.monotonic: Callable[[], float] = time.monotonic
         self.random: Callable[[], float] = random.random
@@ -113,15 +113,15 @@ class Edge:
         self._is_exposed = _exposure.is_exposed(base_url)
         self._has_hooks = given is not None
         self._first_process: int | None = None
-        # The same few paths again and again: to take an address apart is most of what a request costs.
+        # Parsing a URL is most of the cost of a request, and the same few paths recur.
         self._url = lru_cache(maxsize=_URLS_KEPT)(lambda target: self._library.URL(base_url + target))
-        # The defaults of a given client stay, where the contract does not decide.
+        # The defaults of a given client apply where the contract does not decide.
         self._defaults = self._library.Headers(given.headers if given is not None else None)
         self._defaults.update(
             {
                 "Host": host.decode("ascii"),
                 "Accept": "application/json",
-                # Bodies are small. One that is compressed all the same is decompressed with a limit.
+                # Bodies are small. Compressed ones are decompressed within a limit.
                 "Accept-Encoding": "identity",
                 "Connection": "keep-alive",
                 "User-Agent": f"agentpay-python/{__version__}",
@@ -129,7 +129,7 @@ class Edge:
         )
 
     def headers(self, settings: Settings) -> Headers:
-        """Return the headers that every request under these settings has. Their `repr` hides the key."""
+        """Return the headers of every request under these settings. Their `repr` hides the key."""
         headers: Headers = self._defaults.copy()
         if settings.app_info:
             headers["User-Agent"] += f" {settings.app_info}"
@@ -151,7 +151,7 @@ class Edge:
             self._is_exposed = False
 
     def _build(self, attempt: Attempt) -> Any:  # noqa: ANN401 - a request of the library in use
-        # `httpx.Client.build_request` would merge URL, headers and cookies anew for every call.
+        # `httpx.Client.build_request` would merge URL, headers and cookies again for every call.
         request, headers, timeout, ends_at, waited = attempt
         library, content = self._library, request.content
         try:
@@ -174,7 +174,7 @@ class Edge:
             built.headers["Content-Length"] = str(len(content))
         if request.if_match is not None:
             built.headers["If-Match"] = request.if_match
-        built.read()  # so that event hooks of a given client may look at the content
+        built.read()  # so that event hooks of a given client can read the content
         if logger.isEnabledFor(logging.DEBUG):
             shown = {name: value if name in _SHOWN else "[secure]" for name, value in built.headers.items()}
             logger.debug("sending %s %s %r", built.method, request.target, shown)
@@ -188,17 +188,17 @@ class Edge:
 
     @property
     def _is_inherited(self) -> bool:
-        """Whether what was given may hold connections of the parent process."""
+        """Whether the given client or transport may hold connections of the parent process."""
         return self._first_process not in (None, os.getpid())
 
     def _check_process(self) -> None:
-        """Refuse a given client or transport that another process has used: it cannot be made anew."""
+        """Refuse a given client or transport that was used in another process: it cannot be recreated."""
         if self._first_process is None:
             self._first_process = os.getpid()
         elif self._is_inherited:
             raise ConfigurationError(
                 "http_client or transport was used before this process was forked, and would mix up the "
-                "answers of both processes: make the client in each process"
+                "responses of both processes: create the client in each process"
             )
 
     def _failure(self, error: Exception, built: object, attempt: Attempt) -> AgentPayError:
@@ -220,20 +220,18 @@ class Edge:
             what = f"{outcome.status} in {milliseconds:.0f} ms (request {request_id})"
         else:
             what = f"{type(outcome).__name__} after {milliseconds:.0f} ms"
-        with contextlib.suppress(
-            Exception
-        ):  # a log handler that fails must not hide what became of a payment
+        with contextlib.suppress(Exception):  # a failing log handler must not hide the outcome of a payment
             logger.info("%s %s: %s", request.endpoint.method, request.target, what)
 
 
 def _is_about(error: Exception, built: object) -> bool:
     try:
         return bool(error.request is built)  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):  # httpx raises the latter where it has not said which
+    except (AttributeError, RuntimeError):  # httpx raises RuntimeError for an exception without a request
         return False
 
 
 def body_of(response: Response | AsyncResponse) -> Body:
-    # What an event hook has read already is decompressed.
+    # If an event hook has read the response, its content is already decompressed.
     coding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
     return Body(coding, limit=BODY_MAX_BYTES)

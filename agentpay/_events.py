@@ -1,8 +1,8 @@
-"""From the bytes of a delivery to its event; that they are signed is the business of `agentpay.webhooks`.
+"""Parses the body of a delivery into its event. Signatures are verified in `agentpay.webhooks`.
 
-The bytes are held to what the service holds requests to: no repeated keys, no NaN, no lone surrogates, at
-most 16 levels. Of two parsers one judges: the quick one takes what is evidently fine, and leaves everything
-else, and every verdict, to the codec.
+The body must meet the same rules as requests to the service: no repeated keys, no NaN, no lone surrogates, at
+most 16 levels. A fast parser accepts what is obviously valid; the codec handles everything else, and all
+errors.
 """
 
 import json
@@ -17,15 +17,15 @@ from agentpay.contract.fields import JsonValue
 from agentpay.contract.requests import MAX_NESTING
 from agentpay.errors import WebhookPayloadError
 
-# By plain strings, which a dictionary finds faster than the members of an enum.
+# Keyed by plain strings, which a dictionary finds faster than enum members.
 _KINDS: Final[dict[str, type[Event]]] = {str(name): kind for name, kind in EVENT_CLASSES.items()}
 
 
 def read_event(payload: bytes) -> AnyEvent:
-    """Return the event that a signed payload holds.
+    """Return the event in a signed payload.
 
     Raises:
-        WebhookPayloadError: it holds none, or one whose data does not fit its type.
+        WebhookPayloadError: it contains no event, or one whose data does not match its type.
     """
     try:
         value = _parse(payload)
@@ -33,7 +33,7 @@ def read_event(payload: bytes) -> AnyEvent:
         raise _refusal(FieldFault(field="body", message=str(error))) from None
     if not isinstance(value, dict):
         raise _refusal(FieldFault(field="body", message="must be an object"))
-    # Only an escape gives NUL or a surrogate; a byte is looked for in a tenth of the time.
+    # NUL and surrogates can only come from escapes, and searching for the escape's byte is ten times faster.
     if b"\\" in payload and (faults := codec.text_faults(value)):
         raise _refusal(*faults)
     name = value.get("type")
@@ -45,7 +45,7 @@ def read_event(payload: bytes) -> AnyEvent:
     except codec.InvalidValueError as error:
         raise _refusal(*error.faults) from None
     if not event.id:
-        # Receivers de-duplicate by it.
+        # Receivers de-duplicate by the id.
         raise _refusal(FieldFault(field="id", message="must not be empty"))
     return cast("AnyEvent", event)
 
@@ -54,13 +54,13 @@ def _refusal(*faults: FieldFault) -> WebhookPayloadError:
     return WebhookPayloadError(
         "the payload is signed and is not an event that this version reads: "
         + "; ".join(f"{fault.field} {fault.message}" for fault in faults)
-        + ". Answer 400, and see whether a newer agentpay reads it",
+        + ". Respond with 400, and check whether a newer agentpay reads it",
         details=faults,
     )
 
 
 def _parse(payload: bytes) -> JsonValue:
-    # Without arrays only as many braces give such a depth. The events of today have none.
+    # Without arrays, this depth needs as many braces. Current events have no arrays.
     if b"[" in payload or payload.count(b"{") > MAX_NESTING:
         return json_text.parse_request_json(payload)
     try:
@@ -85,4 +85,4 @@ def _no_constant(_: str) -> None:
 _scan: Final[Callable[[str, int], tuple[JsonValue, int]]] = vars(
     json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_once)
 )["scan_once"]
-"""What `JSONDecoder.decode` calls between two passes over white space, of which the service sends none."""
+"""The scanner of `JSONDecoder.decode`, without skipping white space, which the service does not send."""

@@ -1,4 +1,4 @@
-"""Whether an API key can be read on its way: over plain http, to a host that is not this machine."""
+"""Detects an API key that would be readable in transit: over plain http, to another machine."""
 
 import sys
 import warnings
@@ -15,11 +15,11 @@ _PACKAGES: Final = tuple(
 
 
 def is_exposed(base_url: str) -> bool:
-    """Whether requests to this address can be read on the way."""
+    """Return whether requests to this address can be read in transit."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").removesuffix(".")
     if parts.scheme != "http" or host == "localhost" or host.endswith((".localhost", ".invalid")):
-        # No name under .invalid leads anywhere (RFC 6761): a server in process has one.
+        # Names under .invalid never resolve (RFC 6761); an in-process server uses one.
         return False
     try:
         return not ip_address(host).is_loopback
@@ -28,7 +28,7 @@ def is_exposed(base_url: str) -> bool:
 
 
 def warn(base_url: str) -> None:
-    """Warn that the key can be read, as of the line outside this package that made the call."""
+    """Warn that the key can be read; the warning refers to the caller's line outside this package."""
     warnings.warn(
         f"the API key is sent to {urlsplit(base_url).hostname} over plain http, where others can read it: "
         "use an https base_url, with TLS in front of the server",

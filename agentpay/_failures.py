@@ -1,7 +1,7 @@
-"""What a failed exchange becomes: an exception that says whether the request may have been processed.
+"""Converts failures of the HTTP library to exceptions that say whether the request may have been processed.
 
-The exceptions of the HTTP library, and of whatever is plugged into it, are not kept: their frames hold the
-API key. What they say is kept, with the line that raised it.
+The original exceptions are not chained, because their frames hold the API key. Their text is kept, with the
+line that raised them.
 """
 
 from pathlib import PurePath
@@ -15,7 +15,7 @@ from agentpay.errors import AgentPayError, APIConnectionError, APITimeoutError, 
 _NOT_SENT: Final = frozenset(
     {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 )
-"""Exceptions of httpx and httpx2 that are raised before the first byte of a request has left."""
+"""Exceptions of httpx and httpx2 that are raised before the first byte of a request is sent."""
 
 _DETAIL_MAX_CHARACTERS: Final = 500
 
@@ -29,16 +29,16 @@ def of_exception(
     secret: str,
     is_of_request: bool,
 ) -> AgentPayError:
-    """Return what stands for an exception that was raised after a request was handed over.
+    """Convert an exception that was raised after a request was handed to the HTTP library.
 
     Args:
-        error: what was raised, by any library.
-        request: what was sent.
-        timeout: seconds that the exchange could take.
-        waited: seconds of these that it waited for a connection.
-        secret: the API key, which is never repeated.
-        is_of_request: whether the exception is about this request; one that a hook raised about a request of
-            its own says nothing about this one.
+        error: the exception, of any library.
+        request: the request.
+        timeout: seconds that the exchange was allowed to take.
+        waited: how many of these seconds were spent waiting for a connection.
+        secret: the API key, which is removed from all text.
+        is_of_request: whether the exception is about this request. A hook may send requests too, and their
+            exceptions say nothing about this one.
     """
     names = class_names(error)
     if "DecodingError" in names:
@@ -61,7 +61,7 @@ def of_exception(
 
 
 def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeoutError:
-    """Return what stands for a request that waited for a free connection in vain."""
+    """Return the exception for a request that got no free connection within its timeout."""
     return APITimeoutError(
         f"{request.endpoint.name} waited for a free connection until its timeout of {timeout or 0:g} s: all "
         f"{CONNECTIONS_MAX} are busy. The request was not sent. Make fewer calls at a time, or allow a "
@@ -71,9 +71,9 @@ def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeout
 
 
 def of_body(problem: str, request: PreparedRequest, status: int | None) -> DecodingError:
-    """Return what stands for a response whose body is refused."""
+    """Return the exception for a response whose body is refused."""
     return DecodingError(
-        f"the answer to {request.endpoint.name} {problem}. Check that base_url is the address of the service",
+        f"the response to {request.endpoint.name} {problem}. Check that base_url points to the service",
         status=status,
     )
 
@@ -95,7 +95,7 @@ def _said(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """The line that raised an exception: it is all that is left of the traceback."""
+    """Return the line that raised an exception, since the traceback is not kept."""
     traceback = error.__traceback__
     if traceback is None:
         return "an unknown line"

@@ -1,7 +1,7 @@
-"""HTTP clients and transports that a caller brings: what is accepted, and which library each belongs to.
+"""HTTP clients and transports passed by the caller: which are accepted, and the library of each.
 
-httpx and its successor httpx2 are told apart by the names of their classes, so that neither is needed for the
-other's sake.
+httpx and its successor httpx2 are distinguished by class names, so that neither is imported to recognise the
+other.
 """
 
 import sys
@@ -98,12 +98,12 @@ class AsyncTransport(Protocol):
 
 
 def library_of(http_client: object, transport: object, *, is_async: bool) -> ModuleType | None:
-    """Return the library of a given client or transport; None when nothing says that it is not httpx.
+    """Return the library of a given client or transport; httpx unless it is recognised as httpx2's.
 
     Args:
-        http_client: what the caller gave as `http_client`, or None.
-        transport: what the caller gave as `transport`, or None.
-        is_async: whether the async client is to use it.
+        http_client: the caller's `http_client`, or None.
+        transport: the caller's `transport`, or None.
+        is_async: whether the async client will use it.
 
     Raises:
         ConfigurationError: both are given, or one that this client cannot use.
@@ -121,7 +121,7 @@ def library_of(http_client: object, transport: object, *, is_async: bool) -> Mod
 
 
 def class_names(value: object) -> frozenset[str]:
-    """Return the names of the classes of httpx, or of httpx2, that a value is an instance of."""
+    """Return the names of the httpx or httpx2 classes that a value is an instance of."""
     return frozenset(name for _, name in _classes(value))
 
 
@@ -152,7 +152,7 @@ def _check_transport(given: object, *, is_async: bool) -> None:
     wanted, other = ("handle_async_request", "handle_request")
     if not is_async:
         wanted, other = other, wanted
-    # Transports need no base class; a class in the place of an instance would be called without its `self`.
+    # Transports need no base class. A class passed instead of an instance would be called without `self`.
     if callable(getattr(given, wanted, None)) and not isinstance(given, type):
         return
     hint = ""

@@ -1,9 +1,9 @@
-"""The edge to the network, and the one module that imports httpx: requests go out, replies come back.
+"""The network edge, and the only module that imports httpx: sends requests and reads responses.
 
-`Http` and `AsyncHttp` hold the connections of an SDK client and of all its copies. What goes wrong on the way
-comes back as a value of `agentpay.errors`. Once a request has been handed over, no exception of any library
-leaves, since it would hide that the request may have been processed. Whether to send again, and what a reply
-means, is decided elsewhere.
+`Http` and `AsyncHttp` hold the connections of an SDK client and all its copies. Failures are returned as
+exceptions of `agentpay.errors`. Once a request was handed over, no exception of another library is raised,
+because it would hide that the request may have been processed. Retries and the meaning of responses are
+decided elsewhere.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
-"""How a client sends: it adds nothing of its own, and the body is read here."""
+"""Arguments of `send`: no authentication or redirects by the HTTP library, and the body is read here."""
 
-# With as many idle connections as there may be in all, httpcore's bookkeeping takes cubic time.
+# With as many idle connections allowed as connections in total, httpcore's bookkeeping takes cubic time.
 _LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=20)
 
 _ssl_lock = threading.Lock()
@@ -47,7 +47,7 @@ _ssl_context: ssl.SSLContext | None = None
 
 
 def shared_ssl_context() -> ssl.SSLContext:
-    """Return the one TLS context of this process: loading the certificates takes tens of milliseconds."""
+    """Return the TLS context, shared in this process: loading certificates takes tens of milliseconds."""
     global _ssl_context  # noqa: PLW0603 - made once per process, at the first need
     with _ssl_lock:
         if _ssl_context is None:
@@ -68,18 +68,18 @@ C = TypeVar("C")
 
 
 def _new(kind: Callable[..., C]) -> C:
-    """Return a new HTTP client, which takes proxies and certificates from the environment."""
+    """Return a new HTTP client, which uses proxies and certificates of the environment."""
     try:
         return kind(verify=shared_ssl_context(), limits=_LIMITS)
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
         raise ConfigurationError(
-            "no connections can be made with the proxies and certificates that the environment names: "
-            f"{error} ({type(error).__name__}). Mend them, or pass an http_client of your own"
+            "no connections can be made with the proxies and certificates of the environment: "
+            f"{error} ({type(error).__name__}). Correct them, or pass an http_client"
         ) from None
 
 
 class Http(Edge):
-    """The edge of the sync client."""
+    """The network edge of the sync client."""
 
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
         super().__init__(base_url, given, library_of(given, transport, is_async=False) or httpx)
@@ -89,7 +89,7 @@ class Http(Edge):
         self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client), httpx.Client.close)
 
     def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
-        """Send a request once and return its reply, or the exception that stands for a missing one.
+        """Send a request once and return its reply, or the exception for a missing one.
 
         Raises:
             ValueError: an argument is too long for an address; nothing was sent.
@@ -108,7 +108,7 @@ class Http(Edge):
             raise ClosedClientError
         if self._transport is not None:
             self._check_process()
-            # A client around it would add what is never used here: cookies, redirects, authentication.
+            # Used without a client around it, which would add cookies, redirects and authentication.
             return self._exchange(self._transport.handle_request, attempt)
         if self._given is not None:
             self._check_process()
@@ -131,10 +131,11 @@ class Http(Edge):
             response = sender(built)
             try:
                 body, is_late = body_of(response), False
-                # Not `iter_raw`, which closes too: what that raises says nothing about a complete answer.
+                # Not `iter_raw`, which also closes: an error while closing says nothing about a complete
+                # response.
                 for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
                     if is_late:
-                        raise TimeoutError  # A response that is complete is taken, however late it is.
+                        raise TimeoutError  # A complete response is accepted, however late.
                     body.feed(chunk)
                     is_late = self._is_late(attempt)
                 return Reply(response.status_code, response.headers, body.finish())
@@ -146,11 +147,12 @@ class Http(Edge):
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)
         except BaseException as error:  # noqa: BLE001 - it is raised again
-            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            # Cancelled or interrupted. Clears frames of the HTTP library, which may hold the request and its
+            # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
     def renew(self) -> None:
-        """Use new connections from now on: those there are mix up their answers."""
+        """Use new connections from now on, because the existing ones mix up their responses."""
         self._pools.retire()
 
     def close(self) -> None:
@@ -164,12 +166,12 @@ class Http(Edge):
 
 
 class AsyncHttp(Edge):
-    """The edge of the async client."""
+    """The network edge of the async client."""
 
     def __init__(
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
-        # Loading them takes longer than loading all of this package, and the sync client never needs them.
+        # Imported here: it takes longer than all of this package, and the sync client does not need it.
         import anyio  # noqa: PLC0415
 
         from agentpay._async_pools import AsyncPools  # noqa: PLC0415
@@ -183,7 +185,7 @@ class AsyncHttp(Edge):
         )
 
     async def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
-        """Send a request once and return its reply, or the exception that stands for a missing one.
+        """Send a request once and return its reply, or the exception for a missing one.
 
         Raises:
             ValueError: an argument is too long for an address; nothing was sent.
@@ -202,7 +204,7 @@ class AsyncHttp(Edge):
             raise ClosedClientError
         if self._transport is not None:
             self._check_process()
-            # A client around it would add what is never used here: cookies, redirects, authentication.
+            # Used without a client around it, which would add cookies, redirects and authentication.
             return await self._exchange(self._transport.handle_async_request, attempt)
         if self._given is not None:
             self._check_process()
@@ -229,10 +231,11 @@ class AsyncHttp(Edge):
             response = await sender(built)
             try:
                 body, is_late = body_of(response), False
-                # Not `aiter_raw`, which closes too: what that raises says nothing about a complete answer.
+                # Not `aiter_raw`, which also closes: an error while closing says nothing about a complete
+                # response.
                 async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
                     if is_late:
-                        raise TimeoutError  # A response that is complete is taken, however late it is.
+                        raise TimeoutError  # A complete response is accepted, however late.
                     body.feed(chunk)
                     is_late = self._is_late(attempt)
                 return Reply(response.status_code, response.headers, body.finish())
@@ -244,11 +247,12 @@ class AsyncHttp(Edge):
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)
         except BaseException as error:  # noqa: BLE001 - it is raised again
-            # Cancelled or interrupted: frames of the HTTP library may hold what is sent, the key included.
+            # Cancelled or interrupted. Clears frames of the HTTP library, which may hold the request and its
+            # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
     async def renew(self) -> None:
-        """Use new connections from now on: those there are mix up their answers."""
+        """Use new connections from now on, because the existing ones mix up their responses."""
         await self._pools.retire()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What may watch the calls of a client. Watching never changes a call: a watcher raises nothing."""
+"""Interfaces for observing calls, for example for tracing. Observers must not raise or change a call."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,27 +7,27 @@ from agentpay._requests import PreparedRequest, Reply
 
 
 class Watch(Protocol):
-    """One call that is watched.
+    """An observed call.
 
     Attributes:
-        headers: header fields that its requests carry for whoever watches on the other side.
+        headers: header fields to add to its requests, such as trace context.
     """
 
     @property
     def headers(self) -> Mapping[str, str]: ...
 
     def succeeded(self, model: object, reply: Reply) -> None:
-        """Note that the call ended with a response, and what it meant."""
+        """The call succeeded, with this model and reply."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Note that the call ended with an exception."""
+        """The call failed."""
         ...
 
 
 class Observer(Protocol):
-    """What is asked to watch each call of a client and its copies."""
+    """Observes each call of a client and its copies."""
 
     def begin(self, request: PreparedRequest) -> Watch:
-        """Begin to watch a call."""
+        """A call begins."""
         ...

@@ -1,7 +1,7 @@
-"""What one call may be told beside its own arguments, and what it then runs under.
+"""The options of a single call, and the resulting settings.
 
-`CallOptions` is the one place where such an option is declared: every method of every resource takes it as
-`**options: Unpack[CallOptions]`, and hands it on without looking inside.
+`CallOptions` is the one place that declares them: every resource method takes them as `**options:
+Unpack[CallOptions]` and passes them on.
 """
 
 import math
@@ -17,17 +17,16 @@ from agentpay.contract.requests import UNSET, UnsetType
 class CallOptions(TypedDict, total=False):
     """Options that every call takes as keyword arguments. Each replaces the client's setting for that call.
 
-    A list takes them for each request that fetches a page.
+    When listing, they apply to each request for a page.
 
     Attributes:
-        timeout: seconds that each step of an exchange (connecting, sending, waiting for the response) may
-            take; None is without limit.
-        max_retries: how often the request is retried after a failure that may pass, from 0.
-        deadline: seconds that the call may take in all, retries and the pauses between them included; None
-            is without limit. It never turns an unknown outcome into a failure: a payment that is cut short
-            by it raises the same error as one whose response was lost.
-        extra_headers: header fields to add. Those that the client decides itself, such as `Authorization`,
-            are refused.
+        timeout: seconds for each step of an exchange (connecting, sending, waiting for the response); None
+            means no limit.
+        max_retries: how often the request is retried after a temporary failure, from 0.
+        deadline: seconds for the whole call, including retries and the pauses between them; None means no
+            limit. It never turns an unknown outcome into a failure: a payment that exceeds the deadline
+            raises the same error as one whose response was lost.
+        extra_headers: header fields to add. Fields that the client sets are refused, such as `Authorization`.
     """
 
     timeout: float | None | UnsetType
@@ -42,19 +41,19 @@ CallOptions.__module__ = "agentpay"
 _NAMES: Final = frozenset(CallOptions.__annotations__)
 
 DEADLINE_LEFT: Final = 0.1
-"""Part of the deadline that a pause must leave: an attempt with less may well end in doubt."""
+"""The part of the deadline that a pause must leave, or no further attempt is made."""
 
 
 @frozen(kw_only=True)
 class Call:
-    """What one call of a method runs under, however many requests it makes.
+    """The settings of one call, for all its requests.
 
     Attributes:
-        headers: the header fields of every request, in the form of the HTTP library in use.
-        timeout: seconds that each step of an exchange may take; None is without limit.
+        headers: the header fields of every request, as objects of the HTTP library in use.
+        timeout: seconds for each step of an exchange; None means no limit.
         max_retries: how often a request is retried.
-        deadline: seconds that the call may take in all; None is without limit.
-        ends_at: when these are over, on the client's monotonic clock.
+        deadline: seconds for the whole call; None means no limit.
+        ends_at: when the deadline is reached, on the client's monotonic clock.
     """
 
     headers: MutableMapping[str, str]
@@ -64,16 +63,16 @@ class Call:
     ends_at: float | None = None
 
     def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
-        """Return what a call with these options runs under, when it begins now.
+        """Return the settings of a call with these options that begins now.
 
         Raises:
-            ConfigurationError: an option has a value that it cannot have; the message names it.
+            ConfigurationError: an option has an invalid value; the message names it.
             TypeError: there is no such option.
         """
         unknown = options.keys() - _NAMES
         if unknown:
             raise TypeError(
-                f"unexpected keyword argument {min(unknown)!r}; beside the arguments of the method, a call "
+                f"unexpected keyword argument {min(unknown)!r}; besides the arguments of the method, a call "
                 f"takes {', '.join(sorted(_NAMES))}"
             )
         timeout = options.get("timeout", UNSET)
@@ -93,13 +92,13 @@ class Call:
         )
 
     def with_headers(self, headers: Mapping[str, str]) -> "Call":
-        """Return the call with other header fields beside its own."""
+        """Return the call with additional header fields."""
         copied = self.headers.copy()  # type: ignore[attr-defined]  # of httpx, and of httpx2
         copied.update(headers)
         return evolve(self, headers=copied)
 
     def pause_max(self, now: float) -> float:
-        """Return how many seconds a pause may take before an attempt that the deadline leaves time for."""
+        """Return the maximum seconds of a pause that leaves time for an attempt before the deadline."""
         if self.deadline is None or self.ends_at is None:
             return math.inf
         return self.ends_at - now - self.deadline * DEADLINE_LEFT

@@ -1,7 +1,8 @@
-"""The arguments of the methods that send something, as dictionaries that a type checker knows.
+"""TypedDicts with the arguments of the methods that send something.
 
-`order: CreateTransferParams = {…}; client.transfers.create(**order)` is checked as the call with its keywords
-is. Keys and types are those of the methods, where their meaning stands; options of a call are `CallOptions`.
+Type checkers check `order: CreateTransferParams = {…}; client.transfers.create(**order)` like the call with
+keywords. Keys and types are those of the methods, which document them. Options of a call are in
+`CallOptions`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 from agentpay._arguments import Names
 from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.choices import EventType
+from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.policies import Limit
+from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transactions import TransactionStatusFilter
 from agentpay.contract.transfers import TransferStatus
 
@@ -33,7 +36,7 @@ class ListAccountsParams(TypedDict, total=False):
 
 
 class ListTransactionsParams(TypedDict, total=False):
-    """Arguments of `accounts.transactions` beside the account."""
+    """Arguments of `accounts.transactions`, except the account."""
 
     limit: int | None
     cursor: str | None
@@ -42,7 +45,7 @@ class ListTransactionsParams(TypedDict, total=False):
 
 
 class PolicyParams(TypedDict, total=False):
-    """Arguments of `policies.update` and `policies.replace` beside the account."""
+    """Arguments of `policies.update` and `policies.replace`, except the account."""
 
     max_single_transfer: Limit
     max_daily_spend: Limit
@@ -109,10 +112,76 @@ class OpenSessionParams(TypedDict):
 
 
 class ChargeSessionParams(TypedDict):
-    """Arguments of `sessions.charge` beside the session."""
+    """Arguments of `sessions.charge`, except the session."""
 
     amount: Decimal | int | str
     idempotency_key: NotRequired[str | None]
+
+
+class ListSessionsParams(TypedDict, total=False):
+    """Arguments of `sessions.list`."""
+
+    account_id: str | None
+    status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None
+    idempotency_key: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class CreateAgentKeyParams(TypedDict, total=False):
+    """Arguments of `console.agent_keys.create` besides the account."""
+
+    name: str | None
+
+
+class CreateOperatorKeyParams(TypedDict):
+    """Arguments of `console.operator_keys.create`."""
+
+    name: str
+
+
+class RejectTransferParams(TypedDict, total=False):
+    """Arguments of `console.approvals.reject` besides the transfer."""
+
+    reason: str | None
+
+
+class RotateSecretParams(TypedDict, total=False):
+    """Arguments of `console.webhooks.rotate_secret` besides the webhook."""
+
+    overlap_seconds: int
+
+
+class ReplayEventParams(TypedDict, total=False):
+    """Arguments of `console.events.replay` besides the event."""
+
+    webhook_id: str | None
+
+
+class ListEventsParams(TypedDict, total=False):
+    """Arguments of `console.events.list`."""
+
+    type: EventType | None
+    account_id: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class ListDeliveriesParams(TypedDict, total=False):
+    """Arguments of `console.deliveries.list`."""
+
+    status: DeliveryStatusFilter | Literal["pending", "retrying", "delivered", "undelivered"] | None
+    event_id: str | None
+    webhook_id: str | None
+    limit: int | None
+    cursor: str | None
+
+
+class ListParams(TypedDict, total=False):
+    """Arguments of the console's lists without filters, such as `console.agent_keys.list`."""
+
+    limit: int | None
+    cursor: str | None
 
 
 for _name, _kind in list(globals().items()):

@@ -1,10 +1,12 @@
-"""Whose connections are whose: a pool belongs to one process and, in async code, to one event loop.
+"""Connection pools, each owned by one process and, in async code, by one event loop.
 
-Two processes on one socket read each other's responses, and a connection of an event loop that has ended
-fails after the request has left. So neither a forked child nor another loop uses a pool that it did not make.
+Two processes on one socket would read each other's responses, and a connection of an event loop that has
+ended fails after the request was sent. So neither a forked child nor another loop uses a pool that it did not
+create.
 
-In front of each pool stands a limit on requests, because httpcore spends quadratic time on those that wait
-inside it. This module knows no HTTP library; `agentpay._async_pools` has the pools of event loops.
+Each pool limits its concurrent requests itself, because httpcore takes quadratic time for requests that wait
+inside it. This module is independent of the HTTP library; `agentpay._async_pools` has the pools of event
+loops.
 """
 
 import os
@@ -13,29 +15,30 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 CONNECTIONS_MAX: Final = 100
-"""Requests that one pool has under way at a time, each on a connection of its own."""
+"""The most concurrent requests of one pool, each on its own connection."""
 
 C = TypeVar("C")
 
 _inherited: Final[list[object]] = []
-"""What forked children must not touch. It is kept for ever: closing or finalizing a pool of the parent could
-tell the peer that its connections end, or remove them from an epoll set that both processes share."""
+"""Pools of the parent that forked children must not touch. They are kept alive: finalizing one could close
+the parent's connections at the peer, or remove them from an epoll set that both processes share."""
 
 
 class ByProcess(Generic[C]):
-    """A value for each process: a forked child starts with a new one."""
+    """A value per process: a forked child starts with a new one."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
         self._values: dict[int, C] = {}
 
     def get(self) -> C:
-        """Return the value of the process that asks."""
+        """Return the value of the current process."""
         process = os.getpid()
         value = self._values.get(process)
         if value is None:
-            # One atomic step instead of a lock: at the fork another thread may have held the lock, and that
-            # thread does not exist in the child.
+            # An atomic step instead of a lock: another thread may have held the lock at the fork, and does
+            # not
+            # exist in the child.
             value = self._values.setdefault(process, self._make())
             for other in [other for other in self._values if other != process]:
                 _inherited.append(self._values.pop(other, None))
@@ -43,7 +46,7 @@ class ByProcess(Generic[C]):
 
 
 class Pool(Generic[C]):
-    """The connections of one process, and how many requests use them."""
+    """The connections of one process, and the number of requests that use them."""
 
     def __init__(self, client: C, close: Callable[[C], None]) -> None:
         self.client: C = client
@@ -54,7 +57,7 @@ class Pool(Generic[C]):
         self._is_retired = False
 
     def enter(self, timeout: float | None) -> bool:
-        """Wait until a request may be sent, then expect `leave`; False when `timeout` seconds pass before."""
+        """Wait for permission to send a request, to be followed by `leave`; False after `timeout` seconds."""
         if not (self._free.acquire(blocking=False) or self._free.acquire(timeout=timeout)):
             return False
         with self._lock:
@@ -62,7 +65,7 @@ class Pool(Generic[C]):
         return True
 
     def leave(self) -> None:
-        """Let the next request be sent."""
+        """Allow the next request."""
         with self._lock:
             self._users -= 1
             is_last = self._is_retired and not self._users
@@ -84,10 +87,10 @@ class Pool(Generic[C]):
 
 
 class Pools(Generic[C]):
-    """The pool of each process, made when first needed.
+    """The pool of each process, created on demand.
 
     Args:
-        make: makes an HTTP client.
+        make: creates an HTTP client.
         close: closes one.
     """
 
@@ -111,7 +114,7 @@ class Pools(Generic[C]):
             pool.retire()
 
     def close(self) -> None:
-        """Close the connections of this process, and leave those of others alone."""
+        """Close the connections of this process, but not those of others."""
         pool = self._taken()
         if pool is not None:
             pool.close()
@@ -124,7 +127,7 @@ class Pools(Generic[C]):
 
 
 class _Own(Generic[C]):
-    """What one process has."""
+    """The pool of one process, and whether it is closed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A response as it came: status, headers and body, with what they mean."""
+"""Raw responses: status, headers and body, with the parsed result."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -17,14 +17,14 @@ T_co = TypeVar("T_co", covariant=True)
 class RawResponse(Generic[T_co]):
     """The response to a call, from `client.with_raw_response` or `client.request`.
 
-    A call that fails raises the same errors as ever. Where a call makes several requests, as
-    `policies.update` does, this is the response to the last.
+    Failed calls raise the usual errors. If a call makes several requests, as `policies.update` does, this is
+    the response to the last.
 
     Attributes:
         status: HTTP status, a success.
-        headers: header fields; their names are looked up in any case.
-        body: the whole body. It is not in `repr`, since a secret may be in it.
-        retries_made: how often the request was sent before, in vain.
+        headers: header fields; look-ups ignore case.
+        body: the whole body. Not in `repr`, because it may contain a secret.
+        retries_made: how many attempts failed before.
     """
 
     __module__ = "agentpay"
@@ -37,7 +37,7 @@ class RawResponse(Generic[T_co]):
 
     @classmethod
     def of(cls, reply: Reply, model: Any = UNSET) -> "RawResponse[Any]":  # noqa: ANN401 - of any endpoint
-        """Return the response that a reply is, with the model that it was read into."""
+        """Return the raw response for a reply, with the model that was parsed from it."""
         return RawResponse(
             status=reply.status,
             headers=reply.headers,
@@ -48,7 +48,7 @@ class RawResponse(Generic[T_co]):
 
     @property
     def request_id(self) -> str | None:
-        """Identifies the request in the service's logs; None when the response names none."""
+        """Identifies the request in the service's logs; None if the response has none."""
         return Reply(self.status, self.headers, b"").request_id
 
     def parse(self) -> T_co:

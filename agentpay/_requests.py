@@ -1,7 +1,7 @@
-"""Sans-IO: an endpoint and its arguments become a request; an answer becomes a model or an exception.
+"""Sans-IO: converts an endpoint and its arguments to a request, and a response to a model or an exception.
 
-Nothing here sends, waits or knows the API key. Exceptions are returned as values: whether one is raised, or
-the request is sent again, is decided by `agentpay._retries`.
+Nothing here sends, waits or has the API key. Exceptions are returned as values: `agentpay._retries` decides
+whether to raise one or to retry.
 """
 
 import unicodedata
@@ -35,15 +35,15 @@ _SHOWN_CHARACTERS: Final = 128
 
 @frozen(kw_only=True)
 class PreparedRequest:
-    """A request that is ready to be sent, any number of times.
+    """A request that can be sent any number of times.
 
     Attributes:
-        endpoint: what it asks for.
+        endpoint: the endpoint.
         target: path and query, from the slash on.
         content: body; None for none.
         if_match: value of the `If-Match` header; None for none.
-        idempotency_key: the key that makes repeating it safe; None for none.
-        expected: attributes of the answer, or of each item of its page, with what they must repeat.
+        idempotency_key: the key that makes retrying it safe; None for none.
+        expected: attributes that the response, or each item of its page, must have, with their values.
     """
 
     endpoint: Endpoint
@@ -56,13 +56,13 @@ class PreparedRequest:
 
 @frozen
 class Reply:
-    """An answer of the service.
+    """A response of the service.
 
     Attributes:
         status: HTTP status.
-        headers: headers, looked up by their lower-case names.
-        body: the whole body; kept out of `repr`, since a webhook's secret may be in it.
-        retries_made: how often the request was sent before, in vain.
+        headers: headers, by lower-case name.
+        body: the whole body; not in `repr`, because it may contain a webhook's secret.
+        retries_made: how many attempts failed before.
     """
 
     status: int
@@ -72,7 +72,7 @@ class Reply:
 
     @property
     def request_id(self) -> str | None:
-        """Identifies the request in the service's logs; None when the response names none."""
+        """Identifies the request in the service's logs; None if the response has none."""
         value = self.headers.get("x-request-id")
         return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
@@ -86,19 +86,19 @@ def prepare(
     if_match: str | None = None,
     idempotency_key: str | None = None,
 ) -> PreparedRequest:
-    """Return the request for an endpoint and its arguments.
+    """Build the request for an endpoint and its arguments.
 
     Args:
-        endpoint: what to ask for.
+        endpoint: the endpoint.
         path: values of the path's parameters, unquoted.
-        query: the query; what is None is left out.
+        query: the query; None values are left out.
         body: the body's model.
-        if_match: the version that a write demands, as the service gave it.
-        idempotency_key: the key within `body`, where it has one.
+        if_match: the version that a write requires, as the service returned it.
+        idempotency_key: the key in `body`, if it has one.
 
     Raises:
         TypeError: an identifier is not a string, or a value of the body has no exact JSON form.
-        ValueError: an identifier is empty or would reach another path; a datetime has no UTC offset.
+        ValueError: an identifier is empty or would change the path; a datetime has no UTC offset.
     """
     if body is not None:
         check_body(body)
@@ -117,7 +117,7 @@ def prepare(
 
 
 ANY_SUCCESS: Final[Mapping[int, Any]] = MappingProxyType({})
-"""The responses of a request that no endpoint describes: every 2xx, whose body is left unread."""
+"""The responses of a request without a described endpoint: any 2xx, with an unparsed body."""
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -125,18 +125,18 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 def prepare_undescribed(
     method: str, path: str, *, query: Mapping[str, object] | None = None, body: object = UNSET
 ) -> PreparedRequest:
-    """Return a request that no endpoint describes.
+    """Build a request without a described endpoint.
 
     Args:
         method: HTTP method.
         path: path, from the slash on, without a query.
-        query: the query; what is None is left out.
-        body: a JSON value; UNSET for none. A string under `idempotency_key` in it is what makes an unknown
-            outcome one that can be resumed.
+        query: the query; None values are left out.
+        body: a JSON value; UNSET for none. With a string `idempotency_key` in it, an unknown outcome can be
+            resumed.
 
     Raises:
-        TypeError: an argument has another type, or the body has no exact JSON form.
-        ValueError: the method is not one of those of HTTP, or the path is not one.
+        TypeError: an argument has a wrong type, or the body has no exact JSON form.
+        ValueError: the method is not an HTTP method, or the path is invalid.
     """
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(_METHODS)}, not {method!r}")
@@ -180,7 +180,7 @@ def _expected(
     query: Mapping[str, object] | None,
     body: Request | None,
 ) -> tuple[tuple[str, object], ...]:
-    """What the answer must repeat of what is asked; a filter that is not given demands nothing."""
+    """Return what the response must repeat from the request; filters that are not set are left out."""
     given = {**(path or {}), **(query or {})}
     asked = (
         (attribute, given[name] if name in given else getattr(body, name, None))
@@ -191,14 +191,14 @@ def _expected(
 
 def _quoted(name: str, value: object) -> str:
     value = check_text(name, value)
-    # Quoting alone is not enough: servers and proxies take dot segments and %2F apart again.
+    # Quoting is not sufficient: servers and proxies decode dot segments and %2F.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
         raise ValueError(f"{name} must be an identifier as the service returned it, not {value[:64]!r}")
     return quote(value, safe="")
 
 
 def _free_text(name: str, value: object) -> str:
-    """Quote text that may hold slashes, which are sent as they are: `%2F` does not pass every proxy."""
+    """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`."""
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
@@ -213,18 +213,18 @@ def _query_text(name: str, value: object) -> str:
 
 
 def etag_of(reply: Reply) -> str | None:
-    """Return the version that an answer carries, for `if_match`; None without one that can be sent back."""
+    """Return the version in a response, for `if_match`; None without one that can be sent back."""
     etag = reply.headers.get("etag")
     return etag if etag and etag.isascii() and etag.isprintable() else None
 
 
 def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
-    """Return what an answer means: the endpoint's model, or the exception to raise.
+    """Return the endpoint's model for a response, or the exception to raise.
 
     Args:
-        request: what was asked for.
-        reply: the answer.
-        now: seconds since the epoch, against which a date in `Retry-After` is read.
+        request: the request.
+        reply: the response.
+        now: seconds since the epoch, to interpret a date in `Retry-After`.
     """
     endpoint = request.endpoint
     if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
@@ -243,7 +243,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.DecodingError(
-        f"the answer to {endpoint.name} ({reply.status}) is not what the contract says: "
+        f"the response to {endpoint.name} ({reply.status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
         status=reply.status,
         request_id=reply.request_id,
@@ -251,16 +251,16 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
 
 
 _TIDIED: Final = frozenset({"name", "url"})
-"""Attributes that a service may tidy up, by trimming a name or adding the slash that ends a URL."""
+"""Attributes that a service may normalise, by trimming a name or adding the slash that ends a URL."""
 
 
 def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.AnswerMismatchError | None:
-    """Return the error of an answer that belongs to another request; None where it repeats what was asked."""
+    """Return the error for a response that belongs to another request; None if it matches."""
     items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
     for attribute, asked in request.expected:
         for item in items:
             told = getattr(item, attribute)
-            # Only of a field that the contract does not promise nothing may be told.
+            # Fields that the contract does not guarantee may be missing.
             if told is not None and told != asked and _tidied(attribute, told) != _tidied(attribute, asked):
                 return errors.AnswerMismatchError(
                     operation=request.endpoint.name,
@@ -296,7 +296,7 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
     ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }
-"""The codes with an exception of their own among those of one status."""
+"""Codes with a more specific exception than their status has."""
 
 _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
     400: errors.InvalidRequestError,
@@ -315,7 +315,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 
 
 def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
-    """Return the exception that an answer with an error status stands for; arguments as for `read`."""
+    """Return the exception for a response with an error status; arguments as for `read`."""
     status = reply.status
     sent = _error_body(reply.body)
     body = sent and _printable(sent)
@@ -331,9 +331,9 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
             body=sent,
         )
     if body is None:
-        message = "the answer has no error body as the service would send: a proxy may have given it"
+        message = "the response has no error body as the service would send; a proxy may have sent it"
         return kind(message, status=status, request_id=request_id, retry_after=retry_after)
-    # A code counts only with its own status, so that a contradictory answer is not taken for a known one.
+    # A code counts only with its own status, so that contradictory responses are not misinterpreted.
     if body.error in _BY_CODE and HTTP_STATUS[ErrorCode(body.error)] == status:
         kind = _BY_CODE[body.error]
     session_id = None if body.session_id is UNSET else body.session_id
@@ -354,10 +354,10 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
 
 
 def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:
-    """Whether an answer says that the service has no such endpoint, rather than that it finds nothing."""
+    """Return whether a response means that the service lacks the endpoint, rather than the object."""
     if status != 404 or not endpoint.is_extension or endpoint.responses is ANY_SUCCESS:
         return False
-    # The service's own 404 is about an identifier, wherever the request has one.
+    # If the request has an identifier, a 404 from the service is about that.
     return body is None or ErrorCode.NOT_FOUND not in endpoint.every_error
 
 
@@ -369,7 +369,7 @@ def _error_body(content: bytes) -> ErrorBody | None:
 
 
 def _printable(body: ErrorBody) -> ErrorBody:
-    # What a service says is printed on terminals, which act on control characters.
+    # The service's text is printed on terminals, which interpret control characters.
     details = body.details and tuple(
         FieldFault(field=printable(fault.field), message=printable(fault.message)) for fault in body.details
     )
@@ -381,7 +381,7 @@ _TEXTS: Final = tuple(field.name for field in attrs.fields(ErrorBody) if field.n
 
 
 def _retry_after(value: str | None, now: float) -> float | None:
-    """Seconds that `Retry-After` asks for: it holds seconds, or an HTTP date (RFC 9110, 10.2.3)."""
+    """Return the seconds in `Retry-After`, which may be a number or an HTTP date (RFC 9110, 10.2.3)."""
     if value is None:
         return None
     value = value.strip()

@@ -1,20 +1,24 @@
-"""Sans-IO: when a request is sent again, for how long to wait before, and when its outcome is unknown.
+"""Sans-IO: when to retry a request, how long to wait before, and when the outcome is unknown.
 
-`attempts` is a generator. It yields `Send` and is answered with a `Reply` or with the exception that stands
-for a missing one; it yields `Sleep` and is answered with nothing. It returns the model and its reply, or
-raises. All of its state is its own, so that any number of calls run side by side on one client. The rules:
+`attempts` is a generator that its driver controls. It yields `Send`, and the driver sends back a `Reply`, or
+an exception if there was none. It yields `Sleep`, and the driver sends back None. At the end it returns the
+model and its reply, or raises. It has no shared state, so any number of calls can run concurrently. The
+rules:
 
-- Sent again, at most `max_retries` times: no connection, no answer in time, 408, 429, and 5xx but 501.
-- What would do a thing twice (`Repeat.IF_NOT_PROCESSED`) is sent again only when the request certainly did
-  nothing.
-- The pause is drawn from 0 to an exponentially growing limit (full jitter), and is never shorter than
-  `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts: the caller knows better.
-- No pause is longer than `pause_max`: a deadline ends the attempts, and changes nothing of what they mean.
-- A request with an idempotency key ends in `TransferOutcomeUnknownError`, or its twin of sessions, when an
-  attempt may have done its work and no later answer settled the question.
-- After an answer to another request nothing more is sent on the connections there are.
+- Retry at most `max_retries` times, on: no connection, timeout, 408, 429, and 5xx except 501.
+- A request whose repetition would have another effect (`Repeat.IF_NOT_PROCESSED`) is retried only if it was
+  certainly not processed.
+- The pause is random, from 0 to an exponentially growing limit (full jitter), and never shorter than
+`Retry-After`.
+  A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts and is left to the caller.
+- No pause is longer than `pause_max`. A deadline ends the attempts, but does not change how they are
+interpreted.
+- A request with an idempotency key ends in `TransferOutcomeUnknownError` (or the equivalent for sessions) if
+an
+  attempt may have been processed and no later response settled the question.
+- After a response that belongs to another request, the current connections are not used again.
 
-It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
+It does no I/O; clock and randomness are parameters.
 """
 
 import math
@@ -42,10 +46,10 @@ from agentpay.errors import (
 )
 
 BACKOFF_BASE: Final = 0.5
-"""Longest first pause, in seconds; it doubles with every retry."""
+"""Maximum of the first pause, in seconds; it doubles with every retry."""
 
 BACKOFF_CAP: Final = 8.0
-"""Longest pause that is drawn, in seconds."""
+"""Maximum of a random pause, in seconds."""
 
 RETRY_AFTER_CAP: Final = 30.0
 """Longest `Retry-After` that is waited for, in seconds."""
@@ -74,7 +78,7 @@ RENEW: Final = Renew()
 
 
 class _Effect(Enum):
-    """What a failed attempt says about the work that was asked for."""
+    """The possible effect of a failed attempt."""
 
     NONE = "this attempt did nothing"
     POSSIBLE = "this attempt may have done it"
@@ -89,17 +93,17 @@ def attempts(
     now: Callable[[], float] = time.time,
     random: Callable[[], float] = _random.random,
 ) -> Generator[Send | Sleep | Renew, Any, tuple[Any, Reply]]:
-    """Yield what to do next until the request is answered; return its model and its reply.
+    """Yield the next step until there is a response; return its model and the reply.
 
     Args:
-        request: what to send.
-        max_retries: how often to send it again.
-        pause_max: seconds that a pause may take now; with a longer one, the request is not sent again.
+        request: the request.
+        max_retries: how often to retry.
+        pause_max: maximum seconds of a pause at this time; a longer one ends the attempts.
         now: seconds since the epoch.
         random: a number from 0 up to 1.
 
     Raises:
-        AgentPayError: the request failed for good.
+        AgentPayError: the request failed, and is not retried.
     """
     in_doubt = False
     known_id: str | None = None
@@ -129,12 +133,12 @@ def attempts(
 
 
 def _subject_of(error: AgentPayError) -> str | None:
-    """The transfer or the session that an answer names."""
+    """Return the transfer or session that a response refers to."""
     return (error.transfer_id or error.session_id) if isinstance(error, APIError) else None
 
 
 def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
-    """Return what stands for an exception of no declared kind that was raised after a request was sent."""
+    """Return the exception for an unexpected error that was raised after a request was sent."""
     if request.idempotency_key is not None:
         return _outcome_unknown(request.endpoint, request.idempotency_key, None)
     return APIConnectionError(
@@ -158,26 +162,27 @@ def _effect_of(error: AgentPayError) -> _Effect:
     ):
         return _Effect.NONE
     if not isinstance(error, APIError):
-        # Something was answered that cannot be read. It may have been "done".
+        # The response is unreadable. It may have reported success.
         return _Effect.POSSIBLE
     if error.status in _TURNED_AWAY:
         return _Effect.NONE
     if error.status in _LAST_WORDS:
-        # Without the service's body it is a proxy's word, which knows nothing of earlier attempts.
+        # Without the service's error body it may come from a proxy, which has no information on earlier
+        # attempts.
         return _Effect.NONE if error.code is None else _Effect.SETTLED
     if error.status == 503 and error.code == "chain_unavailable" and _subject_of(error) is None:
-        # Nothing was stored and nothing will be sent (interface E4, I5).
+        # Nothing was stored, and nothing will be sent (interface E4, I5).
         return _Effect.NONE
     return _Effect.POSSIBLE
 
 
 def is_transient(error: AgentPayError) -> bool:
-    """Whether the same request may fare better later: no answer came, or one that asks for patience."""
+    """Return whether a retry may succeed: there was no response, or a temporary error."""
     return isinstance(error, APIConnectionError) or (isinstance(error, APIError) and error.status in _RETRIED)
 
 
 def retry_after(error: AgentPayError | None) -> float:
-    """Seconds for which the service asks not to be called again; 0 when it does not ask."""
+    """Return for how many seconds the service asks not to be called; 0 by default."""
     asked = error.retry_after if isinstance(error, APIError) else None
     return asked or 0.0
 
@@ -190,10 +195,10 @@ def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect)
 
 
 def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:
-    """Seconds to wait before the next attempt, or None when the service asks for too many."""
+    """Return the seconds to wait before the next attempt, or None if the service asks for too many."""
     asked = retry_after(error)
     if asked > RETRY_AFTER_CAP:
         return None
-    # The exponent is bounded: 2**1024 is no float, and any number of retries may be asked for.
+    # The exponent is bounded: 2**1024 overflows a float, and max_retries is unlimited.
     limit = min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(retries, 16))
     return max(asked, random() * limit)

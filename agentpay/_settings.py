@@ -1,7 +1,7 @@
-"""What a client is made with: arguments, then environment variables, then defaults. All are checked here.
+"""The settings of a client: arguments, then environment variables, then defaults. All are checked here.
 
-The API key lives in an `ApiKey` from the first line on, so that no `repr`, log line, pickle or traceback with
-locals can show it. This module opens no connection and knows no HTTP library.
+The API key is wrapped in an `ApiKey` at once, so that no `repr`, log line, pickle or traceback with locals
+can show it. This module opens no connections and is independent of the HTTP library.
 """
 
 import logging
@@ -15,27 +15,20 @@ from urllib.parse import urlsplit
 
 from attrs import evolve, field, frozen
 
+from agentpay._secret_text import SecretText
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import ConfigurationError
 
 DEFAULT_TIMEOUT: Final = 30.0
-"""Seconds. Above the 20 s for which the service may hold a transfer until it is final (interface T6)."""
+"""Seconds. More than the 20 s for which the service may hold a transfer until it is final (interface T6)."""
 
 DEFAULT_MAX_RETRIES: Final = 2
 
 logger: logging.Logger = logging.getLogger("agentpay")
 
 
-class SecretText(Protocol):
-    """A `SecretStr` of pydantic, or another text that shows itself only when asked."""
-
-    def get_secret_value(self) -> str:
-        """Return the text."""
-        ...
-
-
 class Address(Protocol):
-    """A URL of httpx, httpx2, pydantic or yarl: its `str` is the address."""
+    """A URL of httpx, httpx2, pydantic or yarl; `str` returns the address."""
 
     @property
     def scheme(self) -> str:
@@ -44,12 +37,12 @@ class Address(Protocol):
 
     @property
     def host(self) -> str | None:
-        """The name or number of the machine."""
+        """The host name or IP address."""
         ...
 
 
 class ApiKey:
-    """An API key that shows itself to nobody but `reveal`."""
+    """An API key that only `reveal` shows."""
 
     __slots__ = ("_value",)
 
@@ -65,7 +58,7 @@ class ApiKey:
         return self._value if isinstance(self._value, str) else ""
 
     def check(self) -> None:
-        """Refuse a key that is missing or cannot stand in a header.
+        """Refuse a key that is missing or cannot be sent in a header.
 
         Raises:
             ConfigurationError: no key, or one with blanks, control or non-ASCII characters.
@@ -78,28 +71,28 @@ class ApiKey:
             )
         if not (self._value.isascii() and self._value.isprintable()) or " " in self._value:
             raise ConfigurationError(
-                "the API key holds blanks or characters that no key has: copy it again, without line ends"
+                "the API key contains blanks or characters that no key has: copy it again, without line ends"
             )
 
     def __repr__(self) -> str:
         return "<hidden>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an API key is not pickled: make the client anew where it is needed")
+        raise TypeError("an API key cannot be pickled: create the client again where it is needed")
 
 
 @frozen(kw_only=True)
 class Settings:
-    """Checked settings of one client.
+    """The checked settings of one client.
 
     Attributes:
         api_key: the key, hidden.
         base_url: address of the service, without a trailing slash.
-        timeout: seconds that one step of an exchange may take; None is without limit.
-        max_retries: how often a request is sent again.
-        deadline: seconds that a call may take in all; None is without limit.
-        default_headers: header fields that every request has, beside those of the client.
-        app_info: what the caller adds to `User-Agent`; empty for nothing.
+        timeout: seconds for one step of an exchange; None means no limit.
+        max_retries: how often a request is retried.
+        deadline: seconds for a whole call; None means no limit.
+        default_headers: additional header fields of every request.
+        app_info: the caller's addition to `User-Agent`; empty for none.
     """
 
     api_key: ApiKey
@@ -119,10 +112,10 @@ class Settings:
         deadline: float | None | UnsetType,
         default_headers: Mapping[str, str] | UnsetType,
     ) -> "Settings":
-        """Return the settings with what is given and not `UNSET`.
+        """Return the settings with all arguments that are not `UNSET`.
 
         Raises:
-            ConfigurationError: a setting cannot be meant; the message names it.
+            ConfigurationError: a setting is invalid; the message names it.
         """
         api_key.check()
         given: dict[str, Any] = {"api_key": api_key}
@@ -147,10 +140,10 @@ def resolve(
     default_headers: Mapping[str, str] | None,
     app_info: str | None,
 ) -> Settings:
-    """Return the settings that arguments and environment make together.
+    """Combine arguments and environment variables.
 
     Raises:
-        ConfigurationError: a setting is missing or cannot be meant; the message names it.
+        ConfigurationError: a setting is missing or invalid; the message names it.
     """
     api_key.check()
     _configure_logging(os.environ.get("AGENTPAY_LOG"))
@@ -166,7 +159,7 @@ def resolve(
 
 
 def checked_seconds(setting: str, seconds: float | None) -> float | None:
-    """Return the seconds of a setting.
+    """Check a setting in seconds and return it.
 
     Raises:
         ConfigurationError: not a finite number above 0, nor None.
@@ -176,7 +169,7 @@ def checked_seconds(setting: str, seconds: float | None) -> float | None:
     if type(seconds) not in (int, float):
         raise ConfigurationError(f"{setting} is a number of seconds or None, not {type(seconds).__name__}")
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigurationError(f"{setting} must be above 0 seconds; None is without limit")
+        raise ConfigurationError(f"{setting} must be above 0 seconds; None means no limit")
     return float(seconds)
 
 
@@ -193,16 +186,16 @@ _DECIDED: Final = frozenset(
         "transfer-encoding",
     }
 )
-"""Header fields that the client decides: others would break the exchange, or send it under another key."""
+"""Header fields that the client sets: other values would break the exchange, or use another key."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
 def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
-    """Return header fields that a caller adds.
+    """Check header fields that a caller adds, and return them.
 
     Raises:
-        ConfigurationError: a name or a value that cannot be sent, or that the client decides itself.
+        ConfigurationError: a name or a value is invalid, or the client sets the field itself.
     """
     if not isinstance(headers, Mapping):
         raise ConfigurationError(
@@ -210,10 +203,10 @@ def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
         )
     for name, value in headers.items():
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            raise ConfigurationError(f"{setting} has a name that no header field can have")
+            raise ConfigurationError(f"{setting} has a name that is not valid for a header field")
         if name.lower() in _DECIDED:
             advice = ": pass api_key, or use with_options" if name.lower() == "authorization" else ""
-            raise ConfigurationError(f"{setting} must not set {name}, which the client decides{advice}")
+            raise ConfigurationError(f"{setting} must not set {name}, which the client sets{advice}")
         # The value is not repeated: it may be a secret.
         if not isinstance(value, str) or value != value.strip() or (value and not _is_printable(value)):
             raise ConfigurationError(
@@ -237,7 +230,7 @@ def _checked_app_info(app_info: object) -> str:
 
 
 def checked_max_retries(max_retries: int) -> int:
-    """Return `max_retries`.
+    """Check `max_retries` and return it.
 
     Raises:
         ConfigurationError: not an integer from 0 up.
@@ -259,10 +252,11 @@ def _checked_base_url(base_url: str | Address | None) -> str:
     invalid = ConfigurationError("base_url must be an address such as https://api.example.com")
     try:
         parts = urlsplit(base_url)
-        _ = parts.port  # raises for what is not a port
+        _ = parts.port  # raises if invalid
     except ValueError:
         raise invalid from None
-    # A label that DNS cannot hold would be found out by the first call, with an error of Python's own.
+    # Checked here because a label that is too long for DNS would fail at the first call, with an error of
+    # Python.
     labels = (parts.hostname or "").removesuffix(".").split(".")
     if (
         parts.scheme not in ("http", "https")
@@ -272,7 +266,7 @@ def _checked_base_url(base_url: str | Address | None) -> str:
     ):
         raise invalid
     if parts.query or parts.fragment or "@" in parts.netloc:
-        # Nothing of the address is repeated here: user info is a secret.
+        # The address is not repeated in the message: user info is a secret.
         raise ConfigurationError("base_url must have no user info, query or fragment")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ConfigurationError("base_url must not end with /v1: the paths of the service begin with it")
@@ -280,7 +274,7 @@ def _checked_base_url(base_url: str | Address | None) -> str:
 
 
 def _configure_logging(level: str | None) -> None:
-    """Let the logger `agentpay` write to standard error when AGENTPAY_LOG asks for it."""
+    """Log to standard error if AGENTPAY_LOG is set."""
     if not level:
         return
     levels = {"debug": logging.DEBUG, "info": logging.INFO}

@@ -1,3 +1,3 @@
-"""The version of the distribution: the one place where it is written."""
+"""The version of the distribution, defined only here."""
 
 __version__ = "0.1.0"

@@ -1,16 +1,17 @@
-"""Sans-IO: when a transfer that is not final is looked at again, and when waiting for it ends.
+"""Sans-IO: when to poll a transfer that is not final, and when to stop waiting.
 
-`looks` is a generator in the manner of `agentpay._retries.attempts`. It yields `Look` and is answered with
-the transfer, or with the exception that stands for it; it yields `Sleep` and is answered with nothing. It
-returns the transfer in its final state, or raises. The rules:
+`looks` is a generator that its driver controls, like `agentpay._retries.attempts`. It yields `Look`, and the
+driver sends back the transfer, or the exception. It yields `Sleep`, and the driver sends back None. At the
+end it returns the transfer in its final state, or raises. The rules:
 
-- The pause before the next look is drawn from half to all of a limit, so that many who wait do not ask in
-  step; the limit grows by half with each look. It is never shorter than `Retry-After`.
-- A failure that may pass (`is_transient`) is one look that saw nothing. Any other failure ends the wait.
-- The last look is made when the time is up, unless the service asked not to be called until after that.
-- A look may take as long as is left, and at least `LOOK_TIMEOUT_MIN`, so that the last one has a fair chance.
+- The pause before the next look is random, from half of a limit to all of it, so that many waiting clients do
+not poll
+  in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
+- A temporary failure (`is_transient`) counts as a look without a result. Any other failure ends the wait.
+- The last look happens at the end of the timeout, unless the service asked not to be called until later.
+- A look may take all of the time left, and at least `LOOK_TIMEOUT_MIN`, so that the last one can succeed.
 
-It neither sends nor sleeps, and knows no clock and no randomness but those that it is given.
+It does no I/O; clock and randomness are parameters.
 """
 
 import math
@@ -23,20 +24,20 @@ from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, WaitTimeoutError
 
 PAUSE_CAP: Final = 5.0
-"""Longest pause that is drawn, in seconds, unless a longer one is asked for from the start."""
+"""Maximum of a random pause, in seconds, unless `poll_interval` is longer."""
 
 PAUSE_GROWTH: Final = 1.5
-"""What the longest pause is multiplied by after each look."""
+"""Factor by which the maximum pause grows with each look."""
 
 RETRY_AFTER_MAX: Final = 3600.0
-"""Longest `Retry-After` that is taken as it is, in seconds: a wait without limit never sleeps for years."""
+"""Longest `Retry-After` that is followed, in seconds, so that a wait without limit never sleeps for years."""
 
 LOOK_TIMEOUT_MIN: Final = 5.0
-"""Seconds that one look may take however little time is left."""
+"""Minimum timeout of one look, in seconds, however little time is left."""
 
 
 class Look(NamedTuple):
-    """Read the transfer now, once, within `timeout` seconds; `math.inf` is without limit."""
+    """Read the transfer now, once, within `timeout` seconds; `math.inf` means no limit."""
 
     timeout: float
 
@@ -49,22 +50,22 @@ def looks(
     now: Callable[[], float],
     random: Callable[[], float] = _random.random,
 ) -> Generator[Look | Sleep, Any, Transfer]:
-    """Yield what to do next until the transfer is final; return it.
+    """Yield the next step until the transfer is final; return it.
 
     Args:
         transfer_id: the transfer, `txn_…`.
-        timeout: seconds to wait in all, from 0 (one look); None is without limit.
+        timeout: seconds to wait in all, from 0 (one look); None means no limit.
         poll_interval: longest pause before the second look, in seconds, finite and above 0.
-        now: seconds of a clock that never goes back.
+        now: seconds of a monotonic clock.
         random: a number from 0 up to 1.
 
     Raises:
         ValueError: `timeout` is below 0, or `poll_interval` not above 0.
         WaitTimeoutError: it was not final in time.
-        AgentPayError: it cannot be read, and would not be later.
+        AgentPayError: it cannot be read, and retrying would not help.
     """
     seconds = math.inf if timeout is None else timeout
-    # Not `<`, which a NaN would pass.
+    # Not `<`, because that accepts NaN.
     if not (seconds >= 0 and 0 < poll_interval < math.inf):
         raise ValueError("timeout must be from 0 and poll_interval above 0 seconds")
     deadline = now() + seconds

@@ -1,20 +1,20 @@
-"""Every exception that the SDK raises beside `TypeError` and `ValueError` for arguments that cannot be meant.
+"""Every exception of the SDK, except `TypeError` and `ValueError` for invalid arguments.
 
     AgentPayError
-      + ConfigurationError (ValueError)     the client cannot be made from these settings
+      + ConfigurationError (ValueError)     a client cannot be created from these settings
       + ClosedClientError                   the client was closed before the call
-      + APIConnectionError                  no answer came
+      + APIConnectionError                  no response arrived
       |   - APITimeoutError (TimeoutError)  not within the timeout
-      + DecodingError                       an answer came that is not what the contract says
-      |   - AnswerMismatchError             it is the answer to another request
-      + OutcomeUnknownError                 what was asked for may or may not have been done
+      + DecodingError                       a response is not what the contract says
+      |   - AnswerMismatchError             it belongs to another request
+      + OutcomeUnknownError                 the request may or may not have been carried out
       |   - TransferOutcomeUnknownError     the transfer
       |   - SessionOutcomeUnknownError      the opening, or the charge, of a session
       + WaitTimeoutError (TimeoutError)     the transfer was not final in time
-      + WebhookError                        a delivery to a webhook is not to be processed
+      + WebhookError                        a webhook delivery must not be processed
       |   - WebhookSignatureError           it is not proven to come from the service
-      |   - WebhookPayloadError             it comes from the service and is not an event
-      + APIError                            the service answered with an error
+      |   - WebhookPayloadError             it comes from the service but is not a readable event
+      + APIError                            the service returned an error
           - InvalidRequestError             400, and 405, 413, 415
           - AuthenticationError             401
           - TransferRejectedError           402
@@ -37,8 +37,8 @@
               . ChainUnavailableError           chain_unavailable
               . ServiceUnavailableError         service_unavailable
 
-All can be pickled and copied with everything they carry. This module decides nothing: which answer becomes
-which exception is the business of `agentpay._requests`.
+All can be pickled and copied with all their attributes. `agentpay._requests` chooses the exception for a
+response.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -97,54 +97,54 @@ _SHOWN_FAULTS: Final = 20
 
 def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str, Any]) -> "AgentPayError":
     error = kind.__new__(kind, *args)
-    error.args = args  # `OSError`, the base of `TimeoutError`, leaves them to its `__init__`
+    error.args = args  # `OSError`, the base of `TimeoutError`, sets them in its `__init__`
     error.__dict__.update(state)
     return error
 
 
 class AgentPayError(Exception):
-    """Base of every exception that the SDK raises.
+    """Base of every exception of the SDK.
 
     Attributes:
-        retries_made: how often the request was sent before the attempt that failed for good.
+        retries_made: how many attempts failed before the last one.
     """
 
     retries_made: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are rebuilt from `args` alone by default, which fails for keyword-only constructors.
+        # By default exceptions are rebuilt from `args`, which fails for keyword-only constructors.
         return _restore, (type(self), self.args, self.__dict__.copy())
 
     def __str__(self) -> str:
-        # A message may repeat what a service said, and terminals act on control characters.
+        # The message may contain text of the service, and terminals interpret control characters.
         return printable(super().__str__())
 
 
 class ConfigurationError(AgentPayError, ValueError):
-    """The client cannot be made from these settings, or not used here; the message names the setting."""
+    """The client cannot be created from these settings, or not used here; the message names the setting."""
 
 
 class InsecureConnectionWarning(UserWarning):
     """An API key is sent over plain http to another machine. Use an https base URL.
 
-    It is a warning, given once by each client. To have such calls fail instead, turn it into an error with
+    Each client warns once. To make such calls fail instead, turn the warning into an error with
     `warnings.simplefilter("error", InsecureConnectionWarning)`.
     """
 
 
 class ClosedClientError(AgentPayError):
-    """The client was closed before the call. Make a new one, or close it later."""
+    """The client was closed before the call. Create a new one, or close it later."""
 
     def __init__(self) -> None:
         super().__init__("this client is closed: create a new one, or keep it open until the last call")
 
 
 class APIConnectionError(AgentPayError):
-    """No answer came: the connection could not be made, or was lost. Check the network and the base URL.
+    """No response arrived: the connection failed or was lost. Check the network and the base URL.
 
     Attributes:
-        may_have_been_processed: whether the request may have reached the service all the same. When False,
-            sending it again cannot do a thing twice.
+        may_have_been_processed: whether the request may have reached the service nevertheless. If False,
+            retrying cannot have a double effect.
     """
 
     def __init__(self, message: str, *, may_have_been_processed: bool) -> None:
@@ -153,14 +153,14 @@ class APIConnectionError(AgentPayError):
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
-    """No answer came within the timeout. Raise `timeout`, or call again later."""
+    """No response arrived within the timeout. Increase `timeout`, or call again later."""
 
 
 class DecodingError(AgentPayError):
-    """An answer came that is not what the contract says. Check that the base URL is that of the service.
+    """A response is not what the contract says. Check that the base URL is that of the service.
 
     Attributes:
-        status: HTTP status of the answer.
+        status: HTTP status of the response.
         request_id: identifies the request in the service's logs, or None.
     """
 
@@ -171,14 +171,14 @@ class DecodingError(AgentPayError):
 
 
 class AnswerMismatchError(DecodingError):
-    """The answer belongs to another request, so nothing of it was used.
+    """The response belongs to another request, and was discarded.
 
-    The response names another account, transfer, amount or key than was asked for: a proxy or a peer mixes up
-    answers. The connections are not used again. Calls with an idempotency key raise
+    It names a different account, transfer, amount or key than the request: a proxy or peer mixes up
+    responses. The connections are not used again. Calls with an idempotency key raise
     `TransferOutcomeUnknownError` or `SessionOutcomeUnknownError` instead, with this error as the `__cause__`.
 
     Attributes:
-        may_have_been_processed: whether the request may have changed something all the same.
+        may_have_been_processed: whether the request may have changed something nevertheless.
     """
 
     def __init__(
@@ -203,13 +203,14 @@ class AnswerMismatchError(DecodingError):
 
 
 class OutcomeUnknownError(AgentPayError):
-    """It is not known whether what was asked for was done, and it has an idempotency key to resume it with.
+    """It is unknown whether the request was carried out. Its idempotency key can resume it.
 
-    Never ask again under a new key. Make the same call with the same parameters and this `idempotency_key`:
-    it resumes what was begun and never does it a second time. The last error is the `__cause__`.
+    Never retry under a new key. Make the same call with the same parameters and this `idempotency_key`: it
+    resumes the request and never carries it out twice. The last error is the `__cause__`.
 
     Attributes:
-        operation: the method to call again, such as `transfers.create`; of `client.request`, method and path.
+        operation: the method to call again, such as `transfers.create`; for `client.request`, method and
+            path.
         idempotency_key: the key to call it again with.
     """
 
@@ -228,15 +229,15 @@ class OutcomeUnknownError(AgentPayError):
 
 
 class TransferOutcomeUnknownError(OutcomeUnknownError):
-    """It is not known whether the transfer was made: the answer was lost, or the chain is not done yet.
+    """It is unknown whether the transfer was made: the response was lost, or the chain has not decided yet.
 
     Never pay again under a new key. Call `transfers.create` with the same parameters and this
-    `idempotency_key`: it resumes that transfer and never makes a second one (interface I1 to I4).
-    The last error is the `__cause__`.
+    `idempotency_key`: it resumes that transfer and never makes a second one (interface I1 to I4). The last
+    error is the `__cause__`.
 
     Attributes:
         idempotency_key: the key to call `transfers.create` again with.
-        transfer_id: the transfer, for `transfers.get`, where an answer named it; else None.
+        transfer_id: the transfer, for `transfers.get`, if a response named it; else None.
     """
 
     def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
@@ -250,16 +251,16 @@ class TransferOutcomeUnknownError(OutcomeUnknownError):
 
 
 class SessionOutcomeUnknownError(OutcomeUnknownError):
-    """It is not known whether the session was opened, or charged: the answer was lost, or the chain lags.
+    """It is unknown whether the session was opened or charged: the response was lost, or is pending.
 
     Never open or charge again under a new key. Call the same method with the same parameters and this
-    `idempotency_key`: it resumes what was begun and never does it a second time. The last error is the
+    `idempotency_key`: it resumes the request and never carries it out twice. The last error is the
     `__cause__`.
 
     Attributes:
         operation: the method to call again, `sessions.open` or `sessions.charge`.
         idempotency_key: the key to call it again with.
-        session_id: the session, for `sessions.get`, where an answer named it; else None.
+        session_id: the session, for `sessions.get`, if a response named it; else None.
     """
 
     def __init__(self, *, operation: str, idempotency_key: str, session_id: str | None = None) -> None:
@@ -269,13 +270,13 @@ class SessionOutcomeUnknownError(OutcomeUnknownError):
 
 
 class WaitTimeoutError(AgentPayError, TimeoutError):
-    """The transfer was not seen final in time. It may still be settled: call `transfers.wait` again.
+    """The transfer was not final in time. It may still settle: call `transfers.wait` again.
 
-    When the last request of the wait failed, its error is the `__cause__`.
+    If the last request of the wait failed, its error is the `__cause__`.
 
     Attributes:
         transfer_id: the transfer.
-        transfer: the transfer as it was last read; None when no request was answered.
+        transfer: the transfer as it was last read; None if it could not be read.
     """
 
     def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
@@ -289,21 +290,21 @@ class WaitTimeoutError(AgentPayError, TimeoutError):
 
 
 class WebhookError(AgentPayError):
-    """A delivery to a webhook is not to be processed: answer with an error status and do nothing else."""
+    """A webhook delivery must not be processed: respond with an error status and do nothing else."""
 
 
 class WebhookSignatureError(WebhookError):
-    """The delivery is not proven to come from the service, or not now: answer 401 and process nothing.
+    """The delivery is not proven to come from the service: respond with 401 and do not process it.
 
-    The message says whether the signature is missing, malformed, of something else, or too old.
+    The message says whether the signature is missing, malformed, wrong or too old.
     """
 
 
 class WebhookPayloadError(WebhookError):
-    """The delivery is signed by the service and is not an event that this version can read: answer 400.
+    """The delivery is signed by the service but is not a readable event: respond with 400.
 
     Attributes:
-        details: what is wrong with it, field by field.
+        details: its faults, field by field.
     """
 
     def __init__(self, message: str, *, details: tuple[FieldFault, ...] = ()) -> None:
@@ -312,22 +313,22 @@ class WebhookPayloadError(WebhookError):
 
 
 class APIError(AgentPayError):
-    """The service answered with an error (interface E5).
+    """The service returned an error (interface E5).
 
     Attributes:
-        message: the service's sentence.
+        message: the service's explanation.
         status: HTTP status.
-        code: the service's error code, such as `policy_violation`; None when the answer was not the
-            service's own, as that of a proxy.
+        code: the service's error code, such as `policy_violation`; None for a response that is not from the
+            service, such as a proxy's.
         request_id: identifies the request in the service's logs, or None.
-        transfer_id: the transfer that the answer is about, or None.
+        transfer_id: the transfer that the error is about, or None.
         transfer_status: status of that transfer, or None.
-        session_id: the session that the answer is about, or None.
-        session_status: status of that session, or None; `rejected` when none was opened.
-        details: what is wrong with the request, fault by fault.
-        retry_after: seconds after which the service asks to be called again, or None.
+        session_id: the session that the error is about, or None.
+        session_status: status of that session, or None; `rejected` if none was opened.
+        details: the faults of the request.
+        retry_after: after how many seconds the service asks to be called again, or None.
         body: the error as the service sent it, with fields that this version does not know in `body.extra`;
-            None when the answer was not the service's own.
+            None for a response that is not from the service.
     """
 
     advice: ClassVar[str] = "Report the request id to the operators of the service"
@@ -378,7 +379,7 @@ class APIError(AgentPayError):
 
 
 class InvalidRequestError(APIError):
-    """The request is not valid; `details` names every fault (status 400, 405, 413 or 415)."""
+    """The request is invalid; `details` lists every fault (status 400, 405, 413 or 415)."""
 
     advice = "Correct the request before you retry"
 
@@ -396,13 +397,13 @@ class PermissionDeniedError(APIError):
 
 
 class NotFoundError(APIError):
-    """No such thing, or it belongs to another operator (status 404)."""
+    """The object does not exist, or belongs to another operator (status 404)."""
 
     advice = "Check the identifier, and that it belongs to the operator of the API key"
 
 
 class TransferRejectedError(APIError):
-    """The transfer, or what a session asked for, was refused and no money moved (status 402)."""
+    """The transfer, or the session request, was refused and no money moved (status 402)."""
 
     advice = "No money moved; read the message for the reason"
 
@@ -429,25 +430,25 @@ class InsufficientBalanceError(TransferRejectedError):
 
 
 class TransferFailedError(TransferRejectedError):
-    """The transfer was submitted and provably did not land on chain (`transfer_failed`)."""
+    """The transfer was submitted but did not land on chain, and can no longer land (`transfer_failed`)."""
 
     advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
 
 class SessionCapExceededError(TransferRejectedError):
-    """The charge would pass the session's cap, and changed nothing (`session_cap_exceeded`)."""
+    """The charge would exceed the session's cap; nothing was charged (`session_cap_exceeded`)."""
 
     advice = "Nothing was charged. Charge less, or close the session and open another one"
 
 
 class ExtensionNotOfferedError(APIError):
-    """The service does not offer what was called: it is an extension, and no part of `/v1` (status 404)."""
+    """The called operation is an extension that the service does not offer (status 404)."""
 
     advice = "Do without it, or use a service that offers this extension"
 
 
 class ConflictError(APIError):
-    """The request contradicts the present state (status 409)."""
+    """The request contradicts the current state (status 409)."""
 
     advice = "Read the current state, then decide again"
 
@@ -459,19 +460,19 @@ class IdempotencyConflictError(ConflictError):
 
 
 class SessionClosedError(ConflictError):
-    """The session takes no more charges: it is closing, settled, or was never open (`session_closed`)."""
+    """The session accepts no more charges: it is closing, settled, or was never open (`session_closed`)."""
 
     advice = "Nothing was charged. Open another session"
 
 
 class PreconditionFailedError(APIError):
-    """The thing was changed by someone else since it was read (status 412)."""
+    """The object was changed by another caller since it was read (status 412)."""
 
     advice = "Read it again and repeat the change"
 
 
 class InvalidRecipientError(APIError):
-    """The recipient can hold no USDC: no token account of USDC, and no account_id (status 422)."""
+    """The recipient cannot hold USDC: it is neither a USDC token account nor an account_id (status 422)."""
 
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
 
@@ -492,7 +493,7 @@ class RateLimitedError(APIError):
 
 
 class ServerError(APIError):
-    """The service, or something in front of it, failed (status 500 and above)."""
+    """The service, or a proxy in front of it, failed (status 500 and above)."""
 
     advice = "Call again later. If the error persists, report the request id"
 
@@ -506,8 +507,8 @@ class ChainUnavailableError(ServerError):
 class ServiceUnavailableError(ServerError):
     """The service cannot reach its own database (`service_unavailable`).
 
-    What was asked for may or may not have been done. `transfers.create` raises
-    `TransferOutcomeUnknownError` instead, which tells the key to go on with.
+    The request may or may not have been carried out. `transfers.create` raises `TransferOutcomeUnknownError`
+    instead, which has the key to retry with.
     """
 
     advice = "Read the current state, or call again after retry_after seconds if a repetition does no harm"

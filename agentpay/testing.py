@@ -1,11 +1,11 @@
-"""What the service returns, raises and delivers, for unit tests that need no service.
+"""Objects, errors and deliveries of the service, for unit tests without a service.
 
     client = Mock(spec=AgentPay)
     client.transfers.create.side_effect = testing.error("insufficient_balance")
 
-Values are the examples of the OpenAPI documents, the same in every run; arguments replace them. Arguments are
-those of the client: amounts are `Decimal`, `int` or `str`, moments `datetime` or ISO 8601 text. To test how
-money moves, use a real server: `agentpay_server`.
+Values are the examples of the OpenAPI documents, the same in every run; arguments override them. Arguments
+have the types of the client: amounts are `Decimal`, `int` or `str`, times `datetime` or ISO 8601 text. To
+test how money moves, use a real server: `agentpay_server`.
 """
 
 import secrets
@@ -36,7 +36,6 @@ from agentpay.contract.deliveries import (
     Delivery,
     DeliveryAttempt,
     NewSecret,
-    RecordedEvent,
     RegisteredWebhook,
 )
 from agentpay.contract.endpoints import CREATE_TRANSFER
@@ -77,7 +76,7 @@ _TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "settled_at": None,
     },
 }
-"""What a transfer has in each status, in the place of what a settled one has."""
+"""The fields that differ by status from those of a settled transfer."""
 
 _PAYMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "settled": {
@@ -111,7 +110,7 @@ _SESSIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "closing": _UNSETTLED,
     "failed": {**_UNSETTLED, "running_total_usdc": "0.000000", "opened_at": None},
 }
-"""The same of a session."""
+"""The same for a session."""
 
 _ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "transfer": {},
@@ -119,21 +118,21 @@ _ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "rejection": {**_UNSIGNED, "status": "rejected", "rejection_reason": "policy_violation"},
     "deposit": {"direction": "in", "transfer_id": None, "memo": None, "category": None},
 }
-"""The same of an entry of the history, by its type."""
+"""The same for a history entry, by type."""
 
 
 def transfer(status: choices.TransferStatus = "settled", **fields: Any) -> Transfer:  # noqa: ANN401
-    """Return a transfer; one that is rejected or failed has an `error` and a `message`."""
+    """Return a transfer; if it is rejected or failed, it has an `error` and a `message`."""
     return _made(Transfer, {"status": status, **_TRANSFERS[status]}, fields)
 
 
 def pending_transfer(**fields: Any) -> PendingTransfer:  # noqa: ANN401
-    """Return a transfer as it waits for an operator's approval."""
+    """Return a transfer that is pending an operator's approval."""
     return _made(PendingTransfer, {}, fields)
 
 
 def transfer_check(would: choices.Outcome = "settle", **fields: Any) -> TransferCheck:  # noqa: ANN401
-    """Return what a transfer would come to."""
+    """Return the predicted outcome of a transfer."""
     refused = _REFUSED if would == "reject" else {"error": None, "message": None}
     return _made(TransferCheck, {**refused, "would": would}, fields)
 
@@ -164,7 +163,7 @@ def account(status: choices.AccountStatus = "active", **fields: Any) -> Account:
 
 
 def account_detail(status: choices.AccountStatus = "active", **fields: Any) -> AccountDetail:  # noqa: ANN401
-    """Return an account with what the console shows of it; the policy of a paused one is paused."""
+    """Return an account with its details on the console; the policy of a paused one is paused."""
     return _made(AccountDetail, {"status": status, "policy": policy(paused=status == "paused")}, fields)
 
 
@@ -174,7 +173,7 @@ def balance(**fields: Any) -> Balance:  # noqa: ANN401
 
 
 def budget(**fields: Any) -> Budget:  # noqa: ANN401
-    """Return what an account may still spend."""
+    """Return the budget of an account."""
     return _made(Budget, {}, fields)
 
 
@@ -189,7 +188,7 @@ def account_policy(**fields: Any) -> AccountPolicy:  # noqa: ANN401
 
 
 def policy_record_view(**fields: Any) -> PolicyRecordView:  # noqa: ANN401
-    """Return the record of a policy on chain."""
+    """Return the on-chain record of a policy."""
     return _made(PolicyRecordView, {}, fields)
 
 
@@ -218,18 +217,13 @@ def new_secret(**fields: Any) -> NewSecret:  # noqa: ANN401
     return _made(NewSecret, {}, fields)
 
 
-def recorded_event(**fields: Any) -> RecordedEvent:  # noqa: ANN401
-    """Return an event as the console lists it."""
-    return _made(RecordedEvent, {}, fields)
-
-
 def delivery_record(**fields: Any) -> Delivery:  # noqa: ANN401
-    """Return a delivery as the console lists it; `delivery` is one as a receiver gets it."""
+    """Return a delivery as the console lists it. `delivery` returns one as a receiver gets it."""
     return _made(Delivery, {}, fields)
 
 
 def delivery_attempt(**fields: Any) -> DeliveryAttempt:  # noqa: ANN401
-    """Return an attempt to deliver."""
+    """Return a delivery attempt."""
     return _made(DeliveryAttempt, {}, fields)
 
 
@@ -254,7 +248,7 @@ def new_operator_key(**fields: Any) -> NewOperatorKey:  # noqa: ANN401
 
 
 def identity(**fields: Any) -> Identity:  # noqa: ANN401
-    """Return which key a client has, as `whoami` does."""
+    """Return the identity of a client's key, as `whoami` does."""
     return _made(Identity, {}, fields)
 
 
@@ -264,7 +258,7 @@ def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
 
 
 def console_summary(**fields: Any) -> ConsoleSummary:  # noqa: ANN401
-    """Return the summary that the console shows of an operator."""
+    """Return an operator's summary on the console."""
     return _made(ConsoleSummary, {}, fields)
 
 
@@ -274,12 +268,12 @@ def served_request(**fields: Any) -> ServedRequest:  # noqa: ANN401
 
 
 def field_fault(**fields: Any) -> FieldFault:  # noqa: ANN401
-    """Return one thing that is wrong with a request."""
+    """Return one fault of a request."""
     return _made(FieldFault, {}, fields)
 
 
 def error_body(error: choices.ErrorCode = "policy_violation", **fields: Any) -> ErrorBody:  # noqa: ANN401
-    """Return the body of an error, with the fields that this error has."""
+    """Return the body of an error, with the fields of this error."""
     return _made(ErrorBody, _error_fields(ErrorCode(error)), fields)
 
 
@@ -287,13 +281,13 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
     """Return the exception that a call raises for an error of the service.
 
     Args:
-        code: the error code; the class of the exception and its HTTP status follow from it.
-        retry_after: seconds after which the service asks to be called again; 1 for 429 and 503 by default.
+        code: the error code; it determines the exception's class and HTTP status.
+        retry_after: after how many seconds the service asks to be called again; 1 for 429 and 503 by default.
         fields: fields of the body: `message`, `request_id`, `transfer_id`, `session_id`, `status`, `details`.
 
     Raises:
-        ValueError: the service has no such code.
-        TypeError: the body of an error has no such field.
+        ValueError: the code does not exist.
+        TypeError: error bodies have no such field.
     """
     body = error_body(code, **fields)
     status = HTTP_STATUS[ErrorCode(code)]
@@ -308,12 +302,12 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
 
 @frozen(kw_only=True)
 class SignedDelivery:
-    """A delivery as the service posts it: hand `body` and `headers` to a receiver.
+    """A delivery as the service posts it: pass `body` and `headers` to a receiver.
 
     Attributes:
-        event: what it tells.
+        event: the event in the body.
         body: the raw body.
-        headers: the headers, the signature among them; not in `repr`.
+        headers: the headers, including the signature; not in `repr`.
     """
 
     __module__ = "agentpay.testing"
@@ -328,11 +322,11 @@ def event(type: choices.EventType, *, id: str | None = None, **data: Any) -> Any
 
     Args:
         type: name of its type.
-        id: its identifier; a new one by default, since receivers handle each event once.
+        id: its identifier; a new one by default, because receivers handle each event once.
         data: fields of its `data`, and `created_at`.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type does not exist.
         TypeError: the event has no such field.
     """
     if type not in EVENT_CLASSES:
@@ -360,10 +354,10 @@ def delivery(
         secret: the secret of the receiver's webhook.
         attempt: number of the attempt, from 1.
         next_secret: signs a second header, as while a rotation overlaps.
-        data: fields of the event's `data`, and `id` and `created_at`, where `event` is the name of a type.
+        data: if `event` is the name of a type: fields of the event's `data`, and `id` and `created_at`.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type does not exist.
         TypeError: the event has no such field.
         ConfigurationError: no secret.
     """
@@ -389,11 +383,11 @@ def _named(of: choices.EventType | AnyEvent, data: dict[str, Any]) -> AnyEvent:
 
 
 def _made(model: type[M], defaults: Mapping[str, Any], given: Mapping[str, Any]) -> M:
-    """Return the example of a model with other values, checked as a response of the service is.
+    """Return a model's example with other values, validated like a response of the service.
 
     Raises:
         TypeError: the model has no such field, or an amount is a float.
-        ValueError: a value is not one that the field can have.
+        ValueError: a value is not valid for its field.
     """
     kinds = {each.name: each.type for each in attrs.fields(cast("Any", model))}
     for name in given:
@@ -406,7 +400,7 @@ def _made(model: type[M], defaults: Mapping[str, Any], given: Mapping[str, Any])
 
 
 def _sent(value: object, kind: object) -> object:
-    """Return a value as it is sent."""
+    """Return a value in its wire format."""
     of = (kind, *get_args(kind))
     if isinstance(value, Decimal | int | str | float) and not isinstance(value, bool):
         if UsdcString in of:
@@ -436,7 +430,7 @@ _TRANSFER_ERRORS: Final = {
     ErrorCode.INSUFFICIENT_BALANCE: "rejected",
     ErrorCode.TRANSFER_FAILED: "failed",
 }
-"""The status of the transfer that these errors name."""
+"""The status of the transfer in these errors."""
 
 
 def _error_fields(code: ErrorCode) -> dict[str, Any]:

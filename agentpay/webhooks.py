@@ -1,9 +1,9 @@
-"""Deliveries of the service: signing, verifying and reading them (interface W5, EV1).
+"""Webhook deliveries: signing, verifying and parsing (interface W5, EV1).
 
-`unwrap` is all that a receiver needs: it takes the raw body and the headers, and gives the event or one of
-two errors, `WebhookSignatureError` and `WebhookPayloadError`, whatever the bytes are. Nothing here does I/O
-or knows an HTTP library; `agentpay.integrations` puts it behind a route. The codec is loaded by the first
-`unwrap`, so that it costs nothing to who only signs or verifies.
+A receiver needs only `unwrap`: it takes the raw body and the headers, and returns the event or raises one of
+two errors, `WebhookSignatureError` and `WebhookPayloadError`, whatever the input is. Nothing here does I/O or
+depends on an HTTP library; `agentpay.integrations` adds routes. The codec is imported by the first `unwrap`,
+so that signing and verifying stay cheap.
 """
 
 import hmac
@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
+from agentpay._secret_text import SecretText
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import (
     EVENT_CLASSES,
@@ -82,7 +83,7 @@ __all__ = [
 ]
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
-"""From the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (interface W6)."""
+"""Time from the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (interface W6)."""
 
 _HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
@@ -90,28 +91,29 @@ _NAME_LENGTHS: Final = frozenset(len(prefix) + len(name) for name in _HEADERS fo
 
 
 class _HasItems(Protocol):
-    """What headers are where they are no `Mapping`: those of Werkzeug, of `http.server`, of `email`."""
+    """Headers that are not a `Mapping`: those of Werkzeug, `http.server` and `email`."""
 
     def items(self) -> Iterable[tuple[Any, Any]]: ...
 
 
 Headers = Mapping[str, Any] | Mapping[bytes, Any] | _HasItems | Iterable[tuple[str | bytes, Any]]
-"""Headers of any framework: a mapping, or pairs; names in any case, or as WSGI writes them (`HTTP_X_…`)."""
+"""Headers of any framework: a mapping, or pairs; names in any case, or in WSGI form (`HTTP_X_…`)."""
 
 
 class WebhookSecrets:
-    """The secrets of a webhook, shown to nobody: several while one is being rotated.
+    """The hidden secrets of a webhook; several during a rotation.
 
-    Made once where deliveries are many; every function here takes it in place of the plain secret.
+    Create it once if you handle many deliveries; every function here accepts it instead of the plain secret.
 
     Args:
-        secret: the `secret` that registering the webhook returned, or a list of them.
+        secret: the `secret` from registering the webhook, as text, bytes or a `SecretStr` of pydantic; or a
+            list of secrets.
     """
 
     __slots__ = ("_fault", "_keys")
 
     def __init__(self, secret: "Secret") -> None:
-        # Nothing is raised from here: the traceback would hold what was passed.
+        # Nothing is raised here: the traceback would contain the argument.
         self._fault: str | None = None
         if isinstance(secret, str):
             self._keys: tuple[bytes, ...] = (self._key(secret),)
@@ -119,10 +121,15 @@ class WebhookSecrets:
             self._keys = (self._key(secret),)
         elif isinstance(secret, list | tuple) and secret:
             self._keys = tuple(self._key(item) for item in secret)
+        elif hasattr(secret, "get_secret_value"):
+            self._keys = (self._key(secret),)
         else:
             self._keys, self._fault = (), "no webhook secret: pass the one that webhooks.create returned"
 
     def _key(self, secret: object) -> bytes:
+        hidden = getattr(secret, "get_secret_value", None)
+        if hidden is not None:
+            secret = hidden()
         if isinstance(secret, str) and secret:
             if secret != secret.strip():
                 self._fault = "a webhook secret begins or ends with white space: strip the line end"
@@ -134,8 +141,8 @@ class WebhookSecrets:
         elif isinstance(secret, bytes) and secret:
             return secret
         self._fault = (
-            "a webhook secret is empty or no text: pass the one that webhooks.create returned, and check "
-            "where it is kept"
+            "a webhook secret is empty or not text: pass the one that webhooks.create returned, and check "
+            "where it is stored"
         )
         return b""
 
@@ -143,14 +150,14 @@ class WebhookSecrets:
         """Return the keys.
 
         Raises:
-            ConfigurationError: no secret, or one that cannot be meant; an empty one never verifies.
+            ConfigurationError: no secret, or an invalid one. An empty secret never verifies anything.
         """
         if self._fault is not None:
             raise ConfigurationError(self._fault)
         return self._keys
 
     def authenticate(self, payload: bytes | str, signature: "str | bytes | Headers | None") -> bytes:
-        """Return the bytes of `payload`, proven to come from the service; raises what `verify` does."""
+        """Return the bytes of `payload` if it is signed by the service; raises like `verify`."""
         if self._fault is not None:
             self.check()
         body = _raw(payload)
@@ -163,23 +170,24 @@ class WebhookSecrets:
         return "<hidden>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("webhook secrets are not pickled: make them anew where they are needed")
+        raise TypeError("webhook secrets cannot be pickled: create them again where they are needed")
 
 
-Secret = str | bytes | Sequence[str | bytes] | WebhookSecrets
-"""The secret of a webhook; a list where it is being rotated and deliveries under either are genuine."""
+Secret = str | bytes | SecretText | Sequence[str | bytes | SecretText] | WebhookSecrets
+"""The secret of a webhook, as text, bytes or a `SecretStr` of pydantic; a list during a rotation, when either
+secret may have signed."""
 
 
 def _hidden(secret: Secret) -> WebhookSecrets:
     return secret if isinstance(secret, WebhookSecrets) else WebhookSecrets(secret)
 
 
-def sign(payload: bytes, secret: str | bytes | WebhookSecrets) -> str:
+def sign(payload: bytes, secret: str | bytes | SecretText | WebhookSecrets) -> str:
     """Return the signature of `payload`: 64 hex digits (interface W5).
 
     Args:
         payload: the raw body.
-        secret: the one secret to sign with.
+        secret: the secret; only one.
 
     Raises:
         ConfigurationError: no secret.
@@ -193,20 +201,21 @@ def sign(payload: bytes, secret: str | bytes | WebhookSecrets) -> str:
 
 
 def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret: Secret) -> None:
-    """Return when `payload` is signed by the service, and raise when it is not.
+    """Check that `payload` is signed by the service; raise if it is not.
 
-    Both of the headers that the service signs with during a rotation are looked at, so that a receiver which
-    holds the old secret, the new one or both verifies (interface W12). Compared in constant time.
+    During a rotation the service signs with both secrets, each in its own header. Both headers are checked,
+    so a receiver with the old secret, the new one or both succeeds (interface W12). Comparison takes constant
+    time.
 
     Args:
-        payload: the raw body, as received. Text is taken as its UTF-8, for hosts that hand over no bytes.
+        payload: the raw body, as received. Text is encoded as UTF-8, for hosts that provide no bytes.
         signature: the headers of the request, or the value of one signature header.
-        secret: the webhook's secret, or a list of those that are valid.
+        secret: the webhook's secret, or a list of valid ones.
 
     Raises:
-        WebhookSignatureError: the signature is missing, malformed, ambiguous or that of something else.
+        WebhookSignatureError: the signature is missing, malformed, ambiguous or wrong.
         ConfigurationError: no secret, or an empty one.
-        TypeError: `payload` or `signature` is of a type that neither can have, such as parsed JSON.
+        TypeError: `payload` or `signature` has a wrong type, such as parsed JSON.
     """
     secret = _hidden(secret)
     secret.authenticate(payload, signature)
@@ -220,32 +229,32 @@ def unwrap(
     tolerance: timedelta | float | None = None,
     now: datetime | None = None,
 ) -> AnyEvent:
-    """Return the event of a delivery, once its signature is verified.
+    """Verify the signature of a delivery and return its event.
 
-    The event is of the class of its type, for `match event: case TransferSettled(data=data)`; after the last
-    case, `assert_never(event)` makes type checkers report a class that has none. An event of a type that
-    this version does not know is an `UnknownEvent` with its raw data. Delivery is at least once:
-    de-duplicate by `event.id`.
+    The event's class depends on its type, for `match event: case TransferSettled(data=data)`; with
+    `assert_never(event)` as the last case, type checkers report missing classes. An event of a type that this
+    version does not know is an `UnknownEvent` with its raw data. Delivery is at least once: de-duplicate by
+    `event.id`.
 
     Args:
-        payload: the raw body, as received. Text is taken as its UTF-8, for hosts that hand over no bytes.
+        payload: the raw body, as received. Text is encoded as UTF-8, for hosts that provide no bytes.
         signature_or_headers: the headers of the request, or the value of one signature header.
-        secret: the webhook's secret, or a list of those that are valid.
-        tolerance: how far `created_at` may be from now, as a `timedelta` or in seconds, at least the
-            2 h 35 min 30 s over which the service retries; better some minutes more, since every attempt
-            may take 10 s. None, the default, is any time. An event that is replayed from the dashboard keeps
-            its `created_at`, so that a tolerance refuses it.
-        now: the present time, with a UTC offset; the clock's by default.
+        secret: the webhook's secret, or a list of valid ones.
+        tolerance: maximum difference between `created_at` and now, as a `timedelta` or in seconds, at least
+            the 2 h 35 min 30 s over which the service retries. Allow some minutes more, because every attempt
+            may take 10 s. None, the default, means no limit. An event that is replayed keeps its
+            `created_at`, so a tolerance refuses it.
+        now: the current time, with a UTC offset; by default from the system clock.
 
     Raises:
-        WebhookSignatureError: the signature is missing, malformed, ambiguous or that of something else, or
-            `created_at` is out of tolerance.
-        WebhookPayloadError: it is signed, and it is no event or one whose data does not fit its type.
+        WebhookSignatureError: the signature is missing, malformed, ambiguous or wrong, or `created_at` is out
+            of tolerance.
+        WebhookPayloadError: it is signed, but is not a valid event.
         ConfigurationError: no secret, or an empty one.
-        TypeError: `payload` or `signature_or_headers` is of a type that neither can have.
+        TypeError: `payload` or `signature_or_headers` has a wrong type.
         ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
     """
-    # Rebound at once, here and above, so that no traceback with locals shows it.
+    # Wrapped at once, here and above, so that no traceback with locals shows it.
     secret = _hidden(secret)
     seconds = None if tolerance is None else check_tolerance(tolerance)
     event = _reader()(secret.authenticate(payload, signature_or_headers))
@@ -262,12 +271,12 @@ def _reader() -> Callable[[bytes], AnyEvent]:
 
 
 def preload() -> None:
-    """Load now what the first `unwrap` would load, where the first delivery should not wait for it."""
+    """Import now what the first `unwrap` would import, so that the first delivery does not wait for it."""
     _reader()
 
 
 def _raw(payload: object) -> bytes:
-    # A snapshot: what is verified is what is read, whoever holds the buffer.
+    # A copy: the verified bytes must be the parsed bytes, even if the caller changes its buffer.
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, bytearray | memoryview):
@@ -277,17 +286,18 @@ def _raw(payload: object) -> bytes:
             return payload.encode("utf-8")
         except UnicodeEncodeError:
             raise WebhookSignatureError(
-                "the payload is text that no UTF-8 body gives: pass the raw bytes of the request"
+                "the payload is text that cannot be a decoded UTF-8 body: pass the raw bytes of the request"
             ) from None
     raise TypeError(
-        f"the payload is the raw body of the request, in bytes, not {type(payload).__name__}: "
-        "JSON that was parsed has lost the bytes that were signed"
+        f"the payload must be the raw body of the request, in bytes, not {type(payload).__name__}: parsed "
+        "JSON no longer has the bytes that were signed"
     )
 
 
 def _matches(body: bytes, offered: list[bytes], keys: tuple[bytes, ...]) -> bool:
-    # Every pair is compared, so that the time does not tell which one fits. It is a function of its own so
-    # that no traceback with locals shows a key, or the digest that would have been right.
+    # Every pair is compared, so that the duration does not reveal which one matches. A separate function, so
+    # that
+    # no traceback with locals shows a key or the expected digest.
     matched = False
     for key in keys:
         expected = hmac.digest(key, body, "sha256")
@@ -297,7 +307,7 @@ def _matches(body: bytes, offered: list[bytes], keys: tuple[bytes, ...]) -> bool
 
 
 def _offered(source: str | bytes | Headers | None) -> list[bytes]:
-    """The digests that come with a delivery, one for each signature header; malformed ones are empty."""
+    """Return the digests of a delivery, one per signature header; malformed ones are empty."""
     if isinstance(source, str) or isinstance(source, bytes):  # noqa: SIM101 - half the time of a union
         return [_digest(source)]
     if source is None:
@@ -307,7 +317,7 @@ def _offered(source: str | bytes | Headers | None) -> list[bytes]:
     found: dict[str, bytes] = {}
     try:
         for name, value in pairs:
-            # Most names are passed over by their length.
+            # The length rules out most names quickly.
             if len(name) in _NAME_LENGTHS and (header := _SPELLINGS.get(name) or _header(name)):
                 _add(found, header, value)
     except (TypeError, ValueError):
@@ -320,7 +330,8 @@ def _offered(source: str | bytes | Headers | None) -> list[bytes]:
 
 
 _MISSING: Final = (
-    f"no {SIGNATURE_HEADER} header: reject what did not come from the service, and see that no proxy drops it"
+    f"no {SIGNATURE_HEADER} header: reject the request if it is not from the service, and check that no "
+    "proxy drops it"
 )
 
 
@@ -346,7 +357,7 @@ def _add(found: dict[str, bytes], header: str, value: object) -> None:
 
 
 def _digest(value: Any) -> bytes:  # noqa: ANN401 - whatever stands for a header in a framework
-    """The 32 bytes that 64 hex digits stand for; empty where it is something else, which equals no digest."""
+    """Return the 32 bytes for 64 hex digits; empty if malformed, which equals no digest."""
     try:
         return unhexlify(value.strip())
     except (AttributeError, TypeError, ValueError):
@@ -355,10 +366,10 @@ def _digest(value: Any) -> bytes:  # noqa: ANN401 - whatever stands for a header
 
 def _advice(offered: list[bytes]) -> str:
     if not any(len(digest) == 32 for digest in offered):
-        return f"{SIGNATURE_HEADER} is not 64 hex digits: reject what did not come from the service"
+        return f"{SIGNATURE_HEADER} is not 64 hex digits: reject the request if it is not from the service"
     return (
-        "the signature is not of this payload under this secret. If it did come from the service: pass the "
-        "raw body, not JSON printed again, and this webhook's secret, or a list while it is being rotated"
+        "the signature does not match this payload and secret. If the request is from the service: pass the "
+        "raw body, not JSON printed again, and this webhook's secret, or a list during a rotation"
     )
 
 
@@ -367,7 +378,7 @@ def check_tolerance(tolerance: timedelta | float) -> float:
 
     Raises:
         TypeError: neither a `timedelta` nor a number.
-        ValueError: shorter than the service goes on retrying, so that genuine retries would be refused.
+        ValueError: shorter than the service retries, so that genuine retries would be refused.
     """
     if isinstance(tolerance, timedelta):
         seconds = tolerance.total_seconds()
@@ -376,7 +387,7 @@ def check_tolerance(tolerance: timedelta | float) -> float:
             seconds = float(tolerance)
         except (TypeError, ValueError):
             raise TypeError(f"tolerance is a timedelta or seconds, not {type(tolerance).__name__}") from None
-    # Not `<`, which a NaN would pass.
+    # Not `<`, because that accepts NaN.
     if not seconds >= RETRY_SCHEDULE.total_seconds():
         raise ValueError(
             "tolerance must be at least 2 h 35 min 30 s: the service retries for that long, and a shorter "

@@ -16,8 +16,9 @@ def load(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
-        name = missing.name or ""
-        if name.partition(".")[0] in ("agentpay", "agentpay_server"):
+        # A part of a package is missing because the package is.
+        name = (missing.name or "").partition(".")[0]
+        if name in ("agentpay", "agentpay_server"):
             raise
         # Only here: it loads more than everything else that an installation without the server loads.
         from agentpay_server.installation import install_command  # noqa: PLC0415

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from attrs import field, frozen
 
 from agentpay_server.chain.protocol import WatchedChain
-from agentpay_server.chain.rpc.client import RpcCaller
-from agentpay_server.chain.rpc.connecting import http_client
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.randomness import Randomness, SystemRandomness, randomness
 from agentpay_server.settings import Settings
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.client import RpcCaller
 
 
 @frozen(kw_only=True)
@@ -23,11 +24,11 @@ class Edge:
 
     Attributes:
         entropy: source of secrets that never follow from a seed, such as nonces.
-        rpc_client: returns what calls the RPC endpoint of the settings.
+        rpc_client: returns what calls the RPC endpoint of the settings; None for a client over HTTP.
     """
 
     entropy: Randomness = field(factory=SystemRandomness)
-    rpc_client: Callable[[RpcSettings], RpcCaller] = http_client
+    rpc_client: "Callable[[RpcSettings], RpcCaller] | None" = None
 
     def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
         """Return a source that repeats itself where there is a seed, as `randomness` does, else `entropy`."""

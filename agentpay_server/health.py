@@ -1,4 +1,4 @@
-"""Statements of those who run a server: whether the database answers, and how much work waits in it."""
+"""Statements for health and metrics: whether the database responds, and how much work is queued."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ _STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))
 _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
     deliveries.c.due_us <= bindparam("now_us")
 )
-# A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
+# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _SUBMITTED: Final = select(func.count()).where(
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
     chain_transactions.c.kind == literal_column(f"'{Kind.TRANSFER}'"),
@@ -22,13 +22,13 @@ _SUBMITTED: Final = select(func.count()).where(
 
 @frozen(kw_only=True)
 class Queue:
-    """Work that waits in the database, whichever process will do it.
+    """Work that is stored in the database for any server process.
 
     Attributes:
-        deliveries_due: deliveries whose time has come.
-        oldest_due_us: since when the first of them waits; None when there is none.
-        transfers_submitted: transfers whose transaction is under way.
-        stopped_accounts: accounts for which nothing is signed until an operator has looked at them.
+        deliveries_due: deliveries that are due.
+        oldest_due_us: when the first of them became due; None without any.
+        transfers_submitted: transfers whose transaction is in flight.
+        stopped_accounts: accounts for which nothing is signed until an operator has reviewed them.
     """
 
     deliveries_due: int
@@ -38,12 +38,12 @@ class Queue:
 
 
 def stopped_accounts(connection: Connection) -> int:
-    """Return for how many accounts nothing is signed; that it answers at all says that the database does."""
+    """Return the number of blocked accounts. A response also shows that the database works."""
     return int(connection.execute(_STOPPED).scalar_one())
 
 
 def queue(connection: Connection, now_us: int) -> Queue:
-    """Return what waits at a time of the server's clock."""
+    """Return the queued work at a time of the server's clock."""
     due = connection.execute(_DUE, {"now_us": now_us}).one_or_none()
     assert due is not None  # noqa: S101 - a count is always one row
     return Queue(

@@ -164,6 +164,23 @@ def agentpay_deliver_to(agentpay_server: "AgentPayServer") -> "Callable[..., Web
     return agentpay_server.deliver_to
 
 
+@pytest.fixture
+def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account") -> dict[str, Any]:
+    """The configuration of an MCP server with the tools of `agentpay_account`: command, args and env.
+
+    Hand it to what starts MCP servers: `StdioServerParameters(**agentpay_mcp)`, or `{"mcpServers":
+    {"agentpay": agentpay_mcp}}` in a file. The service listens on a port; the key is agent-scoped.
+    """
+    if agentpay_server.base_url.endswith(".invalid"):
+        agentpay_server.listen()
+    key = agentpay_server.console.agent_keys.create(agentpay_account.account_id, name="MCP").key
+    return {
+        "command": sys.executable,
+        "args": ["-m", "agentpay.mcp"],
+        "env": {"AGENTPAY_BASE_URL": agentpay_server.base_url, "AGENTPAY_API_KEY": key},
+    }
+
+
 def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of pytest
     """Return the combined arguments of a test's markers; the nearest marker has precedence.
 

@@ -20,6 +20,7 @@ MODULES = (
     "install",
     "sdk_call",
     "sessions",
+    "simulator",
     "snapshots",
     "start",
     "transfer",

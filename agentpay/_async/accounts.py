@@ -1,4 +1,4 @@
-"""Accounts as a resource: provisioned, read, listed, with balance and history."""
+"""The accounts resource: create, read and list accounts; their balance and history."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -29,21 +29,21 @@ class AsyncAccounts(AsyncResource):
     ) -> Account:
         """Provision an account on chain (interface A1).
 
-        Sent again only when the service certainly did not process it, since each call makes an account.
+        Retried only if the service certainly did not process it, because each call creates an account.
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: key-value pairs of your own, any JSON, at most 16 KiB; stored, never returned. A float
-                is sent as the decimal that Python prints for it.
+            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; stored, never returned. A float is
+                sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The account, with no USDC and a policy without limits.
 
         Raises:
-            TypeError: the metadata holds what JSON has no form for.
-            InvalidRequestError: the name or the metadata is not valid.
-            ChainUnavailableError: the blockchain cannot be reached; nothing was left behind.
+            TypeError: the metadata has a value without a JSON form.
+            InvalidRequestError: the name or the metadata is invalid.
+            ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """
         given = None if metadata is None else json_object("metadata", metadata)
         body = CreateAccount.of(name, given)
@@ -51,7 +51,7 @@ class AsyncAccounts(AsyncResource):
         return account
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> Account:
-        """Read an account, its policy and its live balance included (interface A2).
+        """Read an account, including its policy and its live balance (interface A2).
 
         Args:
             account_id: the account, `acct_…`.
@@ -76,7 +76,7 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default. Iterating goes through all pages.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             status: only accounts that are `active`, or `paused`.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
@@ -102,9 +102,9 @@ class AsyncAccounts(AsyncResource):
         return balance
 
     async def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
-        """Read what an account may spend now: balance, limits, and what is left of them (interface B1, B2).
+        """Read an account's budget: balance, limits, and how much of them is left (interface B1, B2).
 
-        An extension. Nothing is reserved by reading it: another transfer may come first.
+        An extension. Reading reserves nothing: another transfer may come first.
 
         Args:
             account_id: the account, `acct_…`; an agent-scoped key reads its own.
@@ -134,9 +134,9 @@ class AsyncAccounts(AsyncResource):
         Args:
             account_id: the account, `acct_…`.
             limit: entries per page, 1 to 100; 25 by default. Iterating goes through all pages.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             status: only entries that are `settled`, or `rejected`; `all` by default.
-            since: only entries after this moment; with a UTC offset.
+            since: only entries after this time; with a UTC offset.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:

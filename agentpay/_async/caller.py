@@ -1,7 +1,7 @@
-"""The driver of the retry generator, which sends and sleeps; every request of every resource passes here.
+"""The driver of the retry generator: it sends and sleeps. Every request of every resource goes through it.
 
-What is sent, what a response means and when to retry is decided in `agentpay._requests` and
-`agentpay._retries`; the network is in `agentpay._http`.
+`agentpay._requests` and `agentpay._retries` decide what to send, what a response means and when to retry;
+`agentpay._http` does the network I/O.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from agentpay.errors import AgentPayError
 
 
 class AsyncCaller:
-    """Sends requests under the settings of one client, over connections that its copies share.
+    """Sends requests with the settings of one client, over connections that its copies share.
 
     Attributes:
         settings: the settings of the client.
@@ -33,10 +33,10 @@ class AsyncCaller:
         )
 
     def begin(self, options: CallOptions) -> Call:
-        """Return what a call with these options runs under, from now on.
+        """Return the settings of a call with these options that begins now.
 
         Raises:
-            ConfigurationError: an option has a value that it cannot have; the message names it.
+            ConfigurationError: an option has an invalid value; the message names it.
             TypeError: there is no such option.
         """
         if not options and self._usual.deadline is None:
@@ -44,10 +44,10 @@ class AsyncCaller:
         return self._usual.begun(options, self.http.monotonic)
 
     async def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
-        """Send a request until it has its response; return the model of the response, and the response.
+        """Send a request, with retries; return the response's model and the reply.
 
         Raises:
-            AgentPayError: the request failed for good.
+            AgentPayError: the request failed, and is not retried.
         """
         observer = self.http.observer
         if observer is None:
@@ -68,7 +68,7 @@ class AsyncCaller:
             raise
         except BaseException as error:
             if request.idempotency_key is not None:
-                # Cancelled or interrupted while money may be in flight: the key is all that is left of it.
+                # Cancelled or interrupted while money may be in flight: the key is needed to resume.
                 error.add_note(
                     f"{request.endpoint.name} may have been done. Do not pay again under a new key: call it "
                     f"with the same parameters and idempotency_key={request.idempotency_key!r} to resume it."

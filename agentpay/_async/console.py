@@ -1,4 +1,4 @@
-"""The operator API as resources, an extension: what an operator does on the dashboard."""
+"""The operator API of the dashboard as resources, an extension."""
 
 from typing import Unpack
 
@@ -16,16 +16,18 @@ from agentpay.contract.transfers import Transfer
 
 
 class AsyncApprovals(AsyncResource):
-    """Transfers that wait for an operator (interface AP1 to AP5). All need an operator key."""
+    """Transfers that are pending an operator's approval (interface AP1 to AP5). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[PendingTransfer]:
-        """List the transfers that wait for approval, newest first (interface CO5).
+        """List the transfers that are pending approval, newest first (interface CO5).
 
         Args:
             limit: transfers per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
@@ -33,7 +35,7 @@ class AsyncApprovals(AsyncResource):
     async def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Approve a transfer: the policy in force is checked again, and the transfer is executed.
 
-        See interface AP3. Should the answer be lost, read the transfer: approving again never pays twice.
+        See interface AP3. If the response is lost, read the transfer: approving again never pays twice.
 
         Args:
             transfer_id: the transfer, `txn_…`.
@@ -44,14 +46,14 @@ class AsyncApprovals(AsyncResource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval, or not any more (`not_pending`).
-            PolicyViolationError: the policy in force refuses it; it is rejected for good.
-            AccountPausedError: the account is paused; it is rejected for good.
-            InsufficientBalanceError: the account holds too little; it still waits.
-            TransferFailedError: it was sent and provably did not land.
-            InvalidRecipientError: the recipient cannot receive now; it still waits.
-            ChainUnavailableError: the chain did not answer. Without `transfer_id` nothing was done and it
-                still waits; with it, it is under way and its outcome is not known yet.
+            ConflictError: it is not pending approval (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is now rejected.
+            AccountPausedError: the account is paused; it is now rejected.
+            InsufficientBalanceError: the account holds too little; it is still pending.
+            TransferFailedError: it was sent but did not land, and can no longer land.
+            InvalidRecipientError: the recipient cannot receive now; it is still pending.
+            ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
+                still pending; with it, it was sent and its outcome is not known yet.
         """
         request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
         transfer: Transfer = await self._call(request, options)
@@ -60,11 +62,11 @@ class AsyncApprovals(AsyncResource):
     async def reject(
         self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
     ) -> Transfer:
-        """Reject a transfer that waits for approval, for good (interface AP4).
+        """Reject a transfer that is pending approval (interface AP4).
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+            reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -72,7 +74,7 @@ class AsyncApprovals(AsyncResource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+            ConflictError: it is not pending approval (`not_pending`).
         """
         request = prepare(
             approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
@@ -82,10 +84,12 @@ class AsyncApprovals(AsyncResource):
 
 
 class AsyncAccountDetails(AsyncResource):
-    """Accounts with all that their operator may know of them (interface CO4). All need an operator key."""
+    """Accounts with details that only their operator may see (interface CO4). All need an operator key."""
+
+    __module__ = "agentpay"
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
-        """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
+        """Read an account with its metadata, its on-chain policy record, and its spending.
 
         Args:
             account_id: the account, `acct_…`.
@@ -99,10 +103,10 @@ class AsyncAccountDetails(AsyncResource):
         return detail
 
     async def allow_signing(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
-        """Let an account spend again for which nothing is signed, because a transaction landed too late.
+        """Unblock an account that was blocked because one of its transactions landed too late.
 
         Compare its history with the chain before: the log and the audit trail name the transactions. An
-        account that may spend already stays as it is.
+        account that is not blocked stays unchanged.
 
         Args:
             account_id: the account, `acct_…`.
@@ -122,21 +126,25 @@ class AsyncAccountDetails(AsyncResource):
 class AsyncAudit(AsyncResource):
     """The audit trail (interface CO13, CO14). Needs an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[AuditEntry]:
-        """List what was changed by whom, newest first.
+        """List the audit trail, newest first.
 
         Args:
             limit: entries per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
 
 
 class AsyncServedRequests(AsyncResource):
-    """The requests that the server has answered (interface CO17). Needs an operator key."""
+    """The requests that the server has responded to (interface CO17). Needs an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -145,26 +153,28 @@ class AsyncServedRequests(AsyncResource):
 
         Args:
             limit: requests per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
 
 
 class AsyncConsole(AsyncResource):
-    """What an operator does on the dashboard, by subject. All of it needs an operator key.
+    """The operator API of the dashboard. All of it needs an operator key.
 
     Attributes:
-        accounts: accounts in full: metadata, policy record, what is spent.
+        accounts: accounts with metadata, policy record and spending.
         agent_keys: agent-scoped keys.
         operator_keys: operator keys.
-        approvals: transfers that wait for an operator.
+        approvals: transfers that are pending approval.
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
-        audit: what was changed by whom.
-        requests: requests that the server has answered.
+        audit: the audit trail.
+        requests: requests that the server has responded to.
     """
+
+    __module__ = "agentpay"
 
     def __init__(self, caller: AsyncCaller) -> None:
         super().__init__(caller)
@@ -179,7 +189,7 @@ class AsyncConsole(AsyncResource):
         self.requests: AsyncServedRequests = AsyncServedRequests(caller)
 
     async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
-        """Count accounts, waiting approvals, undelivered deliveries and open sessions (interface CO16).
+        """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.

@@ -1,4 +1,4 @@
-"""What an operator sees of events as resources, an extension: webhooks, events, deliveries."""
+"""The operator API for webhooks, events and deliveries as resources, an extension."""
 
 from typing import Literal, Unpack
 
@@ -7,21 +7,24 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries
+from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     DeliveryStatusFilter,
     NewSecret,
-    RecordedEvent,
     RegisteredWebhook,
     ReplayEvent,
     RotateSecret,
 )
+from agentpay.contract.events import AnyEvent
 from agentpay.contract.pages import PageBody
 
 
 class AsyncRegisteredWebhooks(AsyncResource):
     """Registered webhooks (interface CO8 to CO10). They are registered with `client.webhooks.create`."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -30,13 +33,13 @@ class AsyncRegisteredWebhooks(AsyncResource):
 
         Args:
             limit: webhooks per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
 
     async def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
-        """Delete a webhook; what is still to be delivered to it is given up.
+        """Delete a webhook and abandon its pending deliveries.
 
         Args:
             webhook_id: the webhook, `wh_…`.
@@ -54,22 +57,23 @@ class AsyncRegisteredWebhooks(AsyncResource):
         overlap_seconds: int = DEFAULT_OVERLAP_SECONDS,
         **options: Unpack[CallOptions],
     ) -> NewSecret:
-        """Give a webhook a new secret (interface CO10).
+        """Rotate the secret of a webhook (interface CO10).
 
         While the rotation overlaps, the contract's header is signed with the old secret and a second header
-        with the new one; `agentpay.webhooks` looks at both.
+        with the new one; `agentpay.webhooks` checks both.
 
         Args:
             webhook_id: the webhook, `wh_…`.
-            overlap_seconds: how long both sign, from 0 to 30 days; 24 hours by default, 0 after a leak.
+            overlap_seconds: how long both secrets sign, from 0 to 30 days; 24 hours by default, 0 after a
+                leak.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The new secret, which is shown here and never again.
+            The new secret, which is shown only here.
 
         Raises:
             NotFoundError: no such webhook of this operator.
-            ConflictError: the last rotation still overlaps (`rotation_in_progress`).
+            ConflictError: the previous rotation still overlaps (`rotation_in_progress`).
         """
         request = prepare(
             deliveries.ROTATE_SECRET,
@@ -83,26 +87,28 @@ class AsyncRegisteredWebhooks(AsyncResource):
 class AsyncEvents(AsyncResource):
     """Recorded events (interface CO9, CO12). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self,
         *,
-        type: str | None = None,  # noqa: A002 - the name of the query parameter
+        type: EventType | None = None,  # noqa: A002 - the name of the query parameter
         account_id: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> AsyncPages[RecordedEvent]:
+    ) -> AsyncPages[AnyEvent]:
         """List the recorded events, newest first.
 
         Args:
             type: only events of this type, such as `transfer.settled`.
             account_id: only events about this account.
             limit: events per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: there is no such type.
+            InvalidRequestError: the type does not exist.
         """
         query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
         return self._pages(deliveries.LIST_EVENTS, options, query=query)
@@ -110,11 +116,12 @@ class AsyncEvents(AsyncResource):
     async def replay(
         self, event_id: str, *, webhook_id: str | None = None, **options: Unpack[CallOptions]
     ) -> tuple[Delivery, ...]:
-        """Deliver an event once more: the same bytes, under the same identifier.
+        """Deliver an event again, with the same body and identifier.
 
         Args:
             event_id: the event, `evt_…`.
-            webhook_id: the webhook to send it to; None is every one that asks for such events now.
+            webhook_id: the webhook to send it to; None means every webhook that is subscribed to such events
+                now.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -133,6 +140,8 @@ class AsyncEvents(AsyncResource):
 
 class AsyncDeliveries(AsyncResource):
     """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self,
@@ -153,7 +162,7 @@ class AsyncDeliveries(AsyncResource):
             event_id: only deliveries of this event.
             webhook_id: only deliveries to this webhook.
             limit: deliveries per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         query = {

@@ -1,4 +1,4 @@
-"""Who holds a key, an extension: what `client.whoami` calls."""
+"""The identity of a key, an extension: the implementation of `client.whoami`."""
 
 from typing import Unpack
 
@@ -13,7 +13,7 @@ class AsyncIdentities(AsyncResource):
     """The key of a client (interface K10)."""
 
     async def whoami(self, **options: Unpack[CallOptions]) -> Identity:
-        """Read which key this client has, what it is bound to, and whether its money is real.
+        """Read the identity of this client's key, and whether its money is real.
 
         An extension.
 
@@ -21,7 +21,7 @@ class AsyncIdentities(AsyncResource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            ExtensionNotOfferedError: the service does not say.
+            ExtensionNotOfferedError: the service does not offer this extension.
         """
         answer: Identity = await self._call(prepare(identity.WHO_AM_I), options)
         return answer

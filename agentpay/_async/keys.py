@@ -1,4 +1,4 @@
-"""API keys as resources, an extension: agent-scoped keys and operator keys, created, listed, revoked."""
+"""API keys as resources, an extension: create, list and revoke agent-scoped keys and operator keys."""
 
 from typing import Unpack
 
@@ -14,6 +14,8 @@ from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, O
 class AsyncAgentKeys(AsyncResource):
     """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def create(
         self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
     ) -> NewAgentKey:
@@ -25,7 +27,7 @@ class AsyncAgentKeys(AsyncResource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The key; it is shown here and never again.
+            The key; it is shown only here.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -41,13 +43,13 @@ class AsyncAgentKeys(AsyncResource):
 
         Args:
             limit: keys per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an agent-scoped key; its next request is refused.
+        """Revoke an agent-scoped key; the next request with it is refused.
 
         Args:
             key_id: the key, `key_…`.
@@ -62,6 +64,8 @@ class AsyncAgentKeys(AsyncResource):
 class AsyncOperatorKeys(AsyncResource):
     """Operator keys (interface K8, K9). All need an operator key."""
 
+    __module__ = "agentpay"
+
     async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
@@ -72,7 +76,7 @@ class AsyncOperatorKeys(AsyncResource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The key; it is shown here and never again.
+            The key; it is shown only here.
         """
         request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
         key: NewOperatorKey = await self._call(request, options)
@@ -85,14 +89,14 @@ class AsyncOperatorKeys(AsyncResource):
 
         Args:
             limit: keys per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         query = {"limit": limit, "cursor": cursor}
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an operator key; its next request is refused.
+        """Revoke an operator key; the next request with it is refused.
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.

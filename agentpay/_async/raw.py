@@ -1,7 +1,7 @@
-"""The resources once more, with methods that return the response beside the model.
+"""The resources with methods that return the HTTP response along with the model.
 
-A method is not written twice: `AsyncRaw` runs it on a copy of its resource that notes the last reply. Its
-arguments keep their names and types. A test holds this list against the resources.
+Methods are not duplicated: `AsyncRaw` runs each on a copy of its resource that records the last reply. Names
+and types of the arguments stay the same. A test compares this list with the resources.
 """
 
 import copy
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class _AsyncRecorder(AsyncCaller):
-    """A caller that notes the last reply."""
+    """A caller that records the last reply."""
 
     reply: Reply
 
@@ -47,14 +47,14 @@ class _AsyncRecorder(AsyncCaller):
 
 
 class AsyncRawResource:
-    """Base of the raw resources: they hold the resource whose methods they run."""
+    """Base of the raw resources; each wraps the resource whose methods it runs."""
 
     def __init__(self, resource: AsyncResource) -> None:
         self._resource = resource
 
 
 class AsyncRaw(Generic[P, T]):
-    """A method of a resource that returns the response, of which `parse()` is what the method returns."""
+    """A method that returns the raw response; `parse()` returns the result of the wrapped method."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Awaitable[T]]) -> None:
         self._method = method

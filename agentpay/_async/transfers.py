@@ -1,4 +1,4 @@
-"""Transfers as a resource: made under one idempotency key, read, waited for."""
+"""The transfers resource: create, read, list, check and wait for transfers."""
 
 import math
 import uuid
@@ -38,36 +38,36 @@ class AsyncTransfers(AsyncResource):
     ) -> Transfer:
         """Move USDC out of an account (interface T1).
 
-        The call is sent again when it may, always under one idempotency key, so that money moves at most
-        once. Whoever must survive a crash of the own process stores a key first and passes it.
+        Failed requests are retried if that is safe, always with the same idempotency key, so that money moves
+        at most once. To survive a crash of your process, store a key before calling, and pass it.
 
         Args:
             from_: source account, `acct_…`.
             to: recipient: an `account_id`, or an on-chain USDC token account.
             amount: USDC, at least 0.000001, with at most 6 decimals: a `Decimal`, an `int` or a string such
                 as `"25.50"`. Floats are refused.
-            memo: at most 200 characters; needed where the policy says `require_memo`.
-            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            memo: at most 200 characters; required if the policy has `require_memo`.
+            category: spend category, 1 to 64 characters; required if the policy has `categories`.
             idempotency_key: 1 to 128 characters; the same key never moves money out of an account twice
                 within 24 hours. A random one by default, returned in the transfer.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The transfer: `settled`, or `pending_approval` when the policy escalates it (see `wait`).
+            The transfer: `settled`, or `pending_approval` if the policy escalates it (see `wait`).
 
         Raises:
             TypeError: the amount is a float.
             ValueError: the amount is negative, not finite, or has more than 6 decimals.
-            InvalidRequestError: the request is not valid; `details` names every fault.
+            InvalidRequestError: the request is invalid; `details` lists every fault.
             PolicyViolationError: the policy refuses it; the message names the limit.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
-            TransferFailedError: it provably did not land on chain.
+            TransferFailedError: it did not land on chain, and can no longer land.
             IdempotencyConflictError: the key was used with other parameters.
-            InvalidRecipientError: `to` can hold no USDC.
+            InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
-            TransferOutcomeUnknownError: it may have been made. Call again with the idempotency key that the
-                error carries, never with another.
+            TransferOutcomeUnknownError: it may have been made. Call again with the idempotency key of the
+                error, never with another.
         """
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         body = CreateTransfer(
@@ -106,7 +106,7 @@ class AsyncTransfers(AsyncResource):
         category: str | None = None,
         **options: Unpack[CallOptions],
     ) -> TransferCheck:
-        """Ask what would become of a transfer, without making it (interface B4).
+        """Predict the outcome of a transfer without creating it (interface B4).
 
         An extension. Nothing is reserved: another transfer may come first.
 
@@ -114,20 +114,20 @@ class AsyncTransfers(AsyncResource):
             from_: source account, `acct_…`.
             to: recipient: an `account_id`, or an on-chain USDC token account.
             amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
-            memo: at most 200 characters; needed where the policy says `require_memo`.
-            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            memo: at most 200 characters; required if the policy has `require_memo`.
+            category: spend category, 1 to 64 characters; required if the policy has `categories`.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            Whether it would settle, wait for an operator or be rejected, and why.
+            Whether it would settle, be escalated to an operator or be rejected, and why.
 
         Raises:
             TypeError: the amount is a float.
             ValueError: the amount is negative, not finite, or has more than 6 decimals.
             NotFoundError: no such account of this operator.
-            InvalidRecipientError: `to` can hold no USDC.
+            InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached.
-            ExtensionNotOfferedError: the service has no such check.
+            ExtensionNotOfferedError: the service does not offer this extension.
         """
         body = CheckTransfer(from_=from_, to=to, amount=usdc("amount", amount), memo=memo, category=category)
         check: TransferCheck = await self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
@@ -152,11 +152,11 @@ class AsyncTransfers(AsyncResource):
 
         Args:
             account_id: only transfers out of this account.
-            status: only transfers that have come this far.
-            idempotency_key: only transfers that were asked for under this key.
-            since: only transfers that were asked for after this moment; with a UTC offset.
+            status: only transfers with this status.
+            idempotency_key: only transfers with this key.
+            since: only transfers requested after this time; with a UTC offset.
             limit: transfers per page, 1 to 100; 20 by default. Iterating goes through all pages.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -164,7 +164,7 @@ class AsyncTransfers(AsyncResource):
 
         Raises:
             ValueError: `since` has no UTC offset.
-            ExtensionNotOfferedError: the service has no such list.
+            ExtensionNotOfferedError: the service does not offer this extension.
         """
         query = {
             "account_id": account_id,
@@ -186,26 +186,26 @@ class AsyncTransfers(AsyncResource):
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
 
-        Whichever it is, it is returned: reading a refused transfer is no error, as it is in `get`. Failures
-        that may pass (no answer, 408, 429, and every 5xx but 501) do not end the wait before its time is up.
+        A rejected or failed transfer is returned, not raised, as in `get`. Temporary failures (no response,
+        408, 429, and every 5xx except 501) do not end the wait before its timeout.
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            timeout: seconds to wait in all, from 0 (one look); None is without limit. The last request may
-                take up to 5 seconds more for each step of its exchange.
+            timeout: seconds to wait in all, from 0 (one look); None means no limit. The last request may take
+                up to 5 seconds more for each step of its exchange.
             poll_interval: longest pause before the second look, in seconds, above 0. It grows by half with
-                each look, to 5 s; what is waited is drawn from half of it to all, and never less than the
-                service asks for.
-            extra_headers: header fields of each request, beside those of the client.
+                each look, up to 5 s. Each pause is random, between half of it and all, and at least as long
+                as the service asks for.
+            extra_headers: additional header fields of each request.
 
         Returns:
-            The transfer in its final state; look at its `status`, and at `error` and `message` unless it is
+            The transfer in its final state; check its `status`, and `error` and `message` unless it is
             `settled`. A status that this version does not know is not final.
 
         Raises:
             ValueError: `timeout` is below 0, or `poll_interval` not above 0.
             NotFoundError: no such transfer of this operator.
-            WaitTimeoutError: it was not seen final in time. It may still be settled later.
+            WaitTimeoutError: it was not final in time. It may still settle later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
         http = self._caller.http
@@ -233,7 +233,7 @@ class AsyncTransfers(AsyncResource):
     ) -> Transfer | AgentPayError:
         usual = self._caller.settings.timeout
         seconds = seconds if usual is None else min(seconds, usual)
-        # Once: the wait has its own pauses, and those of the retries would add to them.
+        # Without retries: the wait has its own pauses, and those of retries would add to them.
         options: CallOptions = {
             "timeout": None if seconds == math.inf else seconds,
             "max_retries": 0,

@@ -1,4 +1,4 @@
-"""Webhooks as a resource: endpoints are registered for events."""
+"""The webhooks resource: register endpoints for events."""
 
 from collections.abc import Sequence
 from typing import Unpack, cast
@@ -14,7 +14,7 @@ from agentpay.contract.webhooks import CreateWebhook, Webhook
 
 
 class AsyncWebhooks(AsyncResource):
-    """Endpoints of yours that events are posted to (interface W1 to W13)."""
+    """Your endpoints to which events are posted (interface W1 to W13)."""
 
     __module__ = "agentpay"
 
@@ -29,22 +29,22 @@ class AsyncWebhooks(AsyncResource):
     ) -> Webhook:
         """Register an endpoint for events (interface W1).
 
-        Sent again only when the service certainly did not process it, since each call registers an endpoint.
+        Retried only if the service certainly did not process it, because each call registers an endpoint.
 
         Args:
-            url: where events are to be posted.
+            url: the URL to post events to.
             events: names of the event types to receive, such as `transfer.settled`; at least one.
-            account_ids: accounts to hear of; all of the operator by default.
-            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires; None is
-                never. A `Decimal`, an `int` or a string; floats are refused.
+            account_ids: accounts whose events to receive; by default all accounts of the operator.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent; None
+                means never. A `Decimal`, an `int` or a string; floats are refused.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The webhook with its `secret`, which is shown now and never again: store it.
+            The webhook with its `secret`, which is shown only here: store it.
 
         Raises:
             TypeError: the threshold is a float, or a list is a single string.
-            InvalidRequestError: the request is not valid; `details` names every fault.
+            InvalidRequestError: the request is invalid; `details` lists every fault.
         """
         body = CreateWebhook(
             url=url,

@@ -1,7 +1,7 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The sync client: settings and resources. What sends is in `agentpay._sync.caller`."""
+"""The sync client: settings and resources. `agentpay._sync.caller` sends the requests."""
 
-# `timeout` is handed to the HTTP exchange, which answers with an outcome; `asyncio.timeout` would lose it.
+# `timeout` is a setting of the HTTP exchange, which reports an outcome; `asyncio.timeout` would lose that.
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,7 +18,8 @@ from agentpay._http import Http, HttpClient, Transport
 from agentpay._options import CallOptions
 from agentpay._raw import RawResponse
 from agentpay._requests import prepare_undescribed
-from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey, SecretText
+from agentpay._secret_text import SecretText
+from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey
 from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
 class AgentPay:
     """A client of the agent payment account service.
 
-    Use it as a context manager, or call `close` when done. One client serves any number of calls at a time.
+    Use it as a context manager, or call `close` when done. A client can make any number of concurrent calls.
 
     Attributes:
-        accounts: provision and read accounts, their balances and their history.
-        policies: read and change what accounts may spend.
+        accounts: create and read accounts, their balances and their history.
+        policies: read and change spending policies.
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
-        console: an extension: what an operator does on the dashboard.
+        console: an extension: the operator API of the dashboard.
     """
 
-    # Slots are attributes of the class, so that `Mock(spec=AgentPay)` has the resources too.
+    # The slots are class attributes, so that `Mock(spec=AgentPay)` has the resources too.
     __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
 
     __module__ = "agentpay"
@@ -60,31 +61,31 @@ class AgentPay:
         http_client: HttpClient | None = None,
         transport: Transport | None = None,
     ) -> None:
-        """Make a client. Nothing is sent before the first call.
+        """Create a client. It sends nothing before the first call.
 
         Args:
             api_key: operator key or agent-scoped key, as a string or a `SecretStr` of pydantic; by default
-                that of `AGENTPAY_API_KEY`.
+                from `AGENTPAY_API_KEY`.
             base_url: address of the service, without `/v1`, as a string or a URL of httpx or pydantic; by
-                default that of `AGENTPAY_BASE_URL`.
-            timeout: seconds that each step of an exchange (connecting, sending, waiting for the answer) may
-                take, less the wait for a free connection; None is without limit. Keep it above 20, for which
-                a transfer may be held until final.
-            max_retries: how often a request is sent again after a failure that may pass, from 0.
-            deadline: seconds that a call may take in all, retries and the pauses between them included; None
-                is without limit. It never changes what is known of a payment: see `CallOptions`.
-            default_headers: header fields of every request. Those that the client decides itself, such as
-                `Authorization`, are refused.
+                default from `AGENTPAY_BASE_URL`.
+            timeout: seconds for each step of an exchange (connecting, sending, waiting for the response),
+                less the wait for a free connection; None means no limit. Keep it above 20, because the
+                service may hold a transfer for that long until it is final.
+            max_retries: how often a request is retried after a temporary failure, from 0.
+            deadline: seconds for a whole call, including retries and the pauses between them; None means no
+                limit. It never turns an unknown outcome into a failure: see `CallOptions`.
+            default_headers: additional header fields of every request. Fields that the client
+                sets are refused, such as `Authorization`.
             app_info: the name of your program, such as `shop/1.2`, added to `User-Agent`.
             http_client: the `Client` of httpx or httpx2 to send with. Its transports, proxies, event
                 hooks and default headers are used; its base URL, auth, timeout and cookies are not. It is not
-                closed with this client, and is refused after a fork once it was used. An async one belongs to
-                one event loop.
+                closed with this client, and is refused after a fork if it was used before. An sync client
+                belongs to one event loop.
             transport: a transport of httpx or httpx2 to send with, instead of `http_client`. Closed with this
                 client.
 
         Raises:
-            ConfigurationError: a setting is missing or cannot be meant; the message names it.
+            ConfigurationError: a setting is missing or invalid; the message names it.
         """
         key = ApiKey(api_key)
         del api_key  # a traceback with locals would show it
@@ -115,17 +116,17 @@ class AgentPay:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that each step of an exchange may take; None is without limit."""
+        """Seconds for each step of an exchange; None means no limit."""
         return self._settings.timeout
 
     @property
     def max_retries(self) -> int:
-        """How often a request is sent again after a failure that may pass."""
+        """How often a request is retried after a temporary failure."""
         return self._settings.max_retries
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a call may take in all; None is without limit."""
+        """Seconds for a whole call; None means no limit."""
         return self._settings.deadline
 
     @cached_property
@@ -137,13 +138,13 @@ class AgentPay:
 
     @cached_property
     def console(self) -> "Console":
-        """An extension, for operator keys: what an operator does on the dashboard."""
+        """An extension, for operator keys: the operator API of the dashboard."""
         from agentpay._sync.console import Console  # noqa: PLC0415 - few need it
 
         return Console(self._caller)
 
     def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
-        """Read which key this client has, what it is bound to, and whether its money is real.
+        """Read the identity of this client's key, and whether its money is real.
 
         An extension (interface K10).
 
@@ -151,7 +152,7 @@ class AgentPay:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            ExtensionNotOfferedError: the service does not say.
+            ExtensionNotOfferedError: the service does not offer this extension.
         """
         from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
 
@@ -159,7 +160,7 @@ class AgentPay:
 
     @property
     def with_raw_response(self) -> "RawAgentPay":
-        """The same resources, whose methods return a `RawResponse`: the model with what it came in."""
+        """The same resources, with methods that return a `RawResponse`: the model with its HTTP response."""
         from agentpay._sync.raw import RawAgentPay  # noqa: PLC0415 - few need it
 
         return RawAgentPay(self)
@@ -175,13 +176,13 @@ class AgentPay:
     ) -> RawResponse[Any]:
         """Send a request for which this version has no method.
 
-        Only a GET is retried: what another request does is not known here.
+        Only a GET is retried, because the effect of other requests is not known here.
 
         Args:
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
-            path: path of the service, such as `/v1/accounts`, its parameters quoted as in a URL.
-            query: the query; what is None is left out.
-            body: a JSON value, exact: numbers with a fraction are `Decimal`, floats are refused. None is
+            path: path of the service, such as `/v1/accounts`, with parameters quoted as in a URL.
+            query: the query; None values are left out.
+            body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
@@ -190,8 +191,8 @@ class AgentPay:
 
         Raises:
             TypeError: the body has no exact JSON form.
-            ValueError: the method or the path is not one.
-            OutcomeUnknownError: the body has an `idempotency_key`, and what was asked for may have been done.
+            ValueError: the method or the path is invalid.
+            OutcomeUnknownError: the body has an `idempotency_key`, and the request may have been carried out.
         """
         request = prepare_undescribed(method, path, query=query, body=body)
         _, reply = self._caller.exchange(request, self._caller.begin(options))
@@ -210,13 +211,13 @@ class AgentPay:
 
         Args:
             api_key: another key of the same service, such as an agent-scoped one.
-            timeout: seconds that each step of an exchange may take; None is without limit.
-            max_retries: how often a request is sent again, from 0.
-            deadline: seconds that a call may take in all; None is without limit.
-            default_headers: header fields of every request, instead of those of this client.
+            timeout: seconds for each step of an exchange; None means no limit.
+            max_retries: how often a request is retried, from 0.
+            deadline: seconds for a whole call; None means no limit.
+            default_headers: additional header fields of every request, instead of this client's.
 
         Raises:
-            ConfigurationError: a setting cannot be meant; the message names it.
+            ConfigurationError: a setting is invalid; the message names it.
         """
         key = self._settings.api_key if api_key is UNSET else ApiKey(api_key)
         del api_key  # a traceback with locals would show it
@@ -234,7 +235,7 @@ class AgentPay:
         return copy
 
     def close(self) -> None:
-        """Close the connections. Calls that follow raise `ClosedClientError`; closing again does nothing."""
+        """Close the connections. Later calls raise `ClosedClientError`; closing twice is allowed."""
         self._http.close()
 
 
@@ -247,9 +248,11 @@ class AgentPay:
         self.close()
 
     def __repr__(self) -> str:
-        # A traceback may show a client that was never made for want of good settings.
+        # A traceback may show a client whose construction failed.
         settings = getattr(self, "_settings", None)
         return f"<{type(self).__name__} {settings.base_url if settings else 'unmade'}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} holds a key and connections: make it anew where it is needed")
+        raise TypeError(
+            f"{type(self).__name__} has a key and connections: create it again where it is needed"
+        )

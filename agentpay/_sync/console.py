@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The operator API as resources, an extension: what an operator does on the dashboard."""
+"""The operator API of the dashboard as resources, an extension."""
 
 from typing import Unpack
 
@@ -17,16 +17,18 @@ from agentpay.contract.transfers import Transfer
 
 
 class Approvals(Resource):
-    """Transfers that wait for an operator (interface AP1 to AP5). All need an operator key."""
+    """Transfers that are pending an operator's approval (interface AP1 to AP5). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> Page[PendingTransfer]:
-        """List the transfers that wait for approval, newest first (interface CO5).
+        """List the transfers that are pending approval, newest first (interface CO5).
 
         Args:
             limit: transfers per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
@@ -34,7 +36,7 @@ class Approvals(Resource):
     def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Approve a transfer: the policy in force is checked again, and the transfer is executed.
 
-        See interface AP3. Should the answer be lost, read the transfer: approving again never pays twice.
+        See interface AP3. If the response is lost, read the transfer: approving again never pays twice.
 
         Args:
             transfer_id: the transfer, `txn_…`.
@@ -45,14 +47,14 @@ class Approvals(Resource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval, or not any more (`not_pending`).
-            PolicyViolationError: the policy in force refuses it; it is rejected for good.
-            AccountPausedError: the account is paused; it is rejected for good.
-            InsufficientBalanceError: the account holds too little; it still waits.
-            TransferFailedError: it was sent and provably did not land.
-            InvalidRecipientError: the recipient cannot receive now; it still waits.
-            ChainUnavailableError: the chain did not answer. Without `transfer_id` nothing was done and it
-                still waits; with it, it is under way and its outcome is not known yet.
+            ConflictError: it is not pending approval (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is now rejected.
+            AccountPausedError: the account is paused; it is now rejected.
+            InsufficientBalanceError: the account holds too little; it is still pending.
+            TransferFailedError: it was sent but did not land, and can no longer land.
+            InvalidRecipientError: the recipient cannot receive now; it is still pending.
+            ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
+                still pending; with it, it was sent and its outcome is not known yet.
         """
         request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
         transfer: Transfer = self._call(request, options)
@@ -61,11 +63,11 @@ class Approvals(Resource):
     def reject(
         self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
     ) -> Transfer:
-        """Reject a transfer that waits for approval, for good (interface AP4).
+        """Reject a transfer that is pending approval (interface AP4).
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+            reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -73,7 +75,7 @@ class Approvals(Resource):
 
         Raises:
             NotFoundError: no such transfer of this operator.
-            ConflictError: it does not wait for approval, or not any more (`not_pending`).
+            ConflictError: it is not pending approval (`not_pending`).
         """
         request = prepare(
             approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
@@ -83,10 +85,12 @@ class Approvals(Resource):
 
 
 class AccountDetails(Resource):
-    """Accounts with all that their operator may know of them (interface CO4). All need an operator key."""
+    """Accounts with details that only their operator may see (interface CO4). All need an operator key."""
+
+    __module__ = "agentpay"
 
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
-        """Read an account with its metadata, its on-chain policy record, and what is spent of its limits.
+        """Read an account with its metadata, its on-chain policy record, and its spending.
 
         Args:
             account_id: the account, `acct_…`.
@@ -100,10 +104,10 @@ class AccountDetails(Resource):
         return detail
 
     def allow_signing(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
-        """Let an account spend again for which nothing is signed, because a transaction landed too late.
+        """Unblock an account that was blocked because one of its transactions landed too late.
 
         Compare its history with the chain before: the log and the audit trail name the transactions. An
-        account that may spend already stays as it is.
+        account that is not blocked stays unchanged.
 
         Args:
             account_id: the account, `acct_…`.
@@ -123,21 +127,25 @@ class AccountDetails(Resource):
 class Audit(Resource):
     """The audit trail (interface CO13, CO14). Needs an operator key."""
 
+    __module__ = "agentpay"
+
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> Page[AuditEntry]:
-        """List what was changed by whom, newest first.
+        """List the audit trail, newest first.
 
         Args:
             limit: entries per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
 
 
 class ServedRequests(Resource):
-    """The requests that the server has answered (interface CO17). Needs an operator key."""
+    """The requests that the server has responded to (interface CO17). Needs an operator key."""
+
+    __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -146,26 +154,28 @@ class ServedRequests(Resource):
 
         Args:
             limit: requests per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
 
 
 class Console(Resource):
-    """What an operator does on the dashboard, by subject. All of it needs an operator key.
+    """The operator API of the dashboard. All of it needs an operator key.
 
     Attributes:
-        accounts: accounts in full: metadata, policy record, what is spent.
+        accounts: accounts with metadata, policy record and spending.
         agent_keys: agent-scoped keys.
         operator_keys: operator keys.
-        approvals: transfers that wait for an operator.
+        approvals: transfers that are pending approval.
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
-        audit: what was changed by whom.
-        requests: requests that the server has answered.
+        audit: the audit trail.
+        requests: requests that the server has responded to.
     """
+
+    __module__ = "agentpay"
 
     def __init__(self, caller: Caller) -> None:
         super().__init__(caller)
@@ -180,7 +190,7 @@ class Console(Resource):
         self.requests: ServedRequests = ServedRequests(caller)
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
-        """Count accounts, waiting approvals, undelivered deliveries and open sessions (interface CO16).
+        """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.

@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Who holds a key, an extension: what `client.whoami` calls."""
+"""The identity of a key, an extension: the implementation of `client.whoami`."""
 
 from typing import Unpack
 
@@ -14,7 +14,7 @@ class Identities(Resource):
     """The key of a client (interface K10)."""
 
     def whoami(self, **options: Unpack[CallOptions]) -> Identity:
-        """Read which key this client has, what it is bound to, and whether its money is real.
+        """Read the identity of this client's key, and whether its money is real.
 
         An extension.
 
@@ -22,7 +22,7 @@ class Identities(Resource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            ExtensionNotOfferedError: the service does not say.
+            ExtensionNotOfferedError: the service does not offer this extension.
         """
         answer: Identity = self._call(prepare(identity.WHO_AM_I), options)
         return answer

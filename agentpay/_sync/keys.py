@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""API keys as resources, an extension: agent-scoped keys and operator keys, created, listed, revoked."""
+"""API keys as resources, an extension: create, list and revoke agent-scoped keys and operator keys."""
 
 from typing import Unpack
 
@@ -15,6 +15,8 @@ from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, O
 class AgentKeys(Resource):
     """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def create(
         self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
     ) -> NewAgentKey:
@@ -26,7 +28,7 @@ class AgentKeys(Resource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The key; it is shown here and never again.
+            The key; it is shown only here.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -42,13 +44,13 @@ class AgentKeys(Resource):
 
         Args:
             limit: keys per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an agent-scoped key; its next request is refused.
+        """Revoke an agent-scoped key; the next request with it is refused.
 
         Args:
             key_id: the key, `key_…`.
@@ -63,6 +65,8 @@ class AgentKeys(Resource):
 class OperatorKeys(Resource):
     """Operator keys (interface K8, K9). All need an operator key."""
 
+    __module__ = "agentpay"
+
     def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
@@ -73,7 +77,7 @@ class OperatorKeys(Resource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The key; it is shown here and never again.
+            The key; it is shown only here.
         """
         request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
         key: NewOperatorKey = self._call(request, options)
@@ -86,14 +90,14 @@ class OperatorKeys(Resource):
 
         Args:
             limit: keys per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         query = {"limit": limit, "cursor": cursor}
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an operator key; its next request is refused.
+        """Revoke an operator key; the next request with it is refused.
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.

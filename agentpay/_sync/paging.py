@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Pages of a list: what one answer held, and the way to the next one. How a page is fetched is given."""
+"""Pages of a list: the items of one response, and access to the next page. Fetching is a parameter."""
 
 from collections.abc import Iterator, Callable
 from typing import Generic, TypeVar
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class Page(Generic[T]):
-    """One page of a list, newest first. Iterating over it goes through this page and all that follow.
+    """One page of a list, newest first. Iterating over it goes through this page and all following ones.
 
-    It is true if the list has anything. It has no length, since the pages that follow are not known yet:
-    `len(page.data)` is that of this page. It can be pickled and copied; the copy has no client, and leads to
-    the next page only by its `cursor`.
+    Its truth value is whether the list has any items. It has no length, because the following pages are not
+    known yet; `len(page.data)` is that of this page. It can be pickled and copied. A copy has no client, so
+    its next page must be requested with its `cursor`.
 
     Attributes:
         data: the items of this page.
-        cursor: passed as `cursor`, fetches the next page; empty on the last.
+        cursor: pass it as `cursor` to get the next page; empty on the last.
         has_more: whether there is a next page.
-        request_id: the request that returned this page, for the service's operators, or None.
+        request_id: the request that returned this page, for support, or None.
     """
 
     __module__ = "agentpay"
@@ -34,7 +34,7 @@ class Page(Generic[T]):
         places: dict[str, int] | None = None,
     ) -> None:
         self._fetch: Callable[[str | None], PageBody[T]] | None = fetch
-        # Where each cursor of this list leads: to its first page, 0, to its second, and so on.
+        # The page number that each cursor of this list leads to, to detect cycles.
         self._places: dict[str, int] = {cursor or "": 0} if places is None else places
         self._place: int = self._places[cursor or ""]
         self.data: tuple[T, ...] = body.data
@@ -53,12 +53,12 @@ class Page(Generic[T]):
         """Fetch the next page, with the filters of this one.
 
         Raises:
-            RuntimeError: this is the last page (look at `has_more`), or a copy.
-            DecodingError: the service promised more, but its cursor leads back.
+            RuntimeError: this is the last page (check `has_more`), or a copy.
+            DecodingError: the service's cursor leads back to an earlier page.
             AgentPayError: the request failed.
         """
         if not self.has_more:
-            raise RuntimeError("this is the last page: ask has_more before next_page")
+            raise RuntimeError("this is the last page: check has_more before next_page")
         if self._fetch is None:
             raise RuntimeError(
                 "this page was pickled or copied and has no client: call the list method again with "
@@ -73,7 +73,7 @@ class Page(Generic[T]):
         return type(self)(self._fetch, self.cursor, self._fetch(self.cursor), self._places)
 
     def iter_pages(self) -> "Iterator[Page[T]]":
-        """Yield this page and all that follow, each fetched when it is asked for.
+        """Yield this page and all following ones, each fetched on demand.
 
         Raises:
             AgentPayError: a request failed.

@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Policies as a resource: read, replaced, and changed without undoing what others change."""
+"""The policies resource: read, replace and update policies without losing concurrent changes."""
 
 from typing import Final, Unpack
 
@@ -13,7 +13,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import PreconditionFailedError
 
 POLICY_UPDATE_ATTEMPTS: Final = 10
-"""How often a policy is read and written again while others change it at the same time."""
+"""How often `update` reads and writes a policy that others change at the same time."""
 
 
 class Policies(Resource):
@@ -51,25 +51,25 @@ class Policies(Resource):
     ) -> AccountPolicy:
         """Change the given fields of a policy and keep the others (interface PO2, PO3).
 
-        The policy is read, changed, and written in full on the condition that nobody changed it meanwhile;
-        else it is read again. So a concurrent change is never undone, and the outcome does not depend on
-        whether the service takes a PUT for a replacement or for a partial update.
+        The policy is read, changed, and written in full, on the condition that it was not changed in between;
+        otherwise this is repeated. So concurrent changes are never lost, and the result does not depend on
+        whether the service treats a PUT as a replacement or as a partial update.
 
         Args:
             account_id: the account, `acct_…`.
-            max_single_transfer: most USDC per transfer, 0 to 999999999.999999; None lifts the limit. An
+            max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None lifts the limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
-            max_daily_spend: most USDC in a rolling 24-hour window; None lifts the limit.
+            max_daily_spend: maximum USDC in a rolling 24-hour window; None lifts the limit.
             allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an
-                empty list nobody.
-            categories: spend categories that may be paid for; None allows all, an empty list none.
+                empty list none.
+            categories: allowed spend categories; None allows all, an empty list none.
             require_memo: refuse transfers without a memo.
-            escalation_threshold: USDC from which a transfer waits for approval; None is never.
-            paused: block every outgoing transfer.
+            escalation_threshold: USDC from which a transfer needs approval; None means never.
+            paused: block all outgoing transfers.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The policy now in force. It holds from the next transfer on.
+            The policy now in force. It applies from the next transfer on.
 
         Raises:
             TypeError: an amount is a float, or an allowlist is a single string.
@@ -77,7 +77,7 @@ class Policies(Resource):
             InvalidRequestError: the service refuses a field; `details` names it.
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
-            PreconditionFailedError: others changed the policy 10 times in a row meanwhile.
+            PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
         change = policy_change(
             max_single_transfer=max_single_transfer,
@@ -105,20 +105,20 @@ class Policies(Resource):
     ) -> AccountPolicy:
         """Set all seven fields of a policy, whatever it was before (interface PO2).
 
-        A field that is not given takes its default, which lifts the limit, **and resumes a paused account**.
+        A field that is not given gets its default, which lifts the limit, **and resumes a paused account**.
         To keep the other fields, use `update`.
 
         Args:
             account_id: the account, `acct_…`.
-            max_single_transfer: most USDC per transfer, 0 to 999999999.999999; None is no limit. An amount is
-                a `Decimal`, an `int` or a string; floats are refused.
-            max_daily_spend: most USDC in a rolling 24-hour window; None is no limit.
+            max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None means no limit. An
+                amount is a `Decimal`, an `int` or a string; floats are refused.
+            max_daily_spend: maximum USDC in a rolling 24-hour window; None means no limit.
             allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an
-                empty list nobody.
-            categories: spend categories that may be paid for; None allows all, an empty list none.
+                empty list none.
+            categories: allowed spend categories; None allows all, an empty list none.
             require_memo: refuse transfers without a memo.
-            escalation_threshold: USDC from which a transfer waits for approval; None is never.
-            paused: block every outgoing transfer.
+            escalation_threshold: USDC from which a transfer needs approval; None means never.
+            paused: block all outgoing transfers.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -143,7 +143,7 @@ class Policies(Resource):
         return self._put(account_id, change, None, self._caller.begin(options))
 
     def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
-        """Block every outgoing transfer of an account, and keep its limits. Raises as `update` does.
+        """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.
 
         Args:
             account_id: the account, `acct_…`.
@@ -171,7 +171,7 @@ class Policies(Resource):
             try:
                 return self._put(account_id, whole, etag_of(reply), call)
             except PreconditionFailedError:
-                # Someone else's write, or our own whose answer was lost: either way the next read shows it.
+                # Another caller's write, or our own with a lost response: in both cases, read it again.
                 if not left:
                     raise
 

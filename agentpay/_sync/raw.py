@@ -1,8 +1,8 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The resources once more, with methods that return the response beside the model.
+"""The resources with methods that return the HTTP response along with the model.
 
-A method is not written twice: `Raw` runs it on a copy of its resource that notes the last reply. Its
-arguments keep their names and types. A test holds this list against the resources.
+Methods are not duplicated: `Raw` runs each on a copy of its resource that records the last reply. Names
+and types of the arguments stay the same. A test compares this list with the resources.
 """
 
 import copy
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _AsyncRecorder(Caller):
-    """A caller that notes the last reply."""
+    """A caller that records the last reply."""
 
     reply: Reply
 
@@ -48,14 +48,14 @@ class _AsyncRecorder(Caller):
 
 
 class RawResource:
-    """Base of the raw resources: they hold the resource whose methods they run."""
+    """Base of the raw resources; each wraps the resource whose methods it runs."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
 
 
 class Raw(Generic[P, T]):
-    """A method of a resource that returns the response, of which `parse()` is what the method returns."""
+    """A method that returns the raw response; `parse()` returns the result of the wrapped method."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], T]) -> None:
         self._method = method

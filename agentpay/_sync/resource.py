@@ -1,8 +1,8 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""What all resources share: how a prepared request becomes the model of its response, or pages of them.
+"""The base of all resources: turns a prepared request into the model of its response, or into pages.
 
-Every method of a resource takes `CallOptions` and raises the exceptions of `agentpay.errors`; a docstring
-names those with a meaning of their own.
+Every method of a resource takes `CallOptions` and raises the exceptions of `agentpay.errors`; docstrings list
+only errors with a specific meaning.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from agentpay.contract.pages import PageBody
 
 
 class Resource:
-    """Base of the resources: a caller sends what they prepare. They know nothing else of the client."""
+    """Base of the resources, which depend only on a caller, not on the client."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller

@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Sessions as a resource, an extension: opened and charged under one idempotency key each, closed, read."""
+"""The sessions resource, an extension: open, charge, close and read sessions."""
 
 import uuid
 from decimal import Decimal
@@ -23,6 +23,8 @@ class Sessions(Resource):
     method raises the exceptions of `agentpay.errors`.
     """
 
+    __module__ = "agentpay"
+
     def open(
         self,
         *,
@@ -35,38 +37,38 @@ class Sessions(Resource):
     ) -> Session:
         """Open a session: put its cap into an escrow on chain.
 
-        The call is sent again when it may, always under one idempotency key, so that at most one session is
-        opened. Whoever must survive a crash of the own process stores a key first and passes it.
+        Failed requests are retried if that is safe, always with the same idempotency key, so that at most one
+        session is opened. To survive a crash of your process, store a key before calling, and pass it.
 
         Args:
             account_id: the account that pays, `acct_…`.
             to: the payee: an `account_id`, or an on-chain USDC token account.
-            cap_usdc: USDC to put into escrow, with at most 6 decimals, and at least the server's smallest
-                cap, 0.01 by default. It counts against `max_daily_spend` in full until the session is
-                settled. Floats are refused.
-            category: spend category, 1 to 64 characters; needed where the policy has `categories`.
+            cap_usdc: USDC to put into escrow, with at most 6 decimals, and at least the server's minimum,
+                0.01 by default. It counts against `max_daily_spend` in full until the session is settled.
+                Floats are refused.
+            category: spend category, 1 to 64 characters; required if the policy has `categories`.
             idempotency_key: 1 to 128 characters; a random one by default.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The open session; a key that was used before returns its session as it stands now.
+            The open session. A key that was used before returns the current state of its session.
 
         Raises:
             TypeError: the cap is a float.
             ValueError: the cap is negative, not finite, or has more than 6 decimals.
             NotFoundError: no such account of this operator.
-            PolicyViolationError: the policy refuses it; the message names the limit. From
-                `escalation_threshold` on, a cap needs an operator key.
+            PolicyViolationError: the policy refuses it; the message names the limit. A cap at or above
+                `escalation_threshold` needs an operator key.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
-            TransferFailedError: the escrow's funding provably did not land on chain.
+            TransferFailedError: the escrow's funding did not land on chain, and can no longer land.
             IdempotencyConflictError: the key was used with other parameters.
-            ConflictError: the account has too many sessions that are not settled (`too_many_sessions`).
-            InvalidRequestError: the cap is below the server's smallest.
-            InvalidRecipientError: `to` can hold no USDC.
+            ConflictError: the account has too many unsettled sessions (`too_many_sessions`).
+            InvalidRequestError: the cap is below the server's minimum.
+            InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
-            SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key that the
-                error carries, never with another.
+            SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
+                error, never with another.
         """
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         body = OpenSession(
@@ -88,7 +90,7 @@ class Sessions(Resource):
         idempotency_key: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Session:
-        """Add a micropayment to a session's running total. Nothing moves on chain before it is closed.
+        """Add a micropayment to a session's running total. Nothing moves on chain until it is closed.
 
         Args:
             session_id: the session, `sess_…`.
@@ -104,14 +106,14 @@ class Sessions(Resource):
             TypeError: the amount is a float.
             ValueError: the amount is negative, not finite, or has more than 6 decimals.
             NotFoundError: no such session of this operator.
-            PolicyViolationError: the amount passes `max_single_transfer`.
+            PolicyViolationError: the amount exceeds `max_single_transfer`.
             AccountPausedError: the account is paused.
-            SessionCapExceededError: the running total would pass the cap.
-            SessionClosedError: the session takes no more charges.
+            SessionCapExceededError: the running total would exceed the cap.
+            SessionClosedError: the session accepts no more charges.
             IdempotencyConflictError: the key was used in this session with another amount.
             ChainUnavailableError: the session is not open yet; nothing was charged.
-            SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key that the
-                error carries, never with another.
+            SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key of the
+                error, never with another.
         """
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         request = prepare(
@@ -124,21 +126,21 @@ class Sessions(Resource):
         return session
 
     def close(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
-        """Close a session: pay the payee what was charged, return the rest. Works while paused.
+        """Close a session: pay the charges to the payee, return the rest. Works while paused.
 
         Args:
             session_id: the session, `sess_…`.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The settled session; closing again returns the same.
+            The settled session; closing it again returns the same.
 
         Raises:
             NotFoundError: no such session of this operator.
-            SessionClosedError: its opening failed, so that there is nothing to close.
+            SessionClosedError: its opening failed; nothing can be closed.
             TransferFailedError: the payee's token account, or the account's own, cannot receive now; the
                 money is safe in the escrow. Call again once it can.
-            ChainUnavailableError: it is not settled yet; call again. It is settled all the same.
+            ChainUnavailableError: it is not settled yet, but will be; call again to get the result.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
         session: Session = self._call(request, options)
@@ -171,11 +173,11 @@ class Sessions(Resource):
         """List sessions, newest first. An agent-scoped key lists those of its account.
 
         Args:
-            account_id: only those that this account pays.
-            status: only those that are `opening`, `open`, `closing`, `settled` or `failed`.
-            idempotency_key: only those that were asked for under this key.
+            account_id: only sessions paid by this account.
+            status: only sessions that are `opening`, `open`, `closing`, `settled` or `failed`.
+            idempotency_key: only sessions with this key.
             limit: sessions per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:

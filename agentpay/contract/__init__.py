@@ -1,1 +1,1 @@
-"""What crosses the wire: models, money, errors, endpoints and their codec. No I/O."""
+"""The wire format: models, money, errors, endpoints and their codec. No I/O."""

@@ -1,4 +1,4 @@
-"""Agent accounts: what they are, what they hold, and the requests about them (interface A1 to A10)."""
+"""Agent accounts: models and endpoints (interface A1 to A10)."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -77,7 +77,7 @@ class CreateAccount(Request):
 
     Attributes:
         name: 1 to 100 characters after trimming, no control characters (interface A7).
-        metadata: key-value pairs of the caller's own, at most 16 KiB as sent; stored, never used.
+        metadata: arbitrary key-value pairs, at most 16 KiB as sent; stored, never interpreted.
     """
 
     name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)]
@@ -85,7 +85,7 @@ class CreateAccount(Request):
 
     @classmethod
     def of(cls, name: str, metadata: Mapping[str, Any] | None) -> "CreateAccount":
-        """Return the request for plain arguments."""
+        """Create the request from plain arguments."""
         return cls(name=name, metadata=None if metadata is None else dict(metadata))
 
 

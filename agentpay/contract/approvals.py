@@ -1,4 +1,4 @@
-"""Approvals on the console: transfers that wait for an operator (interface CO5 to CO7)."""
+"""Approvals on the console: transfers that are pending an operator's approval (interface CO5 to CO7)."""
 
 from datetime import datetime
 from typing import Annotated, Final
@@ -16,12 +16,12 @@ from agentpay.contract.transfers import Transfer, TransferStatus
 
 @frozen(kw_only=True)
 class PendingTransfer(Transfer):
-    """A transfer that waits for approval, with what there is to know for a decision: its fields, and these.
+    """A transfer that is pending approval.
 
     Attributes:
         category: spend category, or None.
-        created_at: when it was asked for, UTC.
-        expires_at: when it is rejected if nobody has approved it by then, UTC.
+        created_at: when it was requested, UTC.
+        expires_at: when it is rejected if not approved by then, UTC.
     """
 
     category: str | None
@@ -34,8 +34,8 @@ class ListApprovals(Request):
     """Query of `GET /console/approvals`.
 
     Attributes:
-        limit: largest number of items, 1 to 100.
-        cursor: from the page before; empty for the first.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
     """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
@@ -47,7 +47,7 @@ class RejectTransfer(Request):
     """Body of `POST /console/approvals/{transfer_id}/reject`.
 
     Attributes:
-        reason: why, 1 to 200 characters; whoever asked for the transfer reads it.
+        reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
     """
 
     reason: Annotated[str, text(minimum=1, maximum=200, trim=True, control=False)] | None = None
@@ -61,7 +61,7 @@ LIST_APPROVALS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListApprovals,
     responses={200: PageBody[PendingTransfer]},
-    summary="List the transfers that wait for approval, newest first.",
+    summary="List the transfers that are pending approval, newest first.",
 )
 APPROVE_TRANSFER: Final = Endpoint(
     name="console.approvals.approve",
@@ -94,8 +94,8 @@ REJECT_TRANSFER: Final = Endpoint(
     responses={200: Transfer},
     errors=(ErrorCode.NOT_PENDING,),
     echoes={"transfer_id": "transfer_id"},
-    summary="Reject a transfer that waits for approval.",
+    summary="Reject a transfer that is pending approval.",
 )
 
 APPROVAL_ENDPOINTS: Final = (LIST_APPROVALS, APPROVE_TRANSFER, REJECT_TRANSFER)
-"""Every operation about approvals."""
+"""All operations on approvals."""

@@ -1,7 +1,7 @@
-"""The body of a response as it arrives, bounded in what arrives and in what it unfolds to.
+"""Reading the body of a response, with a limit on its size before and after decompression.
 
-A response of one kilobyte can unfold to more than a gigabyte, and a coding applied twice does so before the
-first piece can be counted. So the limit is applied inside the decompressor, and only one coding is taken.
+A response of one kilobyte can decompress to more than a gigabyte, and doubly compressed data does so before
+the first chunk can be counted. So the decompressor itself enforces the limit, and only one level is accepted.
 """
 
 import zlib
@@ -12,7 +12,7 @@ _GZIP_BITS: Final = 31
 
 
 class BodyError(Exception):
-    """The body is refused; the message continues a sentence that begins with the response."""
+    """The body is refused; the message continues a sentence that begins with "the response"."""
 
 
 class Body:
@@ -20,10 +20,10 @@ class Body:
 
     Args:
         coding: value of `Content-Encoding`; empty for none.
-        limit: bytes that may arrive, and bytes that they may unfold to.
+        limit: maximum size in bytes, before and after decompression.
 
     Raises:
-        BodyError: the body is not plain, nor gzip once.
+        BodyError: the encoding is neither plain nor a single gzip.
     """
 
     def __init__(self, coding: str, *, limit: int) -> None:
@@ -34,17 +34,17 @@ class Body:
         self._decompressor = zlib.decompressobj(_GZIP_BITS) if coding and _is_gzip(coding) else None
 
     def feed(self, chunk: bytes) -> None:
-        """Keep what arrived.
+        """Add received data.
 
         Raises:
-            BodyError: the body is too large, or is not the gzip that it claims to be.
+            BodyError: the body is too large, or is not valid gzip.
         """
         self._received += len(chunk)
         if self._received > self._limit:
             raise self._too_large()
         if self._decompressor is not None:
             try:
-                # One byte more than may come tells a body that is too large from one that just fits.
+                # One byte more than the limit distinguishes a body that is too large from one that just fits.
                 chunk = self._decompressor.decompress(chunk, self._limit - self._size + 1)
             except zlib.error:
                 raise BodyError("cannot be decompressed") from None
@@ -57,10 +57,10 @@ class Body:
         """Return the whole body.
 
         Raises:
-            BodyError: its gzip was cut short.
+            BodyError: its gzip data is truncated.
         """
         if self._decompressor is not None and self._received and not self._decompressor.eof:
-            raise BodyError("cannot be decompressed: it was cut short")
+            raise BodyError("cannot be decompressed: it is truncated")
         return b"".join(self._chunks)
 
     def _too_large(self) -> BodyError:
@@ -74,5 +74,5 @@ def _is_gzip(coding: str) -> bool:
     if len(codings) > 1:
         raise BodyError(f"is compressed {len(codings)} times over")
     if codings and codings[0] not in ("gzip", "x-gzip"):
-        raise BodyError(f"is compressed with {codings[0][:32]!r}, which was not asked for")
+        raise BodyError(f"is compressed with {codings[0][:32]!r}, which was not requested")
     return bool(codings)

@@ -1,7 +1,7 @@
-"""The closed sets of strings, for type checkers: a misspelt status or event type is an error before it runs.
+"""Literal types of the closed sets of strings, so that type checkers find a misspelt status or event type.
 
-At run time they are plain strings, and open: a value that is newer than this version is kept as it is. The
-server has the same sets as enums, in the modules of the models; a test compares each pair.
+At run time they are plain strings, and open: a newer value that this version does not know is kept unchanged.
+The modules of the models have the same sets as enums for the server; a test compares each pair.
 """
 
 from typing import Literal
@@ -16,16 +16,16 @@ PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
 """How a seller's challenge is written and answered."""
 
 TransactionType = Literal["transfer", "session_settlement", "rejection", "deposit"]
-"""What a history entry records (interface H2)."""
+"""The type of a history entry (interface H2)."""
 
 TransactionStatus = Literal["settled", "rejected"]
 """Whether the money moved (interface H2)."""
 
 TransactionStatusFilter = Literal["settled", "rejected", "all"]
-"""Which entries a listing returns (interface H1)."""
+"""Filter for the entries of a listing (interface H1)."""
 
 Direction = Literal["in", "out"]
-"""Whether money went out of the account or came in (interface H2)."""
+"""Direction of a payment (interface H2)."""
 
 EventType = Literal[
     "transfer.initiated",
@@ -75,7 +75,7 @@ ErrorCode = Literal[
     "not_in_memory",
     "not_at_rest",
 ]
-"""Every `error` that the service answers with (interface E5)."""
+"""Every `error` code of the service (interface E5)."""
 
 SessionStatus = Literal[
     "opening",
@@ -84,7 +84,7 @@ SessionStatus = Literal[
     "settled",
     "failed",
 ]
-"""How far a session has come (interface S4)."""
+"""The status of a session (interface S4)."""
 
 ClosingReason = Literal[
     "idle",
@@ -96,13 +96,13 @@ ClosingReason = Literal[
     "escrow_frozen",
     "settlement_refused",
 ]
-"""Why a session closed without being asked to, or why its settlement waits (interface S16)."""
+"""Why a session closed automatically, or why its settlement is stuck (interface S16)."""
 
 KeyKind = Literal[
     "operator",
     "agent",
 ]
-"""What a key may do (interface K2)."""
+"""The kind of a key: what it is allowed to do (interface K2)."""
 
 Outcome = Literal["settle", "escalate", "reject"]
-"""What would become of a transfer (interface B4)."""
+"""The predicted outcome of a transfer (interface B4)."""

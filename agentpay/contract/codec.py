@@ -1,8 +1,7 @@
-"""The one converter between models and JSON values; between those and text stands `json_text.py`.
+"""The one converter between models and JSON values. `json_text.py` converts those to and from text.
 
-Two jobs: models from values, values from models. Responses are read leniently where the service may grow
-(unknown fields, unknown enum values) and strictly in types; requests are read strictly, and all their faults
-are reported together.
+Responses are read leniently where the service may grow (unknown fields, unknown enum values) and strictly in
+types. Requests are read strictly, and all their faults are reported together.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from agentpay.contract import usdc
 from agentpay.contract.errors import ErrorBody, FieldFault
 from agentpay.contract.fields import ALWAYS_SENT, NotEmpty, Rule, format_timestamp, parse_timestamp
 
-# The services of the server name these three here.
+# Imported by the server's services from here.
 from agentpay.contract.json_text import parse_json as parse_json
 from agentpay.contract.json_text import print_canonical_json as print_canonical_json
 from agentpay.contract.json_text import print_json as print_json
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 
 class InvalidValueError(ValueError):
-    """A value does not fit its model; `faults` names everything that is wrong."""
+    """A value does not match its model; `faults` lists every fault."""
 
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(f"{fault.field} {fault.message}" for fault in faults))
@@ -47,10 +46,10 @@ class InvalidValueError(ValueError):
 
 
 def structure(value: object, model: type[T]) -> T:
-    """Return the model that a JSON value stands for.
+    """Convert a JSON value to a model.
 
     Raises:
-        InvalidValueError: the value does not fit; every fault is named with its path.
+        InvalidValueError: the value does not match; every fault is listed with its path.
     """
     try:
         return _converter.structure(value, model)
@@ -61,12 +60,12 @@ def structure(value: object, model: type[T]) -> T:
 
 
 def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has no useful static type
-    """Return the JSON value of a model."""
+    """Convert a model to a JSON value."""
     return _converter.unstructure(model)
 
 
 def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
-    """Return a fault for each string within a JSON value that holds NUL or a lone surrogate.
+    """Return a fault for each string within a JSON value that contains NUL or a lone surrogate.
 
     See interface R9.
     """
@@ -104,7 +103,7 @@ def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
         for inner in others:
             if isinstance(inner, ForbiddenExtraKeysError):
                 for name in sorted(inner.extra_fields):
-                    # A key is the caller's text: what is shown of it is short and printable.
+                    # A key is the caller's text: show it shortened and printable.
                     yield FieldFault(field=_dotted(path, _shown(name)), message="is not a known field")
             else:
                 yield from _faults(inner, path)
@@ -136,7 +135,7 @@ def _shown(name: object) -> str:
 
 
 def _strict(expected: type, words: str) -> Callable[[object, object], object]:
-    """A hook that takes `expected` alone: by itself, cattrs turns 1 into "1" and "no" into True."""
+    """A hook that accepts only `expected`: by default, cattrs converts 1 to "1" and "no" to True."""
 
     def hook(value: object, _: object) -> object:
         if type(value) is not expected:
@@ -164,7 +163,7 @@ def _is_open_enum(kind: object) -> bool:
 
 
 def _open_enum_hook(kind: object) -> Callable[[object, object], object]:
-    """A hook for `SomeEnum | str`, or None too: a value that the enum does not know stays a string."""
+    """A hook for `SomeEnum | str`, optionally with None: an unknown value stays a string."""
     members: dict[object, Enum] = {member.value: member for member in get_args(kind)[0]}
     is_nullable = NoneType in get_args(kind)
 
@@ -183,9 +182,9 @@ def _is_choice(kind: object) -> bool:
 
 
 def _choice_hook(kind: object) -> Callable[[object, object], object]:
-    """A hook for a closed set of strings, which is open here: a service may be newer than this client.
+    """A hook for a set of strings that is open at run time: the service may be newer than this client.
 
-    A single string tells one model from others, and is the only one that there can be.
+    A set of a single string identifies a model, so only that one is accepted.
     """
     values = get_args(kind)
     only = values[0] if len(values) == 1 else None
@@ -208,7 +207,7 @@ def _has_unset(kind: object) -> bool:
 
 
 def _unset_hook(kind: object) -> Callable[[object, object], object]:
-    """A hook for `X | None | UnsetType`: what is sent is never `UNSET`, so it is read as the rest."""
+    """A hook for `X | None | UnsetType`: `UNSET` is never received, so the value is read as `X | None`."""
     rest = [argument for argument in get_args(kind) if get_origin(argument) is not Literal]
     inner: Any = Union[tuple(rest)]  # noqa: UP007 - built at run time from a list of types
 
@@ -259,7 +258,7 @@ def _is_not_empty(kind: object) -> bool:
 
 
 def _not_empty_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
-    """A hook for a list that must hold something."""
+    """A hook for a list that must not be empty."""
     inner = get_args(kind)[0]
     read = _converter.get_structure_hook(inner)
 
@@ -276,7 +275,7 @@ def _is(mark: object) -> Callable[[object], bool]:
 
 
 def _class_of(model: type) -> type:
-    """The class of `model`, which may be a generic one with its argument, such as `PageBody[Account]`."""
+    """Return the class of `model`, which may be a generic with its argument, such as `PageBody[Account]`."""
     return get_origin(model) or model
 
 
@@ -300,12 +299,12 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
     )
 
     if "model_of" in vars(kind):
-        # The base of several models, one of which each value is.
+        # A base class of several models; each value is an instance of one of them.
         return lambda value, _: _converter.structure(value, kind.model_of(_object(value)))  # type: ignore[attr-defined]
     known = frozenset(attribute.name.removesuffix("_") for attribute in attrs.fields(kind))
     keeps_unknown = issubclass(kind, Model)
 
-    # Where nothing may be missing, a model that was read has its fields, and its object no others if no more.
+    # A model whose fields are all required has no unknown fields if its object has as many members as fields.
     count = len(known) if all(each.default is attrs.NOTHING for each in attrs.fields(kind)) else -1
 
     def hook(value: Any, kind: object) -> object:  # noqa: ANN401 - whatever JSON held
@@ -326,7 +325,7 @@ def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON held
 
 
 def _null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
-    """A hook for a field that is always sent by this service, and may be null or missing from another one."""
+    """A hook for a field that this service always sends, but that may be null or missing from others."""
     read = _converter.get_structure_hook(kind)
 
     def hook(value: object, _: object) -> object:
@@ -336,12 +335,12 @@ def _null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any ty
 
 
 def is_omitted_when_absent(attribute: "attrs.Attribute[Any]") -> bool:
-    """Whether a field is always sent with a value, so that None says that it was not sent at all."""
+    """Return whether a field is always sent with a value, so that None means that it was not sent."""
     return attribute.metadata == ALWAYS_SENT and NoneType not in get_args(attribute.type)
 
 
 def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
-    """A hook for a field that may be left out, but not sent as `null`."""
+    """A hook for a field that may be left out, but must not be `null`."""
     read = _converter.get_structure_hook(kind)
 
     def hook(value: object, _: object) -> object:
@@ -357,11 +356,11 @@ OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Payment: ("error", "message"),
     ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
-"""The fields of answers that are left out where they do not apply, instead of being null."""
+"""Fields of responses that are left out if they do not apply, instead of being null."""
 
 
 def omitted_when_none(kind: type) -> frozenset[str]:
-    """Return the fields of a model, or of its bases, that are left out where they do not apply."""
+    """Return the fields of a model and its bases that are left out if they do not apply."""
     return frozenset(name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ()))
 
 
@@ -394,15 +393,16 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
 
 def _make_converter() -> Converter:
     converter = Converter(detailed_validation=True)
-    # By class, where cattrs has its own coercing hooks for these: it asks no predicate about them. The hook
-    # for `str` would catch every `StrEnum` too, were there not a nearer one.
+    # Registered by class, because cattrs has coercing hooks for these types and finds them before any
+    # predicate.
+    # The hook for `str` does not apply to `StrEnum`, which has a closer match.
     for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer")):
         converter.register_structure_hook(kind, _strict(kind, words))
     converter.register_structure_hook(StrEnum, _structure_enum)
     converter.register_structure_hook_func(_is(NoneType), _strict(NoneType, "null"))
     converter.register_structure_hook(datetime, lambda value, _: parse_timestamp(value))
     converter.register_unstructure_hook(datetime, format_timestamp)
-    # Predicates are asked in reverse order of registration: the particular comes last.
+    # Predicates are tried in reverse order of registration: the most specific is registered last.
     converter.register_structure_hook_factory(attrs.has, _model_structure_hook)
     converter.register_unstructure_hook_factory(attrs.has, _model_unstructure_hook)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)

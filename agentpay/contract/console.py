@@ -1,7 +1,6 @@
-"""The console: what an operator does on the dashboard (interface CO1 to CO13).
+"""The operator API of the console (interface CO1 to CO13): agent keys, account details, the audit trail.
 
-Models and endpoints of agent-scoped keys, accounts in full and the audit trail; approvals, webhooks and
-operator keys have modules of their own.
+Approvals, webhooks and operator keys have separate modules.
 """
 
 from datetime import datetime
@@ -24,7 +23,7 @@ class CreateAgentKey(Request):
     """Body of `POST /console/agent-keys`.
 
     Attributes:
-        account_id: the account that the key is to be bound to.
+        account_id: the account to bind the key to.
         name: display label, 1 to 100 characters.
     """
 
@@ -40,7 +39,7 @@ class AgentKey(Model):
         key_id: identifier, `key_…`.
         account_id: the account that it is bound to.
         name: display label, or None.
-        created_at: when it was made, UTC.
+        created_at: when it was created, UTC.
     """
 
     key_id: str
@@ -51,7 +50,7 @@ class AgentKey(Model):
 
 @frozen(kw_only=True)
 class NewAgentKey(Model):
-    """An agent-scoped key as it is made: the one time that the key is shown.
+    """A newly created agent-scoped key. The key is shown only here.
 
     Its `repr` does not show the key.
 
@@ -60,7 +59,7 @@ class NewAgentKey(Model):
         account_id: the account that it is bound to.
         name: display label, or None.
         key: the key.
-        created_at: when it was made, UTC.
+        created_at: when it was created, UTC.
     """
 
     key_id: str
@@ -88,9 +87,9 @@ class PolicyRecordView(Model):
     """The on-chain record of a policy (interface PO12).
 
     Attributes:
-        address: the record's account on chain.
-        version: the version that the chain holds; 0 before the first write has landed.
-        tx_signature: signature of the write of that version, or None.
+        address: the address of the record's account.
+        version: the version that is on chain; 0 before the first write has landed.
+        tx_signature: signature of the transaction that wrote it, or None.
     """
 
     address: str
@@ -100,24 +99,24 @@ class PolicyRecordView(Model):
 
 @frozen(kw_only=True)
 class AccountDetail(Account):
-    """An account with all that its operator may know of it: the fields of an Account, and these.
+    """An account with the details that only its operator may see.
 
     Attributes:
-        metadata: what was given at creation, or None.
-        policy_version: counts the changes of the policy, from 1.
+        metadata: the metadata given at creation, or None.
+        policy_version: number of the policy's version, from 1.
         policy_record: the on-chain record; None before the policy first changed.
-        spent_usdc: USDC that counts against `max_daily_spend` now: what was spent within 24 hours, transfers
-            in flight included, and the caps of sessions that are not settled, however old.
-        reserved_usdc: USDC that may yet be given back: of transfers in flight, however old, and the caps of
-            sessions that are not settled. A transfer in flight for longer than 24 hours is reserved, and no
-            longer in `spent_usdc`.
-        remaining_usdc: USDC that `max_daily_spend` still allows: a transfer of exactly that much is within
-            the limit, and one of a unit more is not. None without that limit.
-        next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the
-            millisecond at or after that moment; None while nothing is spent.
-        next_release_usdc: USDC that falls out then; None while nothing is spent.
-        signing_stopped_at: since when nothing is signed for the account, because one of its transactions
-            landed after it was believed expired, UTC; None while it may spend.
+        spent_usdc: USDC that counts against `max_daily_spend` now: all spends of the last 24 hours, including
+            transfers in flight, and the caps of all unsettled sessions, however old.
+        reserved_usdc: USDC that may still be given back: all transfers in flight, however old, and the caps
+            of unsettled sessions. A transfer in flight for longer than 24 hours counts here, but no longer in
+            `spent_usdc`.
+        remaining_usdc: USDC that `max_daily_spend` still allows; a transfer of exactly this amount is within
+            the limit. None without that limit.
+        next_release_at: when a spend next leaves the 24-hour window, UTC, rounded up to the millisecond; None
+            if the window is empty.
+        next_release_usdc: USDC that leaves the window then; None if the window is empty.
+        signing_stopped_at: since when the account is blocked because one of its transactions landed after it
+            was considered expired, UTC; None if it is not blocked.
     """
 
     metadata: dict[str, Any] | None
@@ -133,12 +132,12 @@ class AccountDetail(Account):
 
 @frozen(kw_only=True)
 class AuditEntry(Model):
-    """One change that was made: who, what, before, after, when.
+    """An entry of the audit trail: one change, and who made it when.
 
     Attributes:
-        key_id: the key that made it; None for what the server does by itself, such as an expiry.
-        action: what was done: the name of the endpoint, such as `transfers.create`.
-        subject: identifier of what was changed.
+        key_id: the key that made the change; None for automatic changes, such as an expiry.
+        action: the name of the operation, such as `transfers.create`.
+        subject: identifier of the changed object.
         before: state before, or None.
         after: state after, or None.
         request_id: the request, or None for a change made in process.
@@ -169,16 +168,16 @@ class ListAudit(Request):
 
 @frozen(kw_only=True)
 class ConsoleSummary(Model):
-    """What there is and what waits, in numbers (interface CO16).
+    """Counts for an overview (interface CO16).
 
     Attributes:
-        accounts: accounts of the operator.
-        paused_accounts: those of them that are paused.
-        pending_approvals: transfers that wait for an operator.
+        accounts: number of the operator's accounts.
+        paused_accounts: how many of them are paused.
+        pending_approvals: transfers that are pending approval.
         undelivered_deliveries: deliveries whose retries have all failed; counted up to 10,000.
         open_sessions: sessions that are neither settled nor failed.
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
-            answer.
+            respond.
     """
 
     accounts: int
@@ -191,17 +190,17 @@ class ConsoleSummary(Model):
 
 @frozen(kw_only=True)
 class ServedRequest(Model):
-    """A request that the server has answered, without any of its content (interface CO17).
+    """A request that the server has responded to, without its content (interface CO17).
 
     Attributes:
         request_id: its `X-Request-Id`.
-        at: when it was answered, by the server's clock, UTC.
+        at: time of the response, by the server's clock, UTC.
         method: its HTTP method; `other` for one that HTTP does not define.
-        route: path of its endpoint, with the names of parameters in the place of their values; `none` where
-            no endpoint was found.
-        status: HTTP status of the response; None where the connection ended without one.
-        duration_ms: how long the response took, in milliseconds of real time.
-        key_id: the key that it was made with.
+        route: path of its endpoint, with the names of parameters instead of their values; `none` for an
+            unknown path.
+        status: HTTP status of the response; None if the connection ended without one.
+        duration_ms: time to the response, in milliseconds of real time.
+        key_id: the key that the request used.
     """
 
     request_id: str  # pyright: ignore[reportIncompatibleMethodOverride] - of the request, not of the list
@@ -233,7 +232,7 @@ GET_SUMMARY: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: ConsoleSummary},
-    summary="Count accounts, waiting approvals, undelivered deliveries and open sessions.",
+    summary="Count accounts, pending approvals, undelivered deliveries and open sessions.",
 )
 LIST_SERVED_REQUESTS: Final = Endpoint(
     name="console.requests.list",
@@ -255,7 +254,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     responses={201: NewAgentKey},
     echoes={"account_id": "account_id", "name": "name"},
     errors=(ErrorCode.NOT_FOUND,),
-    summary="Make an agent-scoped key, bound to one account.",
+    summary="Create an agent-scoped key, bound to one account.",
 )
 LIST_AGENT_KEYS: Final = Endpoint(
     name="console.agent_keys.list",
@@ -285,7 +284,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     responses={200: AccountDetail},
     echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Read an account with metadata, policy record and what is spent of its limits.",
+    summary="Read an account with its metadata, policy record and spending.",
 )
 ALLOW_SIGNING: Final = Endpoint(
     name="console.accounts.allow_signing",
@@ -295,7 +294,7 @@ ALLOW_SIGNING: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Let an account spend again that was stopped, once its history was compared with the chain.",
+    summary="Unblock an account, once its history was compared with the chain.",
     echoes={"account_id": "account_id"},
 )
 LIST_AUDIT: Final = Endpoint(
@@ -306,7 +305,7 @@ LIST_AUDIT: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListAudit,
     responses={200: PageBody[AuditEntry]},
-    summary="List what was changed by whom, newest first.",
+    summary="List the audit trail, newest first.",
 )
 
 CONSOLE_ENDPOINTS: Final = (
@@ -319,4 +318,4 @@ CONSOLE_ENDPOINTS: Final = (
     GET_SUMMARY,
     LIST_SERVED_REQUESTS,
 )
-"""Every operation of the console."""
+"""All operations of the console."""

@@ -2,13 +2,14 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
@@ -20,7 +21,7 @@ MAX_OVERLAP_SECONDS: Final = 30 * 24 * 3600
 
 
 class DeliveryStatusFilter(StrEnum):
-    """How far a delivery has come."""
+    """The status of a delivery."""
 
     PENDING = "pending"
     RETRYING = "retrying"
@@ -36,8 +37,8 @@ class RegisteredWebhook(Model):
         webhook_id: identifier, `wh_…`.
         url: where events are posted.
         events: names of the event types it receives.
-        account_ids: the accounts it hears of; empty is all of the operator.
-        low_balance_threshold_usdc: balance below which `balance.low_threshold` fires, in USDC, or None.
+        account_ids: the accounts whose events it receives; empty means all accounts of the operator.
+        low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
         created_at: when it was registered, UTC.
     """
 
@@ -77,7 +78,7 @@ class RotateSecret(Request):
 
 @frozen(kw_only=True)
 class NewSecret(Model):
-    """A webhook's new secret, which is shown here and never again.
+    """A webhook's new secret. It is shown only here.
 
     Its `repr` does not show the secret.
 
@@ -86,23 +87,6 @@ class NewSecret(Model):
     """
 
     secret: str = field(repr=False)
-
-
-@frozen(kw_only=True)
-class RecordedEvent(Model):
-    """An event as it was recorded, which is how it is sent.
-
-    Attributes:
-        id: identifier, `evt_…`.
-        type: name of the event type.
-        created_at: when it happened, UTC.
-        data: what happened, by type.
-    """
-
-    id: str
-    type: str
-    created_at: datetime
-    data: dict[str, Any]
 
 
 @frozen(kw_only=True)
@@ -124,13 +108,13 @@ class ListEvents(Request):
 
 @frozen(kw_only=True)
 class DeliveryAttempt(Model):
-    """One attempt to deliver.
+    """One delivery attempt.
 
     Attributes:
         at: when it began, UTC.
-        status_code: the receiver's HTTP status; None when there was no answer.
-        error: what kept an answer from coming; None when there was one.
-        duration_ms: how long it took, in milliseconds of real time.
+        status_code: HTTP status of the response; None without a response.
+        error: why there was no response; None if there was one.
+        duration_ms: duration in milliseconds of real time.
     """
 
     at: datetime
@@ -141,7 +125,7 @@ class DeliveryAttempt(Model):
 
 @frozen(kw_only=True)
 class Delivery(Model):
-    """One event on its way to one endpoint (interface CO11).
+    """The delivery of one event to one endpoint (interface CO11).
 
     Attributes:
         delivery_id: identifier, `dlv_…`.
@@ -149,8 +133,8 @@ class Delivery(Model):
         event_type: name of its type.
         webhook_id: the endpoint, `wh_…`.
         status: `pending`, `retrying`, `delivered` or `undelivered`.
-        attempts: every attempt that has ended, in order.
-        next_attempt_at: when the next one is due, UTC; None when there is none.
+        attempts: all finished attempts, in order.
+        next_attempt_at: when the next one is due, UTC; None if no further attempt is due.
     """
 
     delivery_id: str
@@ -167,7 +151,7 @@ class ListDeliveries(Request):
     """Query of `GET /console/deliveries`.
 
     Attributes:
-        status: only deliveries that have come this far.
+        status: only deliveries with this status.
         event_id: only deliveries of this event.
         webhook_id: only deliveries to this webhook.
         limit: page size, 1 to 100.
@@ -186,7 +170,7 @@ class ReplayEvent(Request):
     """Body of `POST /console/events/{event_id}/replay`.
 
     Attributes:
-        webhook_id: the webhook to send it to; None is every one that asks for such events now.
+        webhook_id: the webhook to send it to; None means every webhook that is subscribed to such events now.
     """
 
     webhook_id: Annotated[str, text(maximum=128)] | None = None
@@ -221,7 +205,7 @@ ROTATE_SECRET: Final = Endpoint(
     is_body_optional=True,
     responses={200: NewSecret},
     errors=(ErrorCode.ROTATION_IN_PROGRESS,),
-    summary="Give a webhook a new secret, with an overlap.",
+    summary="Rotate the secret of a webhook, with an overlap.",
 )
 LIST_EVENTS: Final = Endpoint(
     name="console.events.list",
@@ -230,7 +214,7 @@ LIST_EVENTS: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListEvents,
-    responses={200: PageBody[RecordedEvent]},
+    responses={200: PageBody[Event]},
     echoes={"type": "type"},
     summary="List the recorded events, newest first.",
 )
@@ -255,7 +239,7 @@ REPLAY_EVENT: Final = Endpoint(
     is_body_optional=True,
     responses={202: PageBody[Delivery]},
     echoes={"event_id": "event_id", "webhook_id": "webhook_id"},
-    summary="Deliver an event once more.",
+    summary="Deliver an event again.",
 )
 
 DELIVERY_ENDPOINTS: Final = (
@@ -266,4 +250,4 @@ DELIVERY_ENDPOINTS: Final = (
     LIST_DELIVERIES,
     REPLAY_EVENT,
 )
-"""The operations of the console about webhooks, events and deliveries."""
+"""All operations of the console on webhooks, events and deliveries."""

@@ -1,6 +1,6 @@
-"""The table of endpoints: the single list from which clients, servers and documents are made.
+"""The table of endpoints, from which clients, servers and documents are built.
 
-The SDK builds its requests from it, the server binds its routes from it, and a test asserts that they agree.
+The SDK builds its requests from it, and the server its routes; a test asserts that they agree.
 """
 
 from collections.abc import Mapping
@@ -23,28 +23,28 @@ class Scope(Enum):
     """Which keys may call an endpoint (interface K2, K3, K5)."""
 
     OPERATOR = "operator"
-    """Operator keys alone."""
+    """Only operator keys."""
 
     ACCOUNT = "account"
-    """Operator keys, and agent-scoped keys for the account that they are bound to."""
+    """Operator keys, and agent-scoped keys that are bound to the account."""
 
 
 class Repeat(Enum):
-    """When a client may send a request again without being told to."""
+    """When a client may retry a request automatically."""
 
     ALWAYS = "always"
-    """Repeating changes nothing more: reads, and writes that carry an idempotency key or a whole state."""
+    """Always, because it has no further effect: reads, and writes with an idempotency key or a full state."""
 
     IF_NOT_PROCESSED = "if_not_processed"
-    """Only when the request certainly was not processed: repeating would do the thing twice."""
+    """Only if the request was certainly not processed: otherwise the effect would happen twice."""
 
     NEVER = "never"
-    """Not at all: nothing is known of what it does."""
+    """Never: the effects of the request are not known."""
 
 
 @frozen(kw_only=True)
 class Subject:
-    """What the answers to an operation name when money does not simply move (interface E2 to E4).
+    """The object that error responses of an operation refer to (interface E2 to E4).
 
     Attributes:
         kind: `transfer` or `session`; the field that names one is this and `_id`.
@@ -69,25 +69,25 @@ class Endpoint:
     """One operation over HTTP.
 
     Attributes:
-        name: what it does, `resource.action`.
+        name: its name, `resource.action`.
         method: HTTP method.
         path: path with its parameters in braces.
         scope: which keys may call it.
-        repeat: when a client may repeat it.
+        repeat: when a client may retry it automatically.
         request: model of the body, or None.
         query: model of the query string, or None.
         responses: model of the body of each success status.
-        is_body_optional: whether no body at all stands for an empty object.
-        takes_rest_of_path: whether the last parameter of its path is free text, slashes included, instead of
-            an identifier.
-        errors: codes beside those that `every_error` finds by itself.
-        subject: what its refusals and unknown outcomes name, if anything.
-        echoes: what its answer, or each item of its page, repeats of the request: the attribute, and the
-            parameter or field of the request. An answer that repeats something else is another request's.
-        request_headers: header fields that it heeds beside the usual ones.
-        response_headers: header fields of a success beside the usual ones.
+        is_body_optional: whether an empty body counts as an empty object.
+        takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
+            instead of an identifier.
+        errors: codes in addition to those that `every_error` derives.
+        subject: the object that its refusals and unknown outcomes refer to, if any.
+        echoes: what its response, or each item of its page, repeats from the request: attribute, and
+            parameter or field of the request. A response with other values belongs to another request.
+        request_headers: additional header fields of the request.
+        response_headers: additional header fields of a success.
         summary: one line for documents.
-        description: what documents say beyond the summary, in the contract's words where it has any.
+        description: what documents say in addition to the summary.
     """
 
     name: str
@@ -110,12 +110,12 @@ class Endpoint:
 
     @property
     def is_extension(self) -> bool:
-        """Whether it is no part of the contract, so that a service need not have it."""
+        """Whether it is not part of the contract, so that a service may lack it."""
         return not self.path.startswith("/v1/")
 
     @property
     def every_error(self) -> tuple[ErrorCode, ...]:
-        """Every code that it may answer with, by HTTP status: its own, and those of what it takes."""
+        """All error codes that it may return, by HTTP status: its own, and those implied by its inputs."""
         codes = {
             ErrorCode.UNAUTHORIZED,
             ErrorCode.RATE_LIMITED,
@@ -224,8 +224,8 @@ PUT_POLICY: Final = Endpoint(
     request_headers=(IF_MATCH,),
     response_headers=(ETAG,),
     summary="Change the policy of an account.",
-    description="Any of the seven fields. A field that is left out keeps its value (a server may be set to "
-    "give it back its default instead); `null` lifts a limit. `max_daily_spend` is over a rolling 24-hour "
+    description="Any of the seven fields. A field that is left out keeps its value (a server can be set up "
+    "to reset it to its default instead); `null` lifts a limit. `max_daily_spend` is over a rolling 24-hour "
     "window. The change takes effect at the next transfer request, not retroactively, and is written to the "
     "account's on-chain state.",
 )
@@ -251,15 +251,15 @@ CREATE_TRANSFER: Final = Endpoint(
     subject=TRANSFER,
     echoes={"idempotency_key": "idempotency_key", "from_": "from_", "to": "to", "amount_usdc": "amount"},
     summary="Move USDC out of an account.",
-    description="The transfer is checked against the account's policy, signed, submitted on chain and "
-    "answered with 200 when it has settled (typical settlement time: under 400 ms). At or above "
-    "`escalation_threshold` it is answered with 202 and awaits an operator's approval.\n\n"
+    description="The transfer is checked against the account's policy, signed, submitted on chain, and "
+    "returned with 200 when it has settled (typical settlement time: under 400 ms). At or above "
+    "`escalation_threshold` it is returned with 202 and awaits an operator's approval.\n\n"
     "Resubmitting an `idempotency_key` whose transfer succeeded returns the original response and makes no "
     "second transfer; after a failure for a non-policy reason it retries the transfer; with different "
     "parameters it is 409. Keys expire after 24 hours. A 503 with a `transfer_id` means that the outcome is "
-    "not known yet: send the same key again, which resumes that transfer, and never pay under another key. "
-    "A `chain_unavailable` without one means that nothing was done; a `service_unavailable`, that it may or "
-    "may not have been done: the same key finds out.\n\n"
+    "not known yet: retry with the same key, which resumes that transfer, and never pay under another key. "
+    "A `chain_unavailable` without one means that nothing was done. After a `service_unavailable` the "
+    "transfer may or may not exist: a retry with the same key finds out.\n\n"
     "Emits `transfer.initiated`, then `transfer.settled`; or `transfer.rejected`; or `escalation.required`.",
 )
 GET_TRANSFER: Final = Endpoint(
@@ -283,8 +283,8 @@ CREATE_WEBHOOK: Final = Endpoint(
     responses={201: Webhook},
     echoes={"url": "url"},
     summary="Register an endpoint for events.",
-    description="The result carries the `secret` that deliveries are signed with; store it, it is never "
-    "shown again. A delivery that is not answered with 2xx is retried 4 times, at 30 s, 5 min, 30 min and "
+    description="The result contains the `secret` that signs deliveries; store it, because it is shown only "
+    "once. A delivery without a 2xx response is retried 4 times, at 30 s, 5 min, 30 min and "
     "2 h.",
 )
 
@@ -300,4 +300,4 @@ ENDPOINTS: Final = (
     GET_TRANSFER,
     CREATE_WEBHOOK,
 )
-"""Every operation under `/v1`."""
+"""All operations under `/v1`."""

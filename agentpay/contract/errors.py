@@ -1,6 +1,6 @@
-"""The errors of the service: their codes, their HTTP statuses and the bodies that carry them.
+"""The errors of the service: codes, HTTP statuses and bodies.
 
-The contract names six of the codes, this service the others (interface E5).
+Six of the codes are from the contract; the others are extensions of this service (interface E5).
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 
 
 class ErrorCode(StrEnum):
-    """Every `error` that the service answers with."""
+    """Every `error` code of the service."""
 
     POLICY_VIOLATION = "policy_violation"
     ACCOUNT_PAUSED = "account_paused"
@@ -51,12 +51,10 @@ class ErrorCode(StrEnum):
 
 
 class RejectionReason(StrEnum):
-    """Why a transfer that waited for approval was rejected, where no rule of its policy refused it.
+    """Why a pending transfer was rejected other than by a rule of its policy (interface E6).
 
-    See interface E6.
-
-    They stand as `error` in the transfer, and as `rejection_reason` in its event and its history entry. A
-    request under its key is answered with `policy_violation`.
+    The values are the `error` of the transfer, and the `rejection_reason` of its event and history entry.
+    Requests with its idempotency key get `policy_violation`.
     """
 
     ESCALATION_REJECTED = "escalation_rejected"
@@ -98,7 +96,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.NOT_IN_MEMORY: 409,
     ErrorCode.NOT_AT_REST: 409,
 }
-"""The one HTTP status of each code."""
+"""The HTTP status of each code."""
 
 
 MEANINGS: Final[dict[ErrorCode, str]] = {
@@ -116,39 +114,39 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.UNREADABLE_CHALLENGE: "The challenge of the 402 cannot be read; the message names the field.",
     ErrorCode.NOTHING_PAYABLE: "The 402 offers nothing that this account can pay.",
     ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
-    ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not answer; what was asked for may or may not "
-    "have been done.",
+    ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not respond; the request may or may not have "
+    "been carried out.",
     ErrorCode.UNAUTHORIZED: "Missing, malformed, unknown or revoked key.",
-    ErrorCode.FORBIDDEN: "The key may not do this; the message names the one that may.",
-    ErrorCode.NOT_FOUND: "No such identifier among those that the key may see.",
-    ErrorCode.METHOD_NOT_ALLOWED: "The path does not take this method.",
-    ErrorCode.INVALID_REQUEST: "Body or parameters are not valid; `details` names every fault.",
+    ErrorCode.FORBIDDEN: "The key may not do this; the message says which key may.",
+    ErrorCode.NOT_FOUND: "The key has access to no object with this identifier.",
+    ErrorCode.METHOD_NOT_ALLOWED: "The path does not support this method.",
+    ErrorCode.INVALID_REQUEST: "Body or parameters are invalid; `details` lists every fault.",
     ErrorCode.PAYLOAD_TOO_LARGE: "The body is larger than 64 KiB.",
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: "The body is not JSON.",
-    ErrorCode.MISDIRECTED_REQUEST: "The server does not answer to the host that the request names.",
-    ErrorCode.PRECONDITION_FAILED: "The policy is not the version that `If-Match` names.",
+    ErrorCode.MISDIRECTED_REQUEST: "The server does not accept requests for this host.",
+    ErrorCode.PRECONDITION_FAILED: "The policy is not at the version given in `If-Match`.",
     ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
     "within 30.",
-    ErrorCode.ROTATION_IN_PROGRESS: "The last rotation of the secret still overlaps.",
+    ErrorCode.ROTATION_IN_PROGRESS: "The previous rotation of the secret still overlaps.",
     ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
-    ErrorCode.CLOCK_NOT_MANUAL: "The clock runs by itself.",
-    ErrorCode.NOT_PENDING: "The transfer waits for no approval, or not any more.",
+    ErrorCode.CLOCK_NOT_MANUAL: "The clock is not in manual mode.",
+    ErrorCode.NOT_PENDING: "The transfer is not pending approval.",
     ErrorCode.LAST_OPERATOR_KEY: "The operator has no other valid key.",
-    ErrorCode.CLOCK_MOVING: "Another advance of the clock waits for a receiver of events.",
-    ErrorCode.NOT_IN_MEMORY: "The server keeps its state on disk, in a database or on a chain of others, and "
-    "cannot go back.",
-    ErrorCode.NOT_AT_REST: "Work is under way that did not end in time.",
+    ErrorCode.CLOCK_MOVING: "Another advance of the clock is waiting for an event receiver.",
+    ErrorCode.NOT_IN_MEMORY: "Part of the server's state is on disk, in a database or on an external chain, "
+    "and cannot be restored.",
+    ErrorCode.NOT_AT_REST: "Work in progress did not finish in time.",
 }
-"""What each code means (interface E5)."""
+"""The meaning of each code (interface E5)."""
 
 
 @frozen(kw_only=True)
 class FieldFault(Model):
-    """One thing that is wrong with a request (interface E1).
+    """One fault of a request (interface E1).
 
     Attributes:
         field: path of the field, such as `allowed_counterparties[2]`; `body` for the whole body.
-        message: sentence that says what the field must be.
+        message: what the field must be.
     """
 
     field: str
@@ -157,15 +155,15 @@ class FieldFault(Model):
 
 @frozen(kw_only=True)
 class ErrorBody(Model):
-    """Body of every error answer (interface E1). Fields that do not apply are left out.
+    """Body of every error response (interface E1). Fields that do not apply are left out.
 
     Attributes:
         error: the code.
         message: sentence that says what happened and what to do.
         request_id: identifies the request in the service's logs; not in the 402 of a transfer or a session.
         details: every fault of an invalid request.
-        transfer_id: the transfer that the answer is about.
-        session_id: the session that the answer is about; None when none was opened.
+        transfer_id: the transfer that the error is about.
+        session_id: the session that the error is about; None if none was opened.
         status: status of that transfer or session.
     """
 

@@ -1,52 +1,52 @@
 """Events: the envelope and the nine payloads (interface EV1, EV2).
 
-Every type has a class, so that `match event: case TransferSettled(data=data)` is checked by the type checker.
-A type that this version does not know is an `UnknownEvent` with its raw data, never the wrong class.
+Every type has a class, so that type checkers understand `match event: case TransferSettled(data=data)`. An
+event of a type that this version does not know is an `UnknownEvent` with its raw data.
 
-Each class repeats `created_at`, which keeps the fields in the order of the wire.
+Each class repeats `created_at`, to keep the fields in the order of the wire format.
 """
 
 import builtins
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from attrs import field, frozen
 
 from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import ABSENT, ALWAYS_SENT
+from agentpay.contract.fields import ABSENT, ALWAYS_SENT, Form
 from agentpay.contract.models import Model
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 
 
 @frozen(kw_only=True)
 class Event(Model):
-    """What happened: the envelope that every event shares (interface EV1).
+    """An event: the envelope that all event types share (interface EV1).
 
-    `Event.from_dict` returns an event of the class of its type.
+    `Event.from_dict` returns an instance of the event type's class.
 
     Attributes:
-        id: identifier, `evt_…`; the same on every delivery attempt, so it is what to de-duplicate by.
+        id: identifier, `evt_…`; the same on every delivery attempt, so use it to de-duplicate.
         type: name of the event type.
         created_at: when it happened, UTC.
-        data: what happened, by type.
+        data: the payload, by type.
     """
 
     id: str
     type: str
     created_at: datetime
-    data: Any
+    data: Annotated[Any, Form({"type": "object", "additionalProperties": True})]
 
     @staticmethod
     def model_of(value: Mapping[str, Any]) -> "builtins.type[Event]":
-        """Return the class of an event by its type, for the codec."""
+        """Return the class for an event's type. Used by the codec."""
         name = value.get("type")
         return EVENT_CLASSES.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
 
 
 @frozen(kw_only=True)
 class TransferInitiatedData(Model):
-    """A transfer passed its policy and was sent; it is not yet final.
+    """A transfer passed its policy and was sent; it is not final yet.
 
     Attributes:
         transfer_id: the transfer, `txn_…`.
@@ -103,15 +103,15 @@ class TransferSettled(Event):
 
 @frozen(kw_only=True)
 class TransferRejectedData(Model):
-    """A transfer was refused, or failed; `rejection_reason` is the error code.
+    """A transfer was rejected or failed.
 
     Attributes:
-        account_id: the account that was to pay, `acct_…`.
+        account_id: the account that would have paid, `acct_…`.
         rejection_reason: the error code.
         transfer_id: the transfer, `txn_…`.
         to: recipient, as sent.
-        amount_usdc: USDC asked for.
-        message: sentence that names what refused it.
+        amount_usdc: the requested USDC.
+        message: sentence that explains why.
     """
 
     account_id: str
@@ -137,7 +137,7 @@ class SessionOpenedData(Model):
 
     Attributes:
         session_id: the session, `sess_…`.
-        cap_usdc: USDC in escrow, the most that the session may spend.
+        cap_usdc: USDC in escrow, the most that the session can spend.
         account_id: the account that pays, `acct_…`.
         to: payee, as sent.
         category: the spend category, or None.
@@ -163,12 +163,12 @@ class SessionOpened(Event):
 
 @frozen(kw_only=True)
 class SessionCapWarningData(Model):
-    """The running total of a session passed 80 % of its cap.
+    """The running total of a session reached 80 % of its cap.
 
     Attributes:
         session_id: the session, `sess_…`.
         running_total_usdc: USDC charged so far.
-        cap_usdc: the most that the session may spend, in USDC.
+        cap_usdc: the most that the session can spend, in USDC.
     """
 
     session_id: str
@@ -187,13 +187,13 @@ class SessionCapWarning(Event):
 
 @frozen(kw_only=True)
 class SessionCapReachedData(Model):
-    """The cap of a session is consumed; no charge is accepted until it is closed.
+    """A session's cap is used up; it accepts no further charges.
 
     Attributes:
         session_id: the session, `sess_…`.
         account_id: the account that pays, `acct_…`.
         running_total_usdc: USDC charged so far, which is the cap.
-        cap_usdc: the most that the session may spend, in USDC.
+        cap_usdc: the most that the session can spend, in USDC.
     """
 
     session_id: str
@@ -249,7 +249,7 @@ class BalanceLowThresholdData(Model):
 
     Attributes:
         account_id: the account, `acct_…`.
-        balance_usdc: USDC that it holds.
+        balance_usdc: its USDC balance.
         usdc_token_account: its on-chain USDC token account, where deposits go.
     """
 
@@ -269,15 +269,15 @@ class BalanceLowThreshold(Event):
 
 @frozen(kw_only=True)
 class EscalationRequiredData(Model):
-    """A transfer reached the escalation threshold and waits for an operator's approval.
+    """A transfer reached the escalation threshold and is pending an operator's approval.
 
     Attributes:
-        transfer_id: the transfer that waits, `txn_…`.
-        account_id: the account that is to pay, `acct_…`.
+        transfer_id: the pending transfer, `txn_…`.
+        account_id: the account that would pay, `acct_…`.
         to: recipient, as sent.
-        amount_usdc: USDC asked for.
+        amount_usdc: the requested USDC.
         memo: the caller's memo, or None.
-        escalation_threshold: USDC from which a transfer waits.
+        escalation_threshold: USDC amount from which transfers need approval.
     """
 
     transfer_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
@@ -329,4 +329,4 @@ EVENT_CLASSES: Final[dict[str, type[Event]]] = {
     EventType.BALANCE_LOW_THRESHOLD: BalanceLowThreshold,
     EventType.ESCALATION_REQUIRED: EscalationRequired,
 }
-"""The class of each event type."""
+"""The class for each event type."""

@@ -1,7 +1,7 @@
-"""Examples, made from schemas: a field has one name everywhere, and so one example.
+"""Examples generated from schemas. A field name means the same everywhere, so each has one example.
 
-An object's example is that of its fields: the value that its name has here, else its default, null, or the
-first that its schema allows. What differs by model is listed below.
+The example of an object consists of those of its fields: the value listed here for the name, else the
+default, null, or the first value that the schema allows. Exceptions for single models are listed below.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ FIELDS: Final[Mapping[str, Any]] = {
     "usdc_token_account": "4fYNw3dojWmQ4dXtSGE9epjRGy9pFSx62YypT7avPYvA",
     "version": 2,
 }
-"""The example of each field by its name on the wire; a null stands only where the field may be null."""
+"""The example for each field name on the wire; null is used only if the field may be null."""
 
 _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AuditEntry": {"subject": f"acct_{_ULID}", "before": {"paused": False}, "after": {"paused": True}},
@@ -132,7 +132,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "NewSecret": {"secret": "whsec_" + "0" * 43},
     "Operator": {"key": "ap_operator_" + "0" * 49},
     "PolicyChange": {"paused": True},
-    "RecordedEvent": {
+    "Event": {
         "type": "session.cap_warning",
         "data": {"session_id": f"sess_{_ULID}", "running_total_usdc": "16.500000", "cap_usdc": "20.000000"},
     },
@@ -154,24 +154,24 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "Webhook": {"secret": "whsec_" + "0" * 43},
 }
-"""What a model's example has instead."""
+"""Different examples in single models."""
 
 _ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend", "paused")}
-"""The fields that an example shows of a model that is rarely sent whole."""
+"""The fields shown in the example of a model that is rarely sent whole."""
 
 _LEFT_OUT: Final = {
     model.__name__: codec.omitted_when_none(model)
     for model in (Transfer, PendingTransfer, Payment, ErrorBody)
 }
-"""The fields that apply to failures alone, which examples are not of."""
+"""Fields that apply only to failures; examples show successes."""
 
 
 class NoExampleError(Exception):
-    """A schema from which no example can be made: its name needs an entry above."""
+    """No example can be generated for a schema: its name needs an entry above."""
 
 
 class Examples:
-    """Makes examples of schemas whose components are known."""
+    """Generates examples of schemas whose components are known."""
 
     def __init__(self, components: Mapping[str, Schema]) -> None:
         self._components = components
@@ -214,7 +214,7 @@ class Examples:
 
 
 def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
-    """Return the body of an error, as far as its schema has the fields."""
+    """Return an example body of an error, with the fields of its schema."""
     fields = {
         "error": code.value,
         "message": MEANINGS[code],
@@ -224,7 +224,7 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
         "session_id": FIELDS["session_id"],
     }
     if "status" in schema["properties"]:
-        # The usual one is the first.
+        # The most common one is the first.
         fields["status"] = schema["properties"]["status"]["enum"][0]
     return {name: value for name, value in fields.items() if name in schema["properties"]}
 

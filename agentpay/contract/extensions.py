@@ -1,4 +1,4 @@
-"""Every extension's endpoint: what a service may offer outside `/v1`, the sandbox excepted."""
+"""The endpoints of all extensions that a service may have outside `/v1`, except the sandbox."""
 
 from typing import Final
 
@@ -21,4 +21,4 @@ EXTENSION_ENDPOINTS: Final = (
     *APPROVAL_ENDPOINTS,
     *DELIVERY_ENDPOINTS,
 )
-"""Every operation outside `/v1` that a deployed service may offer."""
+"""All operations outside `/v1` that a deployed service may offer."""

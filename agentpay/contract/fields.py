@@ -1,8 +1,8 @@
-"""The rules that single fields of requests and responses carry, as `Annotated` marks that the codec reads.
+"""Validation rules of single fields, as `Annotated` marks that the codec reads.
 
-A rule is a small function from what JSON held to the value of the field; it raises `ValueError` with a
-sentence that follows the field's name ("must be a string"). Rules stand on fields, not in models, so that
-every field is judged, whatever became of the others, and a request's answer names all its faults.
+A rule is a small function from a JSON value to the value of the field. It raises `ValueError` with a text
+that follows the field's name ("must be a string"). Rules belong to fields rather than models, so that every
+field is checked even if others are invalid, and an error response lists all faults.
 """
 
 import re
@@ -18,9 +18,9 @@ from agentpay.contract import identifiers
 
 @frozen
 class Rule:
-    """How one kind of field is read: `parse` takes what JSON held and raises `ValueError` on a fault.
+    """How to read a field: `parse` takes the JSON value and raises `ValueError` on a fault.
 
-    `keywords` say the same in JSON Schema, as far as its words go; documents are printed from them.
+    `keywords` describe the same in JSON Schema, as far as it can; documents are generated from them.
     """
 
     parse: Callable[[Any], Any]
@@ -29,30 +29,30 @@ class Rule:
 
 @frozen(eq=False)
 class Form:
-    """The mark of a field that is read by its type alone: what JSON Schema says of it beside that type."""
+    """Mark of a field that is read by its type; holds additional JSON Schema keywords."""
 
     keywords: Mapping[str, Any]
 
 
 @frozen
 class NotEmpty:
-    """The mark of a list that must hold something; the items are read by their own rule."""
+    """Mark of a list that must not be empty; its items are read by their own rule."""
 
 
 def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = True) -> Rule:
-    """A string of `minimum` to `maximum` characters.
+    """Return the rule for a string of `minimum` to `maximum` characters.
 
     Args:
-        minimum: the least number of characters.
-        maximum: the greatest number of characters.
+        minimum: minimum number of characters.
+        maximum: maximum number of characters.
         trim: remove white space at both ends before counting.
-        control: allow control characters; if not, they are refused at the trimmed ends, too.
+        control: allow control characters; if False, they are refused at the trimmed ends too.
     """
 
     def parse(value: object) -> str:
         if not isinstance(value, str):
             raise ValueError("must be a string")
-        # Before trimming: some control characters are white space, and would pass unnoticed at the ends.
+        # Before trimming: some control characters are white space, and would be removed unnoticed.
         if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
             raise ValueError("must not contain control characters")
         result = value.strip() if trim else value
@@ -75,7 +75,7 @@ _NO_CONTROL_TRIMMED: Final = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^
 
 
 def query_integer(*, minimum: int, maximum: int) -> Rule:
-    """An integer in a query string, such as a page size."""
+    """Return the rule for an integer in a query string, such as a page size."""
 
     def parse(value: object) -> int:
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
@@ -88,7 +88,7 @@ def query_integer(*, minimum: int, maximum: int) -> Rule:
 
 
 def whole_number(*, minimum: int, maximum: int) -> Rule:
-    """An integer in a body, without fraction or exponent."""
+    """Return the rule for an integer in a body, without fraction or exponent."""
 
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
@@ -116,18 +116,18 @@ _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt][\d:.,]{2,20}(?:[Zz]|[+-][\d:]{
 
 
 def parse_timestamp(value: object) -> datetime:
-    """Return the moment that an ISO 8601 string with a UTC offset names, in UTC.
+    """Parse an ISO 8601 string with a UTC offset, and return the time in UTC.
 
     Raises:
-        ValueError: not such a string, or one without an offset (interface R3).
+        ValueError: the string is malformed or has no offset (interface R3).
     """
     if not isinstance(value, str):
         raise ValueError("must be an ISO 8601 string")
-    # `fromisoformat` also reads dates without a time, week dates, and blanks as separators.
+    # `fromisoformat` also accepts dates without a time, week dates, and blanks as separators.
     if not _MOMENT.match(value):
         raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z")
     try:
-        # It takes a lower-case `t`, but of `Z` only the upper case; ISO 8601 allows both.
+        # `fromisoformat` accepts a lower-case `t` but not `z`; ISO 8601 allows both.
         moment = datetime.fromisoformat(value.upper())
     except ValueError:
         raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z") from None
@@ -140,18 +140,18 @@ def parse_timestamp(value: object) -> datetime:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """Return the wire form of a moment: UTC, milliseconds, `Z` (interface R3)."""
+    """Return the wire format of a time: UTC, milliseconds, `Z` (interface R3)."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 ALWAYS_SENT: Final = {"always_sent": True}
-"""Metadata of a field of which the contract is silent: the reference server always sends it, others may not.
+"""Metadata of a field that the contract does not mention: the reference server always sends it.
 
-The client takes its absence. For type checkers its value is never None, since callers need not ask.
+The client accepts its absence. Its static type excludes None, so that callers need not check.
 """
 
 ABSENT: Final[Any] = None
-"""Default of a field that is `ALWAYS_SENT`: for type checkers of any type, and None at run time."""
+"""Default of an `ALWAYS_SENT` field: any type for type checkers, None at run time."""
 
 CATEGORY_MAX_CHARACTERS: Final = 64
 
@@ -162,4 +162,4 @@ Cursor = Annotated[str, text(maximum=512)]
 JsonObject = Annotated[dict[str, Any], Rule(_parse_object)]
 
 JsonValue = Decimal | int | str | bool | None | list[Any] | dict[str, Any]
-"""What the JSON codec yields: numbers with a fraction or an exponent are `Decimal`, never `float`."""
+"""A parsed JSON value: numbers with a fraction or an exponent are `Decimal`, never `float`."""

@@ -1,4 +1,4 @@
-"""The header fields of requests and answers, beside `Authorization` and those of HTTP itself."""
+"""The header fields of requests and responses, besides `Authorization` and those of HTTP itself."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,9 +12,9 @@ class Header:
 
     Attributes:
         name: its name.
-        meaning: what it says, one sentence.
-        example: a value that it may have.
-        keywords: its values in JSON Schema.
+        meaning: its meaning, one sentence.
+        example: an example value.
+        keywords: its JSON Schema keywords.
     """
 
     name: str
@@ -31,25 +31,25 @@ REQUEST_ID: Final = Header(
 )
 RETRY_AFTER: Final = Header(
     name="Retry-After",
-    meaning="Seconds to wait before the request is sent again.",
+    meaning="Seconds to wait before retrying the request.",
     example=1,
     keywords={"type": "integer", "minimum": 1},
 )
 WWW_AUTHENTICATE: Final = Header(
     name="WWW-Authenticate",
-    meaning="The scheme of authentication that is asked for.",
+    meaning="The required authentication scheme.",
     example="Bearer",
     keywords={"type": "string", "const": "Bearer"},
 )
 ETAG: Final = Header(
     name="ETag",
-    meaning="Names this version of the policy.",
+    meaning="Identifies this version of the policy.",
     example='"1"',
     keywords={"type": "string", "pattern": '^"[0-9]+"$'},
 )
 IF_MATCH: Final = Header(
     name="If-Match",
-    meaning="Change the policy only while this is its version: an `ETag` as received, or `*`.",
+    meaning="Change the policy only if this is its version: an `ETag` as received, or `*`.",
     example='"1"',
     keywords={"type": "string"},
 )
@@ -59,4 +59,4 @@ STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     429: (RETRY_AFTER,),
     503: (RETRY_AFTER,),
 }
-"""What an error answer carries beside `X-Request-Id`, by its status (interface E4, E7, R18)."""
+"""Header fields of an error response in addition to `X-Request-Id`, by status (interface E4, E7, R18)."""

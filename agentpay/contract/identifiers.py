@@ -1,7 +1,7 @@
-"""The forms of identifiers and on-chain addresses that cross the wire.
+"""The formats of identifiers and on-chain addresses.
 
-An identifier is a prefix and an opaque text. A client never takes one apart; a server refuses, before any
-look-up, what cannot be one of its own (interface R13).
+An identifier is a prefix and opaque text. Clients never parse it; the server refuses malformed ones before
+any look-up (interface R13).
 """
 
 import re
@@ -24,12 +24,12 @@ _BASE58_VALUES: Final = {character: value for value, character in enumerate(_BAS
 
 
 def is_identifier(text: str, prefix: str) -> bool:
-    """Tell whether `text` has the form of an identifier with this prefix: prefix and 26 lower-case ULID."""
+    """Return whether `text` is an identifier: this prefix and a lower-case ULID of 26 characters."""
     return text.startswith(prefix) and _ULID.fullmatch(text, len(prefix)) is not None
 
 
 def is_public_key(text: str) -> bool:
-    """Tell whether `text` is a Solana public key: base58 of exactly 32 bytes."""
+    """Return whether `text` is a Solana public key: base58 of exactly 32 bytes."""
     if not 32 <= len(text) <= 44:
         return False
     number = 0

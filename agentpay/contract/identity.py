@@ -1,4 +1,4 @@
-"""Who holds a key: the extension `GET /whoami` (interface K10)."""
+"""The identity of a key: the extension `GET /whoami` (interface K10)."""
 
 from enum import StrEnum
 from typing import Final
@@ -11,7 +11,7 @@ from agentpay.contract.models import Model
 
 
 class KeyKind(StrEnum):
-    """What a key may do (interface K2)."""
+    """The kind of a key: what it is allowed to do (interface K2)."""
 
     OPERATOR = "operator"
     AGENT = "agent"
@@ -19,7 +19,7 @@ class KeyKind(StrEnum):
 
 @frozen(kw_only=True)
 class Identity(Model):
-    """The key that a request was made with, and the money that it moves.
+    """The key of a request, and whose money it moves.
 
     Attributes:
         key_id: identifier of the key, `key_…`.
@@ -27,8 +27,8 @@ class Identity(Model):
         operator_id: the operator that the key belongs to, `op_…`.
         account_id: the account that an agent-scoped key is bound to; None for an operator key.
         cluster: the Solana cluster: `mainnet-beta`, `devnet`, `testnet`, `localnet` for any other, or
-            `embedded` for the chain within a reference server.
-        is_test_money: whether the USDC is worth nothing, which it is everywhere but on `mainnet-beta`.
+            `embedded` for a reference server's built-in chain.
+        is_test_money: whether the USDC has no value; False only on `mainnet-beta`.
     """
 
     key_id: str
@@ -46,5 +46,5 @@ WHO_AM_I: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Identity},
-    summary="Read which key this is, what it is bound to, and whether its money is real.",
+    summary="Read the identity of the key, and whether its money is real.",
 )

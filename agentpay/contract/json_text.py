@@ -1,7 +1,7 @@
-"""JSON text to Python values and back, with exact decimals; which models the values make is up to `codec.py`.
+"""JSON text to Python values and back, with exact decimals. `codec.py` converts the values to models.
 
-What comes from the service and what comes from a caller are read differently: of a caller's text, all that
-interface R9 refuses of its form is refused. Nothing is ever printed through binary floating point.
+Text from the service and text from callers is parsed differently: for callers, the restrictions of interface
+R9 apply. Numbers are never converted to binary floating point.
 """
 
 import json
@@ -14,20 +14,20 @@ from agentpay.contract.requests import MAX_NESTING
 
 
 class InvalidJsonError(ValueError):
-    """The bytes are not JSON, or not JSON that the service accepts; the text says why."""
+    """The bytes are not valid JSON, or not JSON that the service accepts; the text says why."""
 
 
 def parse_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from the service; numbers with a point or an exponent are `Decimal`.
+    """Parse JSON from the service; numbers with a point or an exponent become `Decimal`.
 
     Raises:
-        InvalidJsonError: the bytes are not UTF-8, not JSON, or hold NaN or Infinity.
+        InvalidJsonError: the bytes are not UTF-8, not JSON, or contain NaN or Infinity.
     """
     return _parse(body, _FROM_SERVICE)
 
 
 def parse_request_json(body: bytes) -> JsonValue:
-    """Return the value of JSON from a caller, with all that interface R9 refuses of its form refused.
+    """Parse JSON from a caller, with the restrictions of interface R9.
 
     Raises:
         InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
@@ -47,7 +47,7 @@ def _parse(body: bytes, decoder: json.JSONDecoder) -> JsonValue:
     except RecursionError:
         raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}") from None
     except (ValueError, InvalidOperation):
-        # Beside malformed JSON: an integer of thousands of digits, or an exponent that Decimal cannot hold.
+        # Malformed JSON, but also an integer of thousands of digits, or an exponent too large for Decimal.
         raise InvalidJsonError("must be valid JSON") from None
 
 
@@ -78,20 +78,20 @@ def _check_depth(value: object, depth: int) -> None:
 
 
 def print_json(value: object) -> bytes:
-    """Return compact JSON. Decimals are printed exactly, in full up to 20 digits of exponent.
+    """Return compact JSON. Decimals are printed exactly, with exponents up to 20 digits written out.
 
     Raises:
-        TypeError: a float, or a type that JSON has no form for.
+        TypeError: a float, or a type without a JSON form.
         ValueError: a Decimal that is not finite.
     """
     return _printed(value, _json_string).encode("ascii")
 
 
 def print_canonical_json(value: object) -> bytes:
-    """Return the canonical form of RFC 8785, in which equal values are equal bytes.
+    """Return the canonical form of RFC 8785, in which equal values have equal bytes.
 
-    It serves values whose numbers have at most 15 significant digits and lie within 1e-6 and 1e21, as all of
-    the contract's do: there the shortest decimal is the form that RFC 8785 asks for.
+    Only for values whose numbers have at most 15 significant digits and lie within 1e-6 and 1e21, as all of
+    the contract's do: for these the shortest decimal is the form that RFC 8785 requires.
     """
     return _printed(value, _canonical_string, sort_keys=True).encode("utf-8")
 
@@ -119,7 +119,7 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
             for key in sorted(item, key=_utf16) if sort_keys else item:
                 member = item[key]
                 if isinstance(member, str):
-                    # Most members of most models: they need no visit of their own.
+                    # Most members of most models are strings: handled here for speed.
                     write(f"{separator}{string(key)}:{string(member)}")
                 else:
                     write(f"{separator}{string(key)}:")

@@ -1,7 +1,7 @@
-"""The base of every model that the service sends: objects to JSON values and back, and what comes with them.
+"""The base class of all models that the service sends.
 
-A model keeps the fields that this version does not know, and the id of the request that returned it. Both are
-kept beside the fields: they are no parameters of the constructor and do not show in `repr`.
+A model also keeps the fields that this version does not know, and the id of the request that returned it.
+Both are stored outside the attrs fields: they are not constructor parameters and do not appear in `repr`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,16 @@ import attrs
 M = TypeVar("M", bound="Model")
 
 _HOMES: Final = {"agentpay.contract.events": "agentpay.webhooks"}
-"""Where callers import the models of a module from, if not from `agentpay`."""
+"""The public module of a contract module's models, if it is not `agentpay`."""
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Model:
-    """Base of every model that the service sends.
+    """Base class of all models that the service sends.
 
-    `dict(model)` is `model.to_dict()`. FastAPI and pydantic take models for fields, arguments and results.
+    `dict(model)` equals `model.to_dict()`. FastAPI and pydantic accept models as fields, arguments and
+    results.
     """
 
     __module__ = "agentpay"
@@ -38,25 +39,25 @@ class Model:
     def extra(self) -> Mapping[str, Any]:
         """The fields that the service sent and this version does not know, read-only, by their wire names.
 
-        Numbers with a fraction are `Decimal`. They do not count in comparisons, so that a service which grows
-        changes no decision, and do not show in `repr`, since one may be a secret.
+        Numbers with a fraction are `Decimal`. Comparisons ignore these fields, so that a growing service
+        changes no decisions. `repr` omits them, because one may be a secret.
         """
         extra = getattr(self, "_extra", None)
         return MappingProxyType(extra) if extra else _NOTHING
 
     @property
     def request_id(self) -> str | None:
-        """The request that returned this object, for the service's operators; None if no call returned it.
+        """The request that returned this object, for support; None if no call returned it.
 
-        It does not count in comparisons, and does not show in `repr`.
+        Comparisons ignore it, and `repr` omits it.
         """
         return getattr(self, "_request_id", None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that the service sends: wire names, wire values, unknown fields included.
+        """Return the JSON object as the service sends it: wire names, wire values, unknown fields included.
 
-        Amounts are strings such as `"5.000000"`, moments are ISO 8601 strings, limits are numbers.
-        `json.dumps` takes it, except for a number with more digits than a float holds: that stays `Decimal`.
+        Amounts are strings such as `"5.000000"`, times are ISO 8601 strings, limits are numbers. `json.dumps`
+        accepts it, unless a number has more digits than a float can hold: that one stays `Decimal`.
         """
         from agentpay.contract import codec  # noqa: PLC0415 - it brings cattrs, which signing does without
 
@@ -64,31 +65,31 @@ class Model:
         return value
 
     def to_json(self) -> str:
-        """Return `to_dict` as compact JSON, every number exact."""
+        """Return `to_dict` as compact JSON with exact numbers."""
         from agentpay.contract import codec  # noqa: PLC0415 - as above
 
         return codec.print_json(codec.unstructure(self)).decode("ascii")
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Return the model of a JSON object, as `to_dict` and `json.loads` return them.
+        """Create a model from a JSON object, as returned by `to_dict` or `json.loads`.
 
         Args:
             value: the object, with wire names and wire values. Unknown fields are kept in `extra`.
 
         Raises:
-            ValueError: the object is not one of this model; the message names every wrong field.
+            ValueError: the object does not match this model; the message lists every fault.
         """
         from agentpay.contract import codec  # noqa: PLC0415 - as above
 
         return codec.structure(_exact(value), cls)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # For `dict(model)`, which is how FastAPI reads a result that no annotation describes.
+        # For `dict(model)`, which FastAPI uses for results without an annotation.
         return iter(self.to_dict().items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # attrs pickles the fields alone.
+        # attrs pickles only its fields.
         kind: Any = type(self)
         values = {field.name: getattr(self, field.name) for field in attrs.fields(kind)}
         kept = {name: getattr(self, name) for name in Model.__slots__ if hasattr(self, name)}
@@ -96,7 +97,7 @@ class Model:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> dict[str, Any]:
-        """Tell pydantic how to validate and serialize a model: its schemas are plain data."""
+        """Return how pydantic validates and serializes a model. The schemas are plain data."""
 
         def validate(value: object) -> object:
             return value if isinstance(value, cls) else cls.from_dict(_mapping(value))
@@ -110,26 +111,26 @@ class Model:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: object, handler: object) -> dict[str, Any]:
-        """Tell pydantic the JSON Schema of a model, for the OpenAPI document of a FastAPI application."""
+        """Return the JSON Schema of a model for pydantic, and so for FastAPI's OpenAPI document."""
         from agentpay.contract.schemas import whole_schema  # noqa: PLC0415 - nobody else needs it
 
         return whole_schema(cls)
 
 
 def with_extra(model: M, extra: dict[str, Any]) -> M:
-    """Give a new model the fields that it does not know, and return it."""
+    """Set the unknown fields of a new model, and return it."""
     object.__setattr__(model, "_extra", extra)
     return model
 
 
 def with_request_id(model: M, request_id: str | None) -> M:
-    """Give a new model the id of the request that returned it, and return it."""
+    """Set the request id of a new model, and return it."""
     object.__setattr__(model, "_request_id", request_id)
     return model
 
 
 def extra_of(model: Model) -> dict[str, Any] | None:
-    """Return the fields that a model does not know, without a copy; None for none."""
+    """Return the unknown fields of a model without copying them; None for none."""
     return getattr(model, "_extra", None)
 
 
@@ -147,11 +148,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - a JSON value
-    """Return a JSON value with numbers that `json.dumps` prints, each of exactly the value that it had."""
+    """Return a JSON value with numbers that `json.dumps` accepts, as long as their value stays exact."""
     if isinstance(value, Decimal):
         if value == value.to_integral_value() and value.adjusted() <= _DIGITS_MAX:
             return int(value)
-        # The shortest text of a float is the number that was meant, or the float does not hold it.
+        # A float is exact if its shortest text is the original number.
         return number if Decimal(repr(number := float(value))) == value else value
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
@@ -161,11 +162,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - a JSON value
 
 
 _DIGITS_MAX: Final = 20
-"""Larger numbers are left to floats: their digits would fill the memory."""
+"""Larger numbers become floats: written out, their digits would fill the memory."""
 
 
 def _exact(value: Any) -> Any:  # noqa: ANN401 - a JSON value
-    """Return a JSON value with decimals in the place of floats: those that `json.loads` read from text."""
+    """Return a JSON value with decimals instead of the floats that `json.loads` has read."""
     if isinstance(value, float):
         if not isfinite(value):
             raise ValueError(f"a number must be finite, not {value}")

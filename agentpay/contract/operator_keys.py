@@ -1,4 +1,4 @@
-"""Operator keys: created, listed and revoked by the operator that they belong to (interface K8, K9)."""
+"""Operator keys: an operator creates, lists and revokes its own (interface K8, K9)."""
 
 from datetime import datetime
 from typing import Annotated, Final
@@ -41,7 +41,7 @@ class OperatorKey(Model):
 
 @frozen(kw_only=True)
 class NewOperatorKey(Model):
-    """An operator key as it is created: the one time that the key is shown.
+    """A newly created operator key. The key is shown only here.
 
     Its `repr` does not show the key.
 
@@ -80,7 +80,7 @@ CREATE_OPERATOR_KEY: Final = Endpoint(
     request=CreateOperatorKey,
     responses={201: NewOperatorKey},
     summary="Create an operator key.",
-    description="It may do whatever the key may that creates it. It is shown here and never again.",
+    description="It has the same rights as the key that creates it. It is shown only once.",
 )
 LIST_OPERATOR_KEYS: Final = Endpoint(
     name="console.operator_keys.list",
@@ -101,9 +101,9 @@ REVOKE_OPERATOR_KEY: Final = Endpoint(
     responses={204: None},
     errors=(ErrorCode.LAST_OPERATOR_KEY,),
     summary="Revoke an operator key.",
-    description="Its next request is refused. The last valid key of an operator cannot be revoked: create "
-    "another one first.",
+    description="The next request with it is refused. The last valid key of an operator cannot be revoked: "
+    "create another one first.",
 )
 
 OPERATOR_KEY_ENDPOINTS: Final = (CREATE_OPERATOR_KEY, LIST_OPERATOR_KEYS, REVOKE_OPERATOR_KEY)
-"""Every operation on operator keys."""
+"""All operations on operator keys."""

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class PageBody(Model, Generic[T]):
-    """What a list endpoint returns.
+    """One page of a list.
 
     Attributes:
         data: the items, newest first.
-        cursor: passed as `cursor`, fetches the next page; empty on the last.
+        cursor: pass it as `cursor` to get the next page; empty on the last.
         has_more: whether there is a next page.
     """
 

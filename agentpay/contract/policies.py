@@ -15,16 +15,17 @@ from agentpay.contract.usdc import UsdcNumber
 
 @frozen(kw_only=True)
 class Policy(Model):
-    """The rules that every transfer of an account is checked against (interface PO1).
+    """The spending rules of an account, checked for every transfer (interface PO1).
 
     Attributes:
-        max_single_transfer: most USDC per transfer or session charge; None is no limit, 0 blocks every one.
-        max_daily_spend: most USDC in a rolling 24-hour window, over transfers and sessions; None is no limit.
+        max_single_transfer: maximum USDC per transfer or session charge; None means no limit, 0 blocks all.
+        max_daily_spend: maximum USDC in a rolling 24-hour window, over transfers and sessions; None means no
+            limit.
         allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
-            list nobody.
-        categories: spend categories that may be paid for; None allows all, an empty list none.
+            list none.
+        categories: allowed spend categories; None allows all, an empty list none.
         require_memo: refuse transfers without a memo.
-        escalation_threshold: USDC from which a transfer waits for an operator's approval; None is never.
+        escalation_threshold: USDC from which a transfer needs an operator's approval; None means never.
         paused: block every outgoing transfer.
     """
 
@@ -79,7 +80,7 @@ class PolicyChange(Request):
     paused: bool | UnsetType = UNSET
 
     def applied_to(self, policy: Policy) -> Policy:
-        """Return `policy` with the fields that this change carries, as a plain `Policy`."""
+        """Return `policy` with the fields of this change, as a plain `Policy`."""
         return Policy(
             **{
                 name: current if (new := getattr(self, name)) is UNSET else new
@@ -97,4 +98,4 @@ class PolicyChange(Request):
 POLICY_FIELDS: Final = tuple(field.name for field in attrs.fields(Policy))
 
 Limit = Decimal | int | str | None
-"""What a caller may give for a limit: exact USDC, or None for no limit. Floats are refused."""
+"""A limit as callers may pass it: exact USDC, or None for no limit. Floats are refused."""

@@ -1,17 +1,17 @@
-"""Text that others wrote, made safe to print: no escape sequence or hidden direction reaches a terminal."""
+"""Makes foreign text safe to print: no escape sequences or direction marks reach a terminal."""
 
 import unicodedata
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with characters that act on a terminal replaced by their escapes, such as `\x1b`."""
+    r"""Return `text` with terminal control characters replaced by escapes, such as `\x1b`."""
     if text.isprintable():
         return text
     return "".join(character if _is_shown(character) else _escaped(character) for character in text)
 
 
 def _is_shown(character: str) -> bool:
-    # Spaces of every width are shown as spaces, though only the plain one counts as printable.
+    # All spaces are printed as they are, although `isprintable` accepts only the plain one.
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 

@@ -1,4 +1,4 @@
-"""The mark of everything that a client sends: such models refuse fields they do not know (interface R9)."""
+"""The base class of requests, which refuse unknown fields (interface R9)."""
 
 from enum import Enum
 from typing import Final, Literal
@@ -14,18 +14,18 @@ MAX_NESTING: Final = 16
 
 @frozen
 class Request:
-    """Base of request bodies and queries. The codec refuses unknown fields in them and names every fault.
+    """Base class of request bodies and queries. The codec refuses unknown fields and lists every fault.
 
-    A field whose default is None may be left out, but not sent as `null`, unless its metadata is `NULLABLE`.
+    A field whose default is None may be left out, but must not be `null`, unless its metadata is `NULLABLE`.
     """
 
 
 NULLABLE: Final = {"nullable": True}
-"""Metadata of a field for which `null` says the same as leaving it out."""
+"""Metadata of a field for which `null` means the same as leaving it out."""
 
 
 class Unset(Enum):
-    """The type of `UNSET`: a field that is left out, as opposed to one that is `null`."""
+    """The type of `UNSET`: a field that is left out, in contrast to one that is `null`."""
 
     UNSET = "unset"
 

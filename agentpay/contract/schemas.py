@@ -1,7 +1,8 @@
-"""JSON Schemas of the models that cross the wire, from their types, their fields' rules and their docstrings.
+"""JSON Schemas of the models, from their types, the rules of their fields and their docstrings.
 
-A request forbids unknown fields. So does a response in the documents of the server, which sends exactly these
-fields; a client takes more. What JSON Schema cannot say, such as decimals of a number, is in the description.
+Requests forbid unknown fields. So do responses in the server's documents, because the server sends exactly
+these fields; clients accept more. What JSON Schema cannot express, such as the decimals of a number, is in
+descriptions.
 """
 
 import inspect
@@ -36,7 +37,7 @@ IDENTIFIERS: Final[Mapping[str, str]] = {
     "transfer_id": identifiers.TRANSFER,
     "session_id": identifiers.SESSION,
     "event_id": identifiers.EVENT,
-    "id": identifiers.EVENT,  # Of all that exists, events alone call their identifier so.
+    "id": identifiers.EVENT,  # Only events name their identifier `id`.
     "webhook_id": identifiers.WEBHOOK,
     "key_id": identifiers.KEY,
     "delivery_id": identifiers.DELIVERY,
@@ -44,7 +45,7 @@ IDENTIFIERS: Final[Mapping[str, str]] = {
     "operator_id": identifiers.OPERATOR,
     "snapshot_id": identifiers.SNAPSHOT,
 }
-"""The prefix of each identifier, by the name that its fields have everywhere."""
+"""The prefix of each identifier, by its field name, which is the same everywhere."""
 
 _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.AccountStatus: AccountStatus,
@@ -58,7 +59,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.TransactionType: TransactionType,
     choices.TransferStatus: TransferStatus,
 }
-"""The enum that stands for a closed set in documents, where it has a component of its own."""
+"""The enum that represents a closed set in documents, if it has a component there."""
 
 _PLAIN: Final[Mapping[object, Schema]] = {
     str: {"type": "string"},
@@ -72,20 +73,20 @@ _PLAIN: Final[Mapping[object, Schema]] = {
 
 
 def whole_schema(model: type) -> Schema:
-    """Return the schema of what a client takes for a model, without references to other schemas."""
+    """Return the schema of a model as a client accepts it, without references to other schemas."""
     schemas = Schemas()
     whole: Schema = plain(schemas.inlined(schemas.of(model)))
     return {"title": component_name(model), **whole}
 
 
 class Schemas:
-    """The schemas of one document: each model is one component, made when it is first referred to."""
+    """The schemas of one document: each model is a component, created on first reference."""
 
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
 
     def inlined(self, schema: Any) -> Any:  # noqa: ANN401 - a schema, or a part of one
-        """Return a schema with each reference replaced by its component, which may have more fields."""
+        """Return a schema with each reference replaced by its component; objects may have more fields."""
         if isinstance(schema, dict):
             if "$ref" in schema:
                 component = self.components[schema["$ref"].rpartition("/")[2]]
@@ -99,7 +100,7 @@ class Schemas:
         return [self.inlined(item) for item in schema] if isinstance(schema, list) else schema
 
     def of(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
-        """Return the schema of a type, which for a model or an enum is a reference to its component."""
+        """Return the schema of a type; for a model or an enum, a reference to its component."""
         if kind in _PLAIN:
             return dict(_PLAIN[kind])
         origin = get_origin(kind)
@@ -116,7 +117,7 @@ class Schemas:
         return self._reference(kind)
 
     def properties(self, model: type) -> dict[str, Schema]:
-        """Return the schema of each field of a model, with its description, by its name on the wire."""
+        """Return the schema of each field of a model, with its description, by wire name."""
         words = field_words(model)
         return {
             wire_name(attribute): self._property(model, attribute, words.get(attribute.name, ""))
@@ -129,7 +130,7 @@ class Schemas:
         return {"$ref": f"#/components/schemas/{name}"}
 
     def event(self, name: str, model: type[Event]) -> Schema:
-        """Return a reference to the schema of one type of event."""
+        """Return a reference to the schema of one event type."""
         schema = self._of_model(model)
         schema["description"] = f"A delivery of `{name}`."
         kind = schema["properties"]["type"]
@@ -150,7 +151,7 @@ class Schemas:
         sent = [choice for choice in kinds if choice != UnsetType]
         known = [choice for choice in sent if choice is not NoneType]
         if any(isinstance(choice, type) and issubclass(choice, Enum) for choice in known):
-            # `SomeEnum | str` leaves a client room for what is to come; what is sent now is the enum.
+            # `SomeEnum | str` lets clients accept future values; the server sends only the enum's.
             known.remove(str) if str in known else None
         (kind,) = known
         schema = self.of(kind)
@@ -162,7 +163,7 @@ class Schemas:
             return {"type": "string"} | ({"enum": [first, *others]} if others else {"const": first})
         name = component_name(kind)
         if name not in self.components:
-            # A reference from within finds it there already.
+            # Inserted first, so that recursive references find it.
             self.components[name] = {}
             is_enum = isinstance(kind, type) and issubclass(kind, Enum)
             self.components[name] = _of_enum(kind) if is_enum else self._of_model(kind)
@@ -205,14 +206,14 @@ class Schemas:
 
 
 def nullable(schema: Schema) -> Schema:
-    """Return the schema of a value that may also be null."""
+    """Return the schema that also allows null."""
     if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:
         return {**schema, "type": [schema["type"], "null"]}
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def component_name(model: Any) -> str:  # noqa: ANN401 - a model, an enum, or a page of models
-    """Return the name that a model has in documents."""
+    """Return the name of a model in documents."""
     if get_origin(model) is PageBody:
         return f"{get_args(model)[0].__name__}Page"
     return cast("str", model.__name__)
@@ -229,7 +230,7 @@ def summary_of(model: type) -> str:
 
 
 def field_words(model: type) -> dict[str, str]:
-    """Return what docstrings say of each field, those of the nearest class first."""
+    """Return the descriptions of each field from docstrings; subclasses take precedence."""
     words: dict[str, str] = {}
     for base in reversed(_class_of(model).__mro__):
         _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
@@ -241,14 +242,14 @@ def field_words(model: type) -> dict[str, str]:
 
 
 def _neutral(text: str) -> str:
-    """Return words for readers of any language: no references to other papers, JSON's name of nothing."""
+    """Return text without Python terms and references, for readers of any language."""
     text = re.sub(r"\s*\((?:contract,|D\d)[^)]*\)", "", " ".join(text.split()))
     return re.sub(r"\bNone\b", "null", text)
 
 
 def _sentence(text: str) -> str:
     text = text.removesuffix(".")
-    # Names of fields and codes keep their case.
+    # Field names and codes keep their case.
     start = text if text[:1] in "`@" or "_" in text.split(" ")[0] else text[:1].upper() + text[1:]
     return start + "." if start else ""
 

@@ -1,7 +1,6 @@
 """MPP sessions: a spending cap, paid into an escrow up front and settled in one batch (interface S1 to S18).
 
-Models and endpoints. The events of sessions are in
-`agentpay.contract.events`, with those of the contract.
+Models and endpoints. The events are in `agentpay.contract.events`.
 """
 
 from datetime import datetime
@@ -21,7 +20,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class SessionStatus(StrEnum):
-    """How far a session has come (interface S4)."""
+    """The status of a session (interface S4)."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -31,31 +30,31 @@ class SessionStatus(StrEnum):
 
 
 class ClosingReason(StrEnum):
-    """Why a session closed without being asked to, or why its settlement waits (interface S16)."""
+    """Why a session closed automatically, or why its settlement is stuck (interface S16)."""
 
     IDLE = "idle"
-    """It was not charged for as long as the server's idle limit."""
+    """No charge within the server's idle limit."""
 
     LIFETIME = "lifetime"
-    """It has lasted as long as the server's limit for a session."""
+    """The server's limit for the duration of a session was reached."""
 
     PAYEE_FROZEN = "payee_frozen"
     """The payee's token account is frozen; the settlement waits until it is thawed."""
 
     PAYEE_MISSING = "payee_missing"
-    """The payee's token account is gone, and its owner cannot be given another now; the settlement waits."""
+    """The payee's token account does not exist and cannot be created again now; the settlement waits."""
 
     ACCOUNT_FROZEN = "account_frozen"
-    """The token account of the account that pays is frozen; the settlement waits until it is thawed."""
+    """The paying account's token account is frozen; the settlement waits until it is thawed."""
 
     ACCOUNT_MISSING = "account_missing"
-    """The token account of the account that pays is gone; the settlement waits until it is back."""
+    """The paying account's token account does not exist; the settlement waits until it exists again."""
 
     ESCROW_FROZEN = "escrow_frozen"
     """The escrow is frozen; the settlement waits until it is thawed."""
 
     SETTLEMENT_REFUSED = "settlement_refused"
-    """The chain refused the settlement for another reason; the service signs another one later."""
+    """The chain refused the settlement for another reason; the service will sign another one later."""
 
 
 _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
@@ -63,7 +62,7 @@ _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
 @frozen(kw_only=True)
 class Session(Model):
-    """One session: an account's promise of up to `cap_usdc` to one payee (interface S1, S3).
+    """A session: an account's commitment of up to `cap_usdc` to one payee (interface S1, S3).
 
     Attributes:
         session_id: identifier, `sess_…`.
@@ -72,19 +71,19 @@ class Session(Model):
         category: the spend category, or None.
         status: `opening`, `open`, `closing`, `settled` or `failed`; a value this version does not know stays
             a plain string.
-        cap_usdc: USDC that the escrow was funded with: the most that can be charged.
+        cap_usdc: USDC in the escrow: the most that can be charged.
         running_total_usdc: USDC charged so far.
-        settled_usdc: USDC that the payee was paid; None before it is settled.
-        returned_usdc: USDC of the cap that went back to the account; None before it is settled.
-        escrow_token_account: the on-chain token account that holds the cap while the session lasts.
+        settled_usdc: USDC paid to the payee; None before it is settled.
+        returned_usdc: USDC of the cap that was returned to the account; None before it is settled.
+        escrow_token_account: the on-chain token account that holds the cap until the session is settled.
         tx_signature: signature of the on-chain transaction that funds the escrow.
-        settlement_tx_signature: signature of the on-chain transaction that empties it; None before it is
-            signed.
+        settlement_tx_signature: signature of the on-chain transaction that empties the escrow; None before it
+            is signed.
         opened_at: when the escrow's funding was final on chain, UTC; None before.
         settled_at: when the settlement was final on chain, UTC; None before.
-        closing_reason: while the settlement waits for something, what that is; else why the session closed
-            by itself. None for a session that a caller closed, and for one that is not closed. A value this
-            version does not know stays a plain string.
+        closing_reason: while the settlement is stuck, why; otherwise why the session closed automatically.
+            None for a session that a caller closed or that is not closed. A value this version does not know
+            stays a plain string.
     """
 
     session_id: str
@@ -105,7 +104,7 @@ class Session(Model):
 
     @property
     def is_final(self) -> bool:
-        """Whether the session has come to its end: settled or failed."""
+        """Whether the session is settled or failed."""
         return self.status in _FINAL
 
 
@@ -116,7 +115,7 @@ class OpenSession(Request):
     Attributes:
         account_id: the account that pays.
         to: the payee: an account_id, or an on-chain USDC token account.
-        cap_usdc: USDC to put into escrow, at least the server's smallest cap, 0.01 by default.
+        cap_usdc: USDC to put into escrow, at least the server's minimum, 0.01 by default.
         idempotency_key: 1 to 128 characters; the same key never opens a second session.
         category: spend category, 1 to 64 characters.
     """
@@ -146,9 +145,9 @@ class ListSessions(Request):
     """Query of `GET /sessions`.
 
     Attributes:
-        account_id: only sessions that this account pays.
-        status: only sessions that have come this far.
-        idempotency_key: only sessions that were asked for under this key.
+        account_id: only sessions paid by this account.
+        status: only sessions with this status.
+        idempotency_key: only sessions with this key.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -218,7 +217,7 @@ CLOSE_SESSION: Final = Endpoint(
     errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
     subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
     echoes={"session_id": "session_id"},
-    summary="Close a session: pay what was charged, return the rest.",
+    summary="Close a session: pay the charges, return the rest.",
 )
 GET_SESSION: Final = Endpoint(
     name="sessions.get",
@@ -244,4 +243,4 @@ LIST_SESSIONS: Final = Endpoint(
 )
 
 SESSION_ENDPOINTS: Final = (OPEN_SESSION, CHARGE_SESSION, CLOSE_SESSION, GET_SESSION, LIST_SESSIONS)
-"""Every operation of sessions."""
+"""All operations on sessions."""

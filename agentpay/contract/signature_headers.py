@@ -1,12 +1,12 @@
-"""The names of the headers that carry the signatures of a delivery (interface W5, W12).
+"""The names of the headers with the signatures of a delivery (interface W5, W12).
 
-They stand apart from the models of `webhooks.py`, so that who verifies a signature loads no model.
+Separate from the models of `webhooks.py`, so that verifying a signature does not import them.
 """
 
 from typing import Final
 
 SIGNATURE_HEADER: Final = "X-Service-Signature"
-"""Hex HMAC-SHA256 of the raw body; while a secret is being rotated, under the old one."""
+"""Hex HMAC-SHA256 of the raw body; during a rotation, with the old secret."""
 
 NEXT_SIGNATURE_HEADER: Final = "X-Service-Signature-Next"
-"""While a secret is being rotated, the same under the new one."""
+"""The same with the new secret, during a rotation."""

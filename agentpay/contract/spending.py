@@ -1,4 +1,4 @@
-"""What an account may spend and has asked for: extensions for whoever spends (interface B1 to B4)."""
+"""Extensions for callers that spend: budget, list and preflight of transfers (interface B1 to B4)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -19,31 +19,31 @@ from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
 
 @frozen(kw_only=True)
 class Budget(Model):
-    """What an account may spend now: its balance, its limits, and how much of them is left.
+    """The budget of an account: its balance, its limits, and how much of them is left.
 
-    Everything is of one moment, at which a transfer would have been judged by it.
+    All values are of the same moment, and are those by which a transfer would have been judged.
 
     Attributes:
         account_id: the account, `acct_…`.
         balance_usdc: USDC that its token account holds on chain.
         available_usdc: USDC of the balance that is not in flight: the most that the balance allows.
-        max_single_transfer: most USDC per transfer or session charge; None is no limit.
-        max_daily_spend: most USDC in a rolling 24-hour window; None is no limit.
-        spent_usdc: USDC that counts against `max_daily_spend` now: what was spent within 24 hours, transfers
-            in flight included, and the caps of sessions that are not settled, however old.
-        reserved_usdc: USDC that may yet be given back: of transfers in flight, and the caps of sessions that
-            are not settled.
-        remaining_usdc: USDC that `max_daily_spend` still allows: a transfer of exactly that much is within
-            the limit, and one of a unit more is not. None without that limit.
-        next_release_at: when USDC next falls out of the 24 hours and can be spent again, UTC, to the
-            millisecond at or after that moment; None while nothing is spent.
-        next_release_usdc: USDC that falls out then; None while nothing is spent.
-        escalation_threshold: USDC from which a transfer waits for an operator's approval; None is never.
-        paused: whether every outgoing transfer is blocked.
+        max_single_transfer: maximum USDC per transfer or session charge; None means no limit.
+        max_daily_spend: maximum USDC in a rolling 24-hour window; None means no limit.
+        spent_usdc: USDC that counts against `max_daily_spend` now: all spends of the last 24 hours, including
+            transfers in flight, and the caps of all unsettled sessions, however old.
+        reserved_usdc: USDC that may still be given back: transfers in flight, and the caps of unsettled
+            sessions.
+        remaining_usdc: USDC that `max_daily_spend` still allows; a transfer of exactly this amount is within
+            the limit. None without that limit.
+        next_release_at: when a spend next leaves the 24-hour window, UTC, rounded up to the millisecond; None
+            if the window is empty.
+        next_release_usdc: USDC that leaves the window then; None if the window is empty.
+        escalation_threshold: USDC from which a transfer needs an operator's approval; None means never.
+        paused: whether all outgoing transfers are blocked.
         requires_memo: whether transfers without a memo are refused.
-        categories: spend categories that may be paid for; None allows all, an empty list none.
+        categories: allowed spend categories; None allows all, an empty list none.
         allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
-            list nobody.
+            list none.
     """
 
     account_id: str
@@ -69,9 +69,9 @@ class ListTransfers(Request):
 
     Attributes:
         account_id: only transfers out of this account.
-        status: only transfers that have come this far.
-        idempotency_key: only transfers that were asked for under this key.
-        since: only transfers that were asked for after this moment.
+        status: only transfers with this status.
+        idempotency_key: only transfers with this key.
+        since: only transfers requested after this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -85,7 +85,7 @@ class ListTransfers(Request):
 
 
 class Outcome(StrEnum):
-    """What would become of a transfer (interface B4)."""
+    """The predicted outcome of a transfer (interface B4)."""
 
     SETTLE = "settle"
     ESCALATE = "escalate"
@@ -115,14 +115,15 @@ class CheckTransfer(Request):
 
 @frozen(kw_only=True)
 class TransferCheck(Model):
-    """What a transfer would come to if it were asked for now.
+    """The predicted outcome of a transfer if it were requested now.
 
     Attributes:
-        would: `settle`, `escalate` (wait for an operator) or `reject`; a value that this version does not
-            know stays a plain string.
-        error: code of the error that it would be rejected with; None otherwise.
-        message: sentence that explains why it would be rejected or wait; None if it would settle.
-        remaining_usdc: USDC that `max_daily_spend` allows before the transfer; None without that limit.
+        would: `settle`, `escalate` (need an operator's approval) or `reject`; a value that this version does
+            not know stays a plain string.
+        error: the error code if it would be rejected; None otherwise.
+        message: sentence that explains why it would be rejected or escalated; None if it would settle.
+        remaining_usdc: USDC that `max_daily_spend` would still allow afterwards: less this transfer if it
+            would settle, unchanged otherwise; None without that limit.
     """
 
     would: choices.Outcome
@@ -140,9 +141,9 @@ GET_BUDGET: Final = Endpoint(
     responses={200: Budget},
     echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Read what an account may spend now.",
-    description="An agent that reads its budget first asks for what it may have. What it reads is not "
-    "reserved: another transfer may come first.",
+    summary="Read the budget of an account.",
+    description="An agent can read its budget before it asks for money. The result reserves nothing: another "
+    "transfer may come first.",
 )
 LIST_TRANSFERS: Final = Endpoint(
     name="transfers.list",
@@ -172,10 +173,10 @@ CHECK_TRANSFER: Final = Endpoint(
         ErrorCode.INVALID_RECIPIENT,
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
-    summary="Tell what would become of a transfer, without making it.",
-    description="It is judged as `POST /v1/transfers` would judge it now. Nothing is reserved, stored or "
-    "sent, so that another transfer may come first. Amounts in flight count as spent.",
+    summary="Predict the outcome of a transfer without creating it.",
+    description="The transfer is judged as `POST /v1/transfers` would judge it now. Nothing is reserved, "
+    "stored or sent, so another transfer may come first. Amounts in flight count as spent.",
 )
 
 SPENDING_ENDPOINTS: Final = (GET_BUDGET, LIST_TRANSFERS, CHECK_TRANSFER)
-"""Every operation here."""
+"""All operations of this module."""

@@ -14,7 +14,7 @@ from agentpay.contract.usdc import UsdcString
 
 
 class TransactionType(StrEnum):
-    """What a history entry records (interface H2)."""
+    """The type of a history entry (interface H2)."""
 
     TRANSFER = "transfer"
     SESSION_SETTLEMENT = "session_settlement"
@@ -30,7 +30,7 @@ class TransactionStatus(StrEnum):
 
 
 class TransactionStatusFilter(StrEnum):
-    """Which entries a listing returns (interface H1)."""
+    """Filter for the entries of a listing (interface H1)."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
@@ -38,7 +38,7 @@ class TransactionStatusFilter(StrEnum):
 
 
 class Direction(StrEnum):
-    """Whether money went out of the account or came in (interface H2)."""
+    """Direction of a payment (interface H2)."""
 
     IN = "in"
     OUT = "out"
@@ -54,13 +54,12 @@ class Transaction(Model):
         status: `settled` or `rejected`.
         direction: `in` or `out`.
         account_id: the account whose history this is.
-        amount_usdc: USDC moved or asked for.
-        counterparty: whom the money went to, as sent; for deposits the account_id or token account it came
-            from.
+        amount_usdc: USDC moved or requested.
+        counterparty: the recipient, as sent; for deposits the account_id or token account that paid.
         memo: the caller's memo.
         category: the spend category.
         tx_signature: signature of the on-chain transaction.
-        chain_explorer_url: where to look the transaction up.
+        chain_explorer_url: link to the transaction in a block explorer.
         transfer_id: the transfer, `txn_…`.
         session_id: the session, `sess_…`.
         rejection_reason: error code of a rejection.
@@ -92,7 +91,7 @@ class ListTransactions(Request):
         limit: page size; default 25, max 100.
         cursor: `cursor` of the previous page; empty for the first.
         status: only entries that are `settled` or `rejected`; `all` by default.
-        since: only entries committed after this moment.
+        since: only entries committed after this time.
     """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 25

@@ -14,7 +14,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class TransferStatus(StrEnum):
-    """How far a transfer has come (interface T3, T4)."""
+    """The status of a transfer (interface T3, T4)."""
 
     PENDING_APPROVAL = "pending_approval"
     APPROVED = "approved"
@@ -41,13 +41,13 @@ class Transfer(Model):
             behind HTTP 402 also `approved`.
         from_: source account_id.
         to: recipient, as sent: an account_id or an on-chain USDC token account.
-        amount_usdc: USDC moved or asked for.
+        amount_usdc: USDC moved or requested.
         memo: the caller's memo, or None.
-        idempotency_key: the key under which the transfer was asked for.
+        idempotency_key: the key of the request.
         tx_signature: signature of the on-chain transaction; None before it is signed.
-        chain_explorer_url: where to look the transaction up; None before it is signed.
+        chain_explorer_url: link to the transaction in a block explorer; None before it is signed.
         settled_at: when it was final on chain, UTC; None before.
-        error: code of the error, of a rejected or failed transfer alone.
+        error: code of the error; only for rejected and failed transfers.
         message: sentence that explains `error`.
     """
 
@@ -66,10 +66,10 @@ class Transfer(Model):
 
     @property
     def is_final(self) -> bool:
-        """Whether the transfer has come to its end: settled, rejected or failed.
+        """Whether the transfer is settled, rejected or failed.
 
-        A status that this version does not know is not final: what is not known to have ended is not taken
-        for an end, and waiting for it times out rather than reporting an outcome.
+        False for a status that this version does not know: waiting then times out, rather than reporting an
+        outcome that may not be one.
         """
         return self.status in _FINAL
 

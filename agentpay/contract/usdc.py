@@ -1,7 +1,7 @@
-"""Amounts of USDC: an exact `Decimal` for people, an integer of micro-USDC for arithmetic, text on the wire.
+"""Amounts of USDC: exact `Decimal` in Python APIs, integer micro-USDC for arithmetic, text on the wire.
 
-One USDC is 1,000,000 micro-USDC, the smallest unit that exists on chain. Nothing here rounds: a value that is
-not a whole number of micro-USDC is refused, and so is a binary float, whose value is rarely what was typed.
+One USDC is 1,000,000 micro-USDC, the smallest unit on chain. Nothing here rounds: a value that is not a whole
+number of micro-USDC is refused, and so is a binary float, which rarely has the exact value that was typed.
 """
 
 import re
@@ -14,7 +14,7 @@ MICRO: Final = 1_000_000
 """Micro-USDC in one USDC."""
 
 MAX_MICRO: Final = 999_999_999_999_999
-"""The largest amount or limit that a request may carry: 999999999.999999 USDC, in micro-USDC."""
+"""The largest amount or limit of a request: 999999999.999999 USDC, in micro-USDC."""
 
 _DECIMALS: Final = 6
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?", re.ASCII)
@@ -82,7 +82,7 @@ def to_micro(value: Decimal | int | str) -> int:
 
 
 def _exact_micro(number: Decimal) -> int:
-    """`number` in micro-USDC; the size is checked before any arithmetic, since 1e999999 is a short text."""
+    """Return `number` in micro-USDC. The size is checked first: 1e999999 would exhaust memory."""
     if not number.is_finite():
         raise ValueError("an amount of USDC must be a finite number")
     if not number:
@@ -91,7 +91,7 @@ def _exact_micro(number: Decimal) -> int:
         raise ValueError("an amount of USDC must not be negative")
     if number.adjusted() >= 20:
         raise ValueError("an amount of USDC must be below 1e20")
-    # A denominator as long as the exponent says is made below: one that is out of bounds is not.
+    # A huge negative exponent is refused first, because the ratio would need a denominator of that length.
     if number.adjusted() < -_DECIMALS:
         raise ValueError("an amount of USDC must have at most 6 decimals")
     numerator, denominator = number.as_integer_ratio()
@@ -118,7 +118,7 @@ def format_number(amount: Decimal) -> str:
 
 
 def parse_string(value: object) -> Decimal:
-    """Return the amount that a response carries as a string.
+    """Parse an amount of a response, which is a string.
 
     Raises:
         ValueError: not a decimal string with at most 6 decimals.
@@ -129,7 +129,7 @@ def parse_string(value: object) -> Decimal:
 
 
 def parse_amount(value: object) -> Decimal:
-    r"""Return the amount that a request asks to move (interface R5, R6).
+    r"""Parse the amount of a request that moves money (interface R5, R6).
 
     Raises:
         ValueError: not a string of the form `[0-9]{1,9}(\.[0-9]{1,6})?`, or below 0.000001.
@@ -147,7 +147,7 @@ def parse_amount(value: object) -> Decimal:
 
 
 def parse_number(value: object) -> Decimal:
-    """Return the amount that a request or a response carries as a JSON number (interface R8).
+    """Parse a limit or threshold, which is a JSON number (interface R8).
 
     Raises:
         ValueError: not a number, not from 0 to 999999999.999999, or with more than 6 decimals.

@@ -26,8 +26,8 @@ class Webhook(Model):
         webhook_id: identifier, `wh_…`.
         url: where events are posted.
         events: names of the event types it receives.
-        account_ids: the accounts it hears of; empty is all of the operator.
-        low_balance_threshold_usdc: balance below which `balance.low_threshold` fires, in USDC, or None.
+        account_ids: the accounts whose events it receives; empty means all accounts of the operator.
+        low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
         secret: key of the signatures, shown at creation only.
         created_at: when it was registered, UTC.
     """
@@ -51,7 +51,7 @@ _EVENT_NAMES = tuple(member.value for member in EventType)
 
 
 def _parse_url(value: object) -> str:
-    """Check the form of a webhook's URL (interface W4); where it leads is checked when it is posted to."""
+    """Check the format of a webhook's URL (interface W4). Its address is checked when an event is posted."""
     if not isinstance(value, str):
         raise ValueError("must be a string")
     if len(value) > _URL_MAX_CHARACTERS:
@@ -82,10 +82,10 @@ class CreateWebhook(Request):
     """Body of `POST /v1/webhooks`.
 
     Attributes:
-        url: where events are to be posted, `http(s)`, without user info.
+        url: the URL to post events to, `http(s)`, without user info.
         events: names of event types, at least one.
-        account_ids: accounts to hear of; empty or left out is all of the operator.
-        low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+        account_ids: accounts whose events to receive; empty or left out means all accounts of the operator.
+        low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
     """
 
     url: Annotated[

@@ -1,7 +1,7 @@
-"""Receivers of webhooks for web frameworks: a router of events, and a module for each framework.
+"""Webhook receivers for web frameworks: an event router, and a module for each framework.
 
-`WebhookRouter` knows no framework; `agentpay.integrations.starlette` (FastAPI too), `.flask` and `.django`
-each put it behind a route. Importing this package imports none of them.
+`WebhookRouter` is independent of frameworks; `agentpay.integrations.starlette` (also for FastAPI), `.flask`
+and `.django` each connect it to a route. Importing this package imports none of them.
 """
 
 from agentpay.integrations.router import WebhookRouter

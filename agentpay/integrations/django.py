@@ -1,4 +1,4 @@
-"""A receiver of webhooks for Django: a view that answers while threads of the router run the handlers."""
+"""A webhook receiver for Django: a view that responds at once; threads of the router run the handlers."""
 
 from collections.abc import Callable
 from typing import cast
@@ -20,9 +20,9 @@ View = Callable[[HttpRequest], HttpResponse]
 def receiver(webhooks: WebhookRouter) -> View:
     """Return the view that receives the deliveries of `webhooks`.
 
-    In `urlpatterns`: `path("webhooks", receiver(webhooks))`. It takes POST alone, and no CSRF token, which
-    the signature stands in for. Database connections that handlers open in their threads are given back as
-    they are after requests.
+    In `urlpatterns`: `path("webhooks", receiver(webhooks))`. It accepts only POST, and needs no CSRF token,
+    because deliveries are signed. Database connections that handlers open in their threads are released as
+    after requests.
     """
 
     def receive(request: HttpRequest) -> HttpResponse:
@@ -48,10 +48,11 @@ def receiver(webhooks: WebhookRouter) -> View:
 
 
 def _body(request: HttpRequest, max_bytes: int) -> bytes | None:
-    """The raw body, or None when it is too large."""
+    """Return the raw body, or None if it is too large."""
     length = request.META.get("CONTENT_LENGTH")
     if not length:
-        # Of unknown length, as chunked bodies are under ASGI: `request.body` would read it without a limit.
+        # The length is unknown, as for chunked bodies under ASGI: `request.body` would read it without a
+        # limit.
         body = cast("bytes", request.read(max_bytes + 1))
         return None if len(body) > max_bytes else body
     if not str(length).isdecimal() or int(length) > max_bytes:

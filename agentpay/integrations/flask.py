@@ -1,4 +1,4 @@
-"""A receiver of webhooks for Flask: a view that answers while threads of the router run the handlers."""
+"""A webhook receiver for Flask: a view that responds at once; threads of the router run the handlers."""
 
 from collections.abc import Callable
 from typing import cast
@@ -14,10 +14,10 @@ __all__ = ["receiver"]
 
 
 def receiver(webhooks: WebhookRouter) -> Callable[[], Response]:
-    """Return the view that receives the deliveries of `webhooks`; handlers have the application context.
+    """Return the view that receives the deliveries of `webhooks`. Handlers run in the application context.
 
-    `app.add_url_rule("/webhooks", view_func=receiver(webhooks), methods=["POST"])`. Name an `endpoint` when
-    there are several. Nothing may read the form of the request before, since that consumes the body.
+    `app.add_url_rule("/webhooks", view_func=receiver(webhooks), methods=["POST"])`. With several receivers,
+    pass an `endpoint` name for each. Nothing may read the request's form before: that consumes the body.
     """
 
     def receive() -> Response:
@@ -35,7 +35,7 @@ def receiver(webhooks: WebhookRouter) -> Callable[[], Response]:
 
 
 def _application() -> Flask:
-    # The application itself, which a thread can use; `current_app` is bound to this request.
+    # The application object, which threads can use; `current_app` is bound to this request.
     return cast("LocalProxy[Flask]", current_app)._get_current_object()  # noqa: SLF001 - as Flask documents
 
 

@@ -1,7 +1,7 @@
-"""Spans and metrics of a client's calls, by OpenTelemetry.
+"""Spans and metrics of a client's calls, with OpenTelemetry.
 
-One span for each call, retries included, and three instruments. They hold nothing that is private or secret:
-no amounts, memos, names or keys. A fault of an exporter never reaches the caller.
+One span per call, including retries, and three instruments. They contain nothing private or secret: no
+amounts, memos, names or keys. Errors of an exporter never reach the caller.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ C = TypeVar("C", AgentPay, AsyncAgentPay)
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 
-# W3C trace context alone. Baggage is the caller's own, and the service is somebody else's.
+# Only W3C trace context. Baggage may contain private data of the caller, and the service is a third party.
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
@@ -64,7 +64,7 @@ def instrument(
 
 @contextlib.contextmanager
 def _harmless() -> Iterator[None]:
-    """Log what goes wrong here: a call that moves money must not fail because nobody could watch it."""
+    """Log errors of the recording: a call that moves money must not fail because it could not be recorded."""
     try:
         yield
     except Exception:  # noqa: BLE001 - of any kind
@@ -79,7 +79,7 @@ class _Observer:
         self.duration = meter.create_histogram(
             "agentpay.client.operation.duration",
             unit="s",
-            description="How long calls took, retries included.",
+            description="Duration of calls, including retries.",
             explicit_bucket_boundaries_advisory=_SECONDS,
         )
         self.retries = meter.create_counter(
@@ -88,7 +88,7 @@ class _Observer:
         self.unknown_outcomes = meter.create_counter(
             "agentpay.client.unknown_outcomes",
             unit="{call}",
-            description="Calls of which it is not known whether they were done.",
+            description="Calls with an unknown outcome.",
         )
 
     def begin(self, request: PreparedRequest) -> "_Watch":
@@ -99,7 +99,7 @@ class _Watch:
     def __init__(self, observer: _Observer, request: PreparedRequest) -> None:
         self.headers: dict[str, str] = {}
         self._observer = observer
-        # The path of a `client.request` may hold identifiers, of which there are too many for a metric.
+        # The path of a `client.request` may contain identifiers, which have too many values for a metric.
         name = "request" if request.endpoint.responses is ANY_SUCCESS else request.endpoint.name
         self._attributes: dict[str, Any] = {
             "agentpay.operation": name,
@@ -113,7 +113,7 @@ class _Watch:
             self._span = observer.tracer.start_span(
                 f"agentpay.{name}", kind=SpanKind.CLIENT, attributes=self._attributes
             )
-            # So that what the HTTP library records is within it.
+            # So that spans of the HTTP library are its children.
             self._token = context.attach(trace.set_span_in_context(self._span))
             _PROPAGATOR.inject(self.headers)
 

@@ -1,8 +1,8 @@
-"""From a delivery to its handlers, for any framework: what to answer, what to run, and what failing means.
+"""Routes deliveries to handlers, for any framework: the response, the handlers to run, and error handling.
 
-A receiver asks `accept` what a delivery is, answers at once, and has `process` or `process_async` run the
-handlers afterwards (interface W6). The rules of processing are one generator, `_flow`, which does
-no I/O and is served by two short drivers. Reading requests is the business of the modules beside this one.
+A receiver calls `accept` for a delivery, responds at once, and lets `process` or `process_async` run the
+handlers afterwards (interface W6). The rules of processing are in one generator, `_flow`, which does no I/O
+and has two short drivers. The modules of the frameworks read the requests.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from agentpay.webhooks import (
 )
 
 DEFAULT_MAX_BODY_BYTES: Final = 1024 * 1024
-"""Far above any event; a body of more is answered with 413 without being read to its end."""
+"""Far above any event; larger bodies get 413 without being read to the end."""
 
 DEFAULT_MAX_PENDING: Final = 1000
-"""Events that wait for a thread or hold one; beyond, 503 lets the service deliver again later."""
+"""The most events that wait for a thread or run in one; further deliveries get 503 and are retried later."""
 
 _THREADS: Final = 4
 
@@ -47,29 +47,28 @@ _Step = tuple[Callable[[Any], object], str | Event]
 logger: logging.Logger = logging.getLogger("agentpay.webhooks")
 
 HANDLING: ContextVar[Callable[[Future[Any]], None] | None] = ContextVar("agentpay_handling", default=None)
-"""Called with the future of each event that a thread handles, so that a test can wait for it."""
+"""Called with the future of each event that a thread handles, so that tests can wait for it."""
 
 
 class WebhookRouter:
-    """Verifies deliveries and hands their events to handlers, each event once.
+    """Verifies deliveries and passes their events to handlers, each event once.
 
-    An event is answered with 200 before its handlers run, so the service does not deliver it again when one
-    of them fails. It is then logged and its claim released: replay the event from the dashboard, and the
-    handlers run again, all of them. A process that dies between answer and handler loses the event in the
-    same way. Where that must not be, let the handler do no more than store the event, or take `unwrap` and
-    answer once the work is done.
+    The response is 200 before the handlers run, so the service does not retry an event whose handler fails.
+    Failures are logged and the event is released: if you replay it from the dashboard, all its handlers run
+    again. A process that dies after the response loses the event in the same way. If that is not acceptable,
+    let the handler only store the event, or use `unwrap` and respond once the work is done.
 
     Args:
-        secret: the webhook's secret, or a list of those that are valid while it is being rotated.
-        seen: remembers the events that were handled; in this process by default.
-        tolerance: how far `created_at` may be from now; see `agentpay.webhooks.unwrap`.
-        executor: runs handlers where the framework is not asynchronous; four threads by default.
-        max_body_bytes: larger bodies are answered with 413.
-        max_pending: how many events may wait in the executor or run there; beyond, 503.
+        secret: the webhook's secret, or a list of valid ones during a rotation.
+        seen: remembers the handled events; in this process by default.
+        tolerance: maximum difference between `created_at` and now; see `agentpay.webhooks.unwrap`.
+        executor: runs handlers if the framework is not asynchronous; four threads by default.
+        max_body_bytes: larger bodies get 413.
+        max_pending: how many events may wait or run in the executor; further ones get 503.
 
     Raises:
         ConfigurationError: no secret, or an empty one.
-        ValueError: `tolerance` is shorter than the service retries for.
+        ValueError: `tolerance` is shorter than the period of retries.
     """
 
     __module__ = "agentpay.integrations"
@@ -97,7 +96,7 @@ class WebhookRouter:
         self._pending = 0
         self._closed = False
         self._lock = Lock()
-        # At the start of the application rather than within the first delivery.
+        # Import at the start of the application rather than in the first delivery.
         preload()
 
     @overload
@@ -110,12 +109,12 @@ class WebhookRouter:
         """Register a handler, as a decorator; sync or async, called with the event.
 
         Args:
-            kind: a class of events or the name of a type, such as `transfer.settled`. `Event` is all events,
-                `UnknownEvent` those of types that this version does not know.
+            kind: an event class or the name of a type, such as `transfer.settled`. `Event` matches all
+                events, `UnknownEvent` those of types that this version does not know.
 
         Raises:
-            ValueError: no type has this name, so that the handler would never run.
-            TypeError: not a class of events.
+            ValueError: no type has this name, so the handler would never run.
+            TypeError: not an event class.
         """
         chosen = _class_of(kind)
 
@@ -126,14 +125,14 @@ class WebhookRouter:
         return register
 
     def accept(self, payload: bytes, headers: Headers) -> Event | HTTPStatus:
-        """Return the event of a delivery, to be answered with 200, or the status that refuses it.
+        """Return the event of a delivery, for a response of 200, or the status to refuse it with.
 
         Args:
             payload: the raw body.
             headers: the headers of the request.
 
         Returns:
-            The event; 401 when it is not proven to come from the service; 400 when it is no event.
+            The event; 401 if it is not proven to come from the service; 400 if it is not an event.
         """
         try:
             return unwrap(payload, headers, self._secret, tolerance=self._tolerance)
@@ -145,9 +144,9 @@ class WebhookRouter:
             return HTTPStatus.BAD_REQUEST
 
     def process(self, event: Event) -> None:
-        """Run the handlers of an event here and now; async ones in an event loop of their own.
+        """Run the handlers of an event in this thread; async ones in a new event loop.
 
-        Raises nothing that a handler raises: that is logged.
+        Exceptions of handlers are logged, not raised.
         """
         with closing(self._flow(event)) as flow:
             step = next(flow, None)
@@ -167,7 +166,7 @@ class WebhookRouter:
     ) -> None:
         """Run the handlers of an event: async ones on this event loop, the others by `in_thread`.
 
-        Raises nothing that a handler raises: that is logged.
+        Exceptions of handlers are logged, not raised.
 
         Args:
             event: the event.
@@ -190,7 +189,7 @@ class WebhookRouter:
                     step = _after(flow.send, result)
 
     def _flow(self, event: Event) -> Generator[_Step, object, None]:
-        """What is done with an event: yields calls, is sent their results and thrown their errors."""
+        """Process an event: yields calls, and receives their results or errors."""
         handlers = [handler for kind, handler in self._handlers if isinstance(event, kind)]
         if not handlers:
             return
@@ -199,7 +198,7 @@ class WebhookRouter:
             try:
                 claimed = yield self._seen.add, event.id
             except Exception:
-                # Twice is what delivery promises anyway; not at all is what nobody may cause.
+                # Handling it twice is allowed, since delivery is at least once; losing it is not.
                 logger.exception("cannot tell whether event %r was handled before: handling it", event.id)
                 claimed = True
             failed = False
@@ -216,7 +215,7 @@ class WebhookRouter:
                 yield self._release, event.id
             settled = True
         finally:
-            # A driver that is cancelled closes the flow instead of going on.
+            # A driver that is cancelled closes the flow.
             if not settled:
                 self._release(event.id)
 
@@ -227,10 +226,10 @@ class WebhookRouter:
             logger.exception("event %r remains marked as handled, though it was not", event_id)
 
     def submit(self, function: Callable[[Event], None], event: Event) -> HTTPStatus:
-        """Have a thread call `function` with `event` and return at once, with what to answer.
+        """Let a thread call `function` with `event`; return the response status at once.
 
         Returns:
-            200, or 503 when too many events wait or the router is closed: the service delivers again later.
+            200, or 503 if too many events wait or the router is closed: the service retries later.
         """
         with self._lock:
             if self._closed or self._pending >= self._max_pending:
@@ -249,7 +248,7 @@ class WebhookRouter:
         return HTTPStatus.OK
 
     def _own(self) -> ThreadPoolExecutor:
-        # Made by the first event, since threads do not survive the fork of a server's workers.
+        # Created with the first event, because threads do not survive the fork of a server's workers.
         if self._own_executor is None:
             self._own_executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="agentpay-webhooks")
         return self._own_executor
@@ -261,7 +260,7 @@ class WebhookRouter:
             logger.error("an event could not be processed", exc_info=error)
 
     def close(self) -> None:
-        """Wait for the handlers that run in own threads; deliveries after this are answered with 503."""
+        """Wait for the handlers that run in the router's threads; later deliveries get 503."""
         with self._lock:
             self._closed = True
             executor, self._own_executor = self._own_executor, None

@@ -1,4 +1,4 @@
-"""A receiver of webhooks for Starlette and FastAPI: an endpoint that answers, then runs the handlers."""
+"""A webhook receiver for Starlette and FastAPI: an endpoint that responds, then runs the handlers."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -17,7 +17,7 @@ __all__ = ["receiver"]
 def receiver(webhooks: WebhookRouter) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint that receives the deliveries of `webhooks`.
 
-    Async handlers run on the event loop of the application, the others in its threads, after the answer.
+    Async handlers run on the application's event loop, others in its threads, after the response.
     In Starlette: `Route("/webhooks", receiver(webhooks), methods=["POST"])`. In FastAPI:
     `app.add_route("/webhooks", receiver(webhooks), methods=["POST"])`.
     """
@@ -35,7 +35,7 @@ def receiver(webhooks: WebhookRouter) -> Callable[[Request], Awaitable[Response]
 
 
 async def _body(request: Request, max_bytes: int) -> bytes | HTTPStatus:
-    # Counted as it comes: its announced length may be missing.
+    # Counted while it arrives: the declared length may be missing.
     body = bytearray()
     try:
         async for chunk in request.stream():

@@ -301,8 +301,8 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
     """Judge that each change has its event, and that each event came or is listed."""
     world.mail.judge()
     events = [event async for event in client.console.events.list(limit=100)]
-    told = Counter((event.type, str(event.data.get("transfer_id"))) for event in events)
-    closed = Counter((event.type, str(event.data.get("session_id"))) for event in events)
+    told = Counter((event.type, str(getattr(event.data, "transfer_id", None))) for event in events)
+    closed = Counter((event.type, str(getattr(event.data, "session_id", None))) for event in events)
     for (subject, kind), signatures in world.judges.landed.items():
         if not signatures:
             continue

@@ -1,7 +1,7 @@
-"""When deposits are looked for: where the chain has told of some, and now and again where it does not tell.
+"""The schedule of scans for deposits: where the chain has reported some, else periodically.
 
-A chain within the process tells of all that comes in, and then nobody looks in vain. One that is far away is
-looked at every few seconds, in real time, as it goes on by itself.
+A chain within the process reports all deposits, so no scan is in vain. A remote cluster is scanned every few
+seconds, in real time.
 """
 
 from typing import Final
@@ -11,16 +11,16 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 
 RETRY_US: Final = 5 * SECOND_US
-"""How long a chain that did not answer is left alone."""
+"""Pause after the chain did not respond."""
 
 
 class DepositWorker:
-    """Has what came in booked.
+    """Books deposits on schedule.
 
     Args:
-        deposits: books it.
-        clock: tells when.
-        look_every_us: how often every account is looked at; None where the chain tells of all that comes in.
+        deposits: books them.
+        clock: the server's clock.
+        look_every_us: how often to scan every account; None if the chain reports all deposits.
     """
 
     def __init__(self, deposits: Deposits, *, clock: Clock, look_every_us: int | None = None) -> None:
@@ -31,18 +31,18 @@ class DepositWorker:
         self._retry_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next: now if something may have come in, else when it is time again."""
+        """Return when to scan next: now if there may be a deposit, else at the next interval."""
         now_us = self._clock.now_us()
         if self._deposits.is_any_due:
             return max(now_us, self._retry_us)
         if self._look_every_us is None:
             return None
         wait_us = max(self._next_look_us - real_now_us(), 0)
-        # A manual clock cannot bring the next look nearer.
+        # Advancing a manual clock does not make the next scan due.
         return None if wait_us and self._clock.is_manual else max(now_us + wait_us, self._retry_us)
 
     async def run_due(self) -> bool:
-        """Look where something may have come in, or everywhere if it is time."""
+        """Scan accounts that may have a deposit, or all of them if the interval is over."""
         if self._retry_us > self._clock.now_us():
             return False
         is_time = self._look_every_us is not None and real_now_us() >= self._next_look_us

@@ -1,14 +1,14 @@
-"""Deposits: money that came into an account's token account without the service having sent it.
+"""Deposits: money that arrived in an account's token account and was not sent by the service.
 
 See interface H4, EV4.
 
-What came is told by the chain, as often as it is asked; it is booked once. A stretch of the history of a
-token account is booked in the commit that moves the account's cursor past it, under the lock of its row, so
-that neither a crash nor a second watcher loses or doubles anything. What the service sends itself is booked
-by the commit that settles it, whether the watcher sees it before that or after, and is left out here.
+The chain may report a deposit several times; it is booked once. A part of a token account's history is booked
+in the commit that moves the account's cursor past it, with its row locked, so that neither a crash nor a
+second watcher loses or duplicates a deposit. Transfers between accounts of the service are booked when they
+settle, and skipped here, whether the watcher sees them before that or after.
 
-Which accounts are worth a look: those that the chain names, and all whose books differ from what they hold.
-When to look is up to `accounts/deposit_schedule.py`.
+Scanned are the accounts that the chain names, and all accounts whose books differ from their on-chain
+balance. `accounts/deposit_schedule.py` decides when.
 """
 
 import logging
@@ -32,46 +32,46 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.settlement import Settlement
 
 _NEWEST: Final = 1_000
-"""How many of an account's history entries are looked at to find what need not be read from the chain."""
+"""How many of an account's history entries are read to skip transactions that are booked already."""
 
 _BATCHES_AT_ONCE: Final = 10
-"""How many batches of an account are booked before the next account's turn."""
+"""How many batches of an account are booked before other accounts get a turn."""
 
 ACCOUNTS_AT_ONCE: Final = 100
-"""How many token accounts a chain tells of in one call."""
+"""How many token accounts one call to the chain reads."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 @define
 class _Look:
-    """How far one look at a token account has come.
+    """The progress of one scan of a token account.
 
     Attributes:
-        beside: what is still to be written in the commit of the next batch.
-        batches_left: how many more may be booked before the rest is left to another look.
-        is_done: whether all that had come in is booked.
+        also: additional writes for the commit of the next batch.
+        batches_left: how many more batches to book before leaving the rest to a later scan.
+        is_done: whether all deposits are booked.
     """
 
-    beside: Callable[[Connection], None] | None
+    also: Callable[[Connection], None] | None
     batches_left: int
     is_done: bool = False
 
 
 @define
 class Arrivals:
-    """Where money may have come in that nobody has looked for.
+    """Where there may be deposits that were not looked for yet.
 
     Attributes:
         token_accounts: accounts that the chain has named.
-        is_anywhere: whether it can be at any account; so at first, since anything came while no server ran.
+        is_anywhere: whether any account may have some; true at the start, for deposits while no server ran.
     """
 
     token_accounts: set[str] = field(factory=set)
     is_anywhere: bool = True
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back where something may have come in as of now."""
+        """Return a function that restores the current content."""
         token_accounts, is_anywhere = self.token_accounts.copy(), self.is_anywhere
 
         def restore() -> None:
@@ -85,7 +85,7 @@ class Deposits:
 
     Args:
         context: the parts of the server.
-        settlement: brings to their end what the service sends itself.
+        settlement: drives the service's own transactions.
         arrivals: where to look.
     """
 
@@ -100,15 +100,15 @@ class Deposits:
 
     @property
     def is_any_due(self) -> bool:
-        """Whether something may have come in that nobody has looked at."""
+        """Whether there may be deposits that were not looked for yet."""
         return self._arrivals.is_anywhere or bool(self._arrivals.token_accounts)
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Hear from the chain of something that came; None: there may be more than it has told."""
+        """Process a report of the chain; None means that there may be unreported deposits."""
         if deposit is None:
             self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_under_way(deposit.signature):
-            # Whoever sent it books it.
+            # The handler of that transaction books it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -116,32 +116,32 @@ class Deposits:
 
     @contextmanager
     def expecting(self, signature: str) -> Iterator[None]:
-        """Leave what a transaction brings to the caller, who looks as soon as it has landed."""
+        """Leave the deposit of a transaction to the caller, who looks as soon as it has landed."""
         self._expected.add(signature)
         try:
             yield
         except BaseException:
-            # The caller may not have looked.
+            # In case the caller did not look.
             self.arrived(None)
             raise
         finally:
             self._expected.discard(signature)
 
     async def look_where_due(self) -> None:
-        """Book what has come in wherever something may have; what cannot be read keeps nobody else waiting.
+        """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
 
         Raises:
-            ChainUnavailableError: the rest is to be looked at again later.
+            ChainUnavailableError: the rest must be scanned again later.
         """
         if self._arrivals.is_anywhere:
             await self.look_everywhere()
         await self._look_at(sorted(self._arrivals.token_accounts))
 
     async def look_everywhere(self) -> None:
-        """Book what has come in at every account whose books differ from what it holds.
+        """Book the deposits of every account whose books differ from its on-chain balance.
 
         Raises:
-            ChainUnavailableError: the rest is to be looked at again later.
+            ChainUnavailableError: the rest must be scanned again later.
         """
         self._arrivals.is_anywhere = False
         try:
@@ -155,36 +155,37 @@ class Deposits:
             raise
 
     async def look_if_told(self, token_account: str) -> None:
-        """Book what has come in at a token account that is known to be worth a look, if it can be read.
+        """Book the deposits of a token account that is known to have some, if they can be read.
 
-        Whoever is about to spend asks. What cannot be read is booked later: a stranger's transaction that no
-        node shows must not keep an account from spending.
+        Called before spends. Unreadable deposits are booked later: a third party's transaction that no node
+        returns must not keep an account from spending.
         """
         if token_account in self._arrivals.token_accounts:
             with suppress(ChainUnavailableError):
                 await self.look(token_account)
 
-    async def look(self, token_account: str, *, beside: Callable[[Connection], None] | None = None) -> None:
-        """Book what has come in at a token account; one that is no account's does not matter.
+    async def look(self, token_account: str, *, also: Callable[[Connection], None] | None = None) -> None:
+        """Book the deposits of a token account, if it belongs to an account.
 
-        After very many deposits the rest is left to another look: whoever floods one account must not keep
-        the others waiting, nor whoever wants to spend from it.
+        After very many deposits the rest is left to a later scan, so that flooding one account delays neither
+        the others nor spends from it.
 
         Args:
             token_account: its address.
-            beside: what else to write, once: in the commit that books, or in its own if nothing has come.
+            also: an additional write, executed once: in the commit that books, or in a separate one without
+                deposits.
 
         Raises:
-            ChainUnavailableError: the rest is to be looked at again later.
+            ChainUnavailableError: the rest must be scanned again later.
         """
-        # Before the look: what arrives during it is looked at once more.
+        # Cleared before the scan: deposits that arrive during it cause another one.
         self._arrivals.token_accounts.discard(token_account)
-        work = _Look(beside=beside, batches_left=_BATCHES_AT_ONCE)
+        work = _Look(also=also, batches_left=_BATCHES_AT_ONCE)
         try:
             while not work.is_done and work.batches_left > 0:
                 await self._catch_up(token_account, work)
-            if work.beside is not None:
-                await self._database.run(work.beside)
+            if work.also is not None:
+                await self._database.run(work.also)
         except BaseException:
             self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
@@ -194,7 +195,7 @@ class Deposits:
             self._context.wakeup.set()
 
     async def _look_at(self, token_accounts: Iterable[str]) -> None:
-        """Look at every one of them, also where another cannot be read."""
+        """Scan all of them, even if some cannot be read."""
         unread: ChainUnavailableError | None = None
         for token_account in token_accounts:
             try:
@@ -223,12 +224,12 @@ class Deposits:
         return [
             account
             for account, found in zip(page, held, strict=True)
-            # With money in flight the books may be as much behind in one direction as in the other.
+            # With money in flight, differences in both directions may cancel out.
             if found is not None and (account.in_flight or found.amount_micro != account.balance)
         ]
 
     async def _catch_up(self, token_account: str, work: _Look) -> None:
-        """Book what has come in since the account's cursor, until another watcher is faster."""
+        """Book the deposits since the account's cursor, until another watcher is faster."""
         account = await self._database.read(account_store.account_at, token_account)
         if account is None:
             work.is_done = True
@@ -241,10 +242,10 @@ class Deposits:
         async for batch in self._chain.deposits(token_account, after=after, booked=newest):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
             work.batches_left -= 1
-            booked = await self._database.run(self._book, account.account_id, after, batch, work.beside)
+            booked = await self._database.run(self._book, account.account_id, after, batch, work.also)
             if booked is None:
                 return
-            work.beside = None
+            work.also = None
             fault_point(Operation.DEPOSIT, Step.BOOKED)
             for deposit in booked:
                 log(
@@ -265,13 +266,14 @@ class Deposits:
         account_id: str,
         after: str | None,
         batch: DepositBatch,
-        beside: Callable[[Connection], None] | None,
+        also: Callable[[Connection], None] | None,
     ) -> list[Deposit] | None:
-        """Book a stretch of an account's history and move its cursor, and return what was booked.
+        """Book a part of an account's history, move its cursor, and return the booked deposits.
 
-        None: the cursor is no longer where the stretch begins.
+        None if the cursor is no longer at the start of that part.
         """
-        # Whoever settles a transfer to the account changes this row too: from here on it has or it has not.
+        # Settling a transfer to the account also locks this row, so it is now decided which books the
+        # deposit.
         account = account_store.existing_account(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
@@ -291,8 +293,8 @@ class Deposits:
             )
         ]
         account_store.set_deposit_cursor(connection, account_id, batch.cursor)
-        if beside is not None:
-            beside(connection)
+        if also is not None:
+            also(connection)
         return booked
 
 
@@ -306,19 +308,19 @@ def book_deposit(
     sender: str | None,
     now_us: int,
 ) -> bool:
-    """Write that money came into an account, unless the same transaction's deposit is written already.
+    """Book a deposit of an account, unless the deposit of the same transaction is booked already.
 
     Args:
         connection: the unit's, which has locked the account's row.
         context: the parts of the server.
-        account: whose money it is.
-        signature: of the transaction that brought it.
-        amount_micro: micro-USDC that came.
-        sender: the token account that it came from; None where there is none, as for new money.
-        now_us: when it is booked.
+        account: the account.
+        signature: of the transaction.
+        amount_micro: the amount in micro-USDC.
+        sender: the token account that paid; None for minted money.
+        now_us: the current time.
 
     Returns:
-        Whether it is written now.
+        Whether it was booked now.
     """
     if entries.is_deposit_booked(connection, account.account_id, signature):
         return False
@@ -340,10 +342,10 @@ def book_deposit(
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
-    """Whether a transfer of the service's brought it, or a session's settlement, which book it themselves.
+    """Return whether the deposit belongs to a transfer or settlement of the service, whose handler books it.
 
-    Only the service signs for its accounts and its escrows, and stores what it signs before it is sent. A
-    transfer that has settled is in the history. A settlement is known by its signature alone: of an account
-    that it closes, such as the escrow, not every node tells what it held.
+    Only the service signs for its accounts and escrows, and it stores transactions before sending them. A
+    settled transfer is in the history. A settlement is recognised only by its signature, because not every
+    node reports the balances of a closed account such as the escrow.
     """
     return chain_transactions.credits_account(connection, deposit.signature, account_id)

@@ -1,9 +1,9 @@
-"""Policies: read, changed under a precondition, queued to be written on chain.
+"""Policies: reading, conditional changes, and queueing the on-chain record.
 
 See interface PO1 to PO4, PO11, PO12.
 
-The new policy is in force when the commit is done: every transfer reads it under the account's lock. Its
-on-chain record follows (`policy_records.py`) and never holds a change up.
+A new policy is in force from its commit on: every transfer reads it with the account locked. The on-chain
+record follows (`policy_records.py`) and never delays a change.
 """
 
 from attrs import frozen
@@ -29,14 +29,14 @@ from agentpay_server.settings import PolicyUpdate
 
 @frozen
 class VersionedPolicy:
-    """A policy of an account with the entity tag that names this version of it."""
+    """A policy of an account with the entity tag of its version."""
 
     policy: AccountPolicy
     etag: str
 
 
 def canonical_policy(policy: Policy) -> str:
-    """Return a policy as RFC 8785 JSON: what is stored, and what the on-chain digest is of."""
+    """Return a policy as RFC 8785 JSON, which is stored, and whose digest is on chain."""
     return codec.print_canonical_json(codec.unstructure(policy)).decode("utf-8")
 
 
@@ -61,14 +61,13 @@ class Policies:
         """Change the policy of an account; it is in force on return.
 
         Args:
-            principal: who asks.
-            account_id: whose policy.
-            change: the fields that are set; what becomes of the others is the setting `policy_update`.
-            if_match: the `If-Match` header, when there is one.
+            principal: the requester.
+            account_id: the account.
+            change: the fields to set; the setting `policy_update` decides about the others.
+            if_match: the `If-Match` header, if present.
 
         Raises:
-            Problem: `not_found`, or `precondition_failed` when the policy is not the version that `if_match`
-                names.
+            Problem: `not_found`, or `precondition_failed`: the policy is not at the version of `if_match`.
         """
         account = await self._context.database.run(self._put, principal, account_id, change, if_match)
         self._records.write_soon(account_id)
@@ -140,5 +139,5 @@ def _etag(account: AccountRecord) -> str:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """Compare as RFC 9110 13.1.1 says: any of a list, `*` for whatever there is, weak tags never."""
+    """Compare according to RFC 9110 13.1.1: any tag of a list matches, `*` matches all, weak tags never."""
     return any(tag.strip() in (etag, "*") for tag in if_match.split(","))

@@ -1,4 +1,4 @@
-"""Statements about the on-chain records of policies and when they are to be written (interface PO12)."""
+"""Statements about the on-chain records of policies, and when to write them (interface PO12)."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ class PolicyRecord:
 
 _INSERT: Final = insert(policy_records)
 _BY_ACCOUNT: Final = select(policy_records).where(policy_records.c.account_id == bindparam("account_id"))
-# One write at a time is under way for an account: its end tells whether another is due.
+# An account has one write in flight at a time; when it ends, the next due write is found.
 _IS_IDLE: Final = not_(
     exists().where(
         chain_transactions.c.subject_id == policy_records.c.account_id,
@@ -57,13 +57,13 @@ _SET_WRITTEN: Final = (
 
 
 def record(connection: Connection, account_id: str) -> PolicyRecord | None:
-    """Return the record of an account; None before its policy first changed."""
+    """Return the record of an account; None if its policy never changed."""
     row = connection.execute(_BY_ACCOUNT, {"account_id": account_id}).one_or_none()
     return None if row is None else PolicyRecord(*row)
 
 
 def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
-    """Return a record that is certainly there: records are never deleted."""
+    """Return a record that must exist: records are never deleted."""
     found = record(connection, account_id)
     if found is None:
         raise LookupError(f"the policy record of {account_id} is gone")
@@ -71,7 +71,7 @@ def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
 
 
 def insert_record(connection: Connection, account_id: str, *, address: str, due_us: int) -> None:
-    """Store that an account's policy is to be written to chain for the first time."""
+    """Store that an account's policy must be written to chain for the first time."""
     connection.execute(
         _INSERT,
         {
@@ -86,14 +86,14 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
 
 
 def set_due(connection: Connection, account_id: str, *, due_us: int, failures: int) -> None:
-    """Store when the record is to be written (again)."""
+    """Store when the record must be written (again)."""
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
 def set_written(
     connection: Connection, account_id: str, *, version: int, tx_signature: str, due_us: int | None
 ) -> None:
-    """Store which version the chain holds; `due_us` is set when a newer one waits."""
+    """Store which version is on chain; `due_us` is set if there is a newer one to write."""
     connection.execute(
         _SET_WRITTEN,
         {
@@ -106,11 +106,11 @@ def set_written(
 
 
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
-    """Return accounts whose record is due and not being written, the longest due first."""
+    """Return accounts whose record is due and not being written, longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
 
 
 def next_due_us(connection: Connection) -> int | None:
-    """Return when the next record is due; None when all are written, or being written."""
+    """Return when the next record is due; None if all are written or being written."""
     value = connection.execute(_NEXT_DUE).scalar_one()
     return None if value is None else int(value)

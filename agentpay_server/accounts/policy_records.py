@@ -1,11 +1,10 @@
-"""Writing policies on chain: one record per account, written again until the chain holds the newest.
+"""Writing policies to chain: one record per account, rewritten until the chain has the newest version.
 
 See interface PO12.
 
-A write is repeatable: it says what the record shall say, not how it changes. What must not happen is that an
-older write lands after a newer one, so one write at a time is under way for an account, and it is followed to
-its proven end, by the stored transaction, before the next is signed. Which one that is the database decides,
-for all servers that share it.
+A write contains the full record, so it can be repeated. An older write must never land after a newer one. So
+each account has one write in flight at a time, and it is driven to its proven outcome before the next is
+signed. The database decides which one, for all servers that share it.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class PolicyRecords:
-    """Signs the newest policy wherever a record is due, and has it driven."""
+    """Signs the newest policy of accounts whose record is due, and drives the write."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -50,30 +49,30 @@ class PolicyRecords:
         self._wanted: set[str] = set()
 
     def write_soon(self, account_id: str) -> "asyncio.Task[None]":
-        """Start writing the record of an account, if it is due; whoever changed the policy does not wait."""
-        # The writer may have read the policy before this change: it looks once more before it ends.
+        """Start writing the record of an account if it is due, without waiting for it."""
+        # A running writer may have read the policy before this change: it checks again before it ends.
         self._wanted.add(account_id)
         writer = self._writers.get(account_id)
-        # One that was cut off before it began is still named here.
+        # A writer that was cancelled before it began is still listed here.
         if writer is None or writer.done():
             writer = self._context.tasks.start(self._write(account_id))
             self._writers[account_id] = writer
         return writer
 
     async def next_due_us(self) -> int | None:
-        """Return when the next record is due to be written; None when all are, or are being written."""
+        """Return when the next record is due; None if all are written or being written."""
         return await self._database.read(store.next_due_us)
 
     async def run_due(self) -> bool:
-        """Write every record that is due now, and tell whether there were any."""
+        """Write every record that is due now, and return whether there were any."""
         due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
         for account_id in due:
-            # Those whose end the chain does not tell go on.
+            # Writes whose outcome is unknown continue.
             await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
         return bool(due)
 
     async def _write(self, account_id: str) -> None:
-        """Write the record of an account until it is the newest policy, or the chain does not answer."""
+        """Write the record of an account until it is the newest policy, or the chain does not respond."""
         try:
             while account_id in self._wanted:
                 self._wanted.remove(account_id)
@@ -86,7 +85,7 @@ class PolicyRecords:
             del self._writers[account_id]
 
     async def _write_once(self, account_id: str) -> bool:
-        """Take one step towards the newest record, and tell whether there is another to take now.
+        """Take one step towards the newest record, and return whether another step is due now.
 
         Raises:
             ChainUnavailableError: nothing could be signed.
@@ -102,15 +101,15 @@ class PolicyRecords:
         fault_point(Operation.POLICY_RECORD, Step.BEGUN)
         signed = await self._sign(account, record)
         tx = await self._database.run(self._store, account, signed)
-        # Without one, another server was first: what it has stored is followed to its end.
+        # Without one, another server was first: drive its stored transaction.
         return tx is None or await self._ended(tx, record, is_new=True)
 
     async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
-        """Have a write brought to its end, and return whether it came to that before the server stops."""
+        """Drive a write, and return whether it ended before the server stops."""
         return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
     async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
-        """Return the write of the newest policy; it may be sent once it is stored."""
+        """Sign a write of the newest policy; it must be stored before it is sent."""
         chain = self._context.chain
         wanted = PolicyRecord(
             account_id=account.account_id,
@@ -131,7 +130,7 @@ class PolicyRecords:
     def _store(
         self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
     ) -> ChainTransaction | None:
-        """Store a signed write; None where another one is under way, or one as new has landed."""
+        """Store a signed write; None if another one is in flight, or an equally new one has landed."""
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
@@ -151,16 +150,16 @@ class PolicyRecords:
 
 
 class PolicyRecordHandler(Handler[store.PolicyRecord]):
-    """What is stored of a policy's record at each end of the transaction that writes it."""
+    """Books the outcomes of a policy record's transaction."""
 
     kind = Kind.POLICY_RECORD
-    # Were it undone and sent again, it might land after a newer one.
+    # If it were undone and resent, it might land after a newer one.
     must_be_irreversible = True
-    # A newer write goes on, whatever an older one has done.
+    # A newer write continues, whatever an older one has done.
     supersedes = False
 
     def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
-        """What the transaction is for."""
+        """Return the purpose of the transaction."""
         return Operation.POLICY_RECORD
 
     def load(self, connection: Connection, subject_id: str) -> store.PolicyRecord:
@@ -168,7 +167,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         return store.existing_record(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
-        """Store which version the chain holds now; a newer one is due at once."""
+        """Store which version is on chain now; a newer one is due at once."""
         account = account_store.existing_account(unit.connection, subject.account_id, lock=True)
         version = _version(tx)
         store.set_written(
@@ -187,14 +186,14 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         failure: Failure,  # noqa: ARG002
     ) -> store.PolicyRecord:
-        """Have it written again later."""
+        """Schedule another write for later."""
         _postpone(unit.connection, subject.account_id, unit.now_us)
         return store.existing_record(unit.connection, subject.account_id)
 
     def signed_again(
         self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
     ) -> None:
-        """Sign nothing: the newest policy is, which may be another by now."""
+        """Sign nothing: `dropped` writes the newest policy instead, which may have changed."""
 
     def dropped(
         self,
@@ -203,13 +202,13 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         reason: object,  # noqa: ARG002
     ) -> store.PolicyRecord:
-        """Have the newest policy written at once."""
+        """Schedule a write of the newest policy at once."""
         account_store.existing_account(unit.connection, subject.account_id, lock=True)
         store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
         return store.existing_record(unit.connection, subject.account_id)
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Have the newest policy written again: an older one was written over it."""
+        """Schedule a write of the newest policy: an older one has overwritten it."""
         record = store.existing_record(unit.connection, tx.subject_id)
         under_way = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
         store.set_written(
@@ -228,7 +227,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         detail: str | None,
     ) -> None:
-        """Log a write that the chain has refused."""
+        """Log a write that the chain has rejected."""
         if detail is not None:
             log(
                 logger,
@@ -248,7 +247,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
     account_store.existing_account(connection, account_id, lock=True)
     record = store.existing_record(connection, account_id)
     if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
-        # Another server has signed it meanwhile: its end tells what comes next.
+        # Another server has signed it meanwhile: its outcome decides what follows.
         return
     failures = record.failures + 1
     pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
@@ -258,7 +257,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
 def _state(
     connection: Connection, account_id: str
 ) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
-    """Return an account, its record, and the write under way; None before its policy first changed."""
+    """Return an account, its record, and the write in flight; None if its policy never changed."""
     record = store.record(connection, account_id)
     if record is None:
         return None

@@ -1,8 +1,8 @@
-"""Putting accounts on chain: their authority addresses, funded, and their token accounts (interface A10).
+"""Provisioning accounts on chain: funds authority addresses, creates token accounts (interface A10).
 
-Where a send takes its time, accounts that are asked for at about the same moment share a transaction. It is
-all or nothing: should the chain refuse it, each is tried alone, so that what fails for one fails for nobody
-else. Nothing is stored before or meanwhile; repeating it does no harm.
+On a cluster, where a transaction takes time, accounts requested at about the same time share one. It is
+atomic: if the chain rejects it, each account is tried separately, so that the fault of one does not affect
+others. Nothing is stored before or meanwhile; repeating is harmless.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from agentpay_server.money.broadcast import Landed
 from agentpay_server.money.settlement import Settlement
 
 COLLECTING_SECONDS: Final = 0.02
-"""How long the first waits for others to join: little beside the time that a send takes to land."""
+"""How long the first request waits for others: little, compared to the landing of a transaction."""
 
 
 class _RefusedError(ChainUnavailableError):
-    """The chain executed the transaction, and refused it."""
+    """The chain executed the transaction, and it failed."""
 
 
 @frozen(eq=False)
 class _Waiting:
-    """An account that is to be put on chain, and who waits for it."""
+    """An account to provision, and the future of its caller."""
 
     key_index: int
     end: "asyncio.Future[SignedTransaction | None]"
 
 
 class Provisioning:
-    """Puts accounts on chain, those together that are asked for together."""
+    """Provisions accounts on chain, in batches."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -45,16 +45,16 @@ class Provisioning:
         self._waiting: list[_Waiting] = []
 
     async def provision(self, key_index: int) -> SignedTransaction | None:
-        """Put the account of a spending key on chain; repeated until it is there.
+        """Provision the account of a spending key, retrying until it exists.
 
         Returns:
-            The transaction that did it, if it may yet vanish.
+            The transaction that did it, if it could still be undone.
 
         Raises:
-            ChainUnavailableError: it may be there or not.
+            ChainUnavailableError: it may exist or not.
         """
         if not self._chain.landing_seconds:
-            # It executes at once: nobody would have time to join.
+            # Transactions execute at once: there is no time for others to join.
             return await self._landed([key_index])
         waiting = _Waiting(key_index, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -63,13 +63,13 @@ class Provisioning:
         return await waiting.end
 
     def _abandon(self, collecting: "asyncio.Task[None]") -> None:
-        """Tell those who wait that nobody sees to them, where the collecting was cut off."""
+        """Fail the waiting callers if the collecting task was cancelled."""
         if collecting.cancelled():
             waiting, self._waiting = self._waiting, []
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _collect(self) -> None:
-        """Give those who join in a moment a share in the fewest transactions."""
+        """Provision all accounts that join within a moment, with the fewest transactions."""
         await asyncio.sleep(COLLECTING_SECONDS)
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
@@ -77,11 +77,11 @@ class Provisioning:
         try:
             await asyncio.gather(*(self._together(part) for part in parts))
         finally:
-            # Cut off in the turn in which they were started, they have told nobody.
+            # Tasks cancelled in the turn in which they were started never ran: fail their callers here.
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
-        """Put some on chain, in one transaction if it can be, and tell those who wait."""
+        """Provision some accounts, in one transaction if possible, and notify their callers."""
         error: Exception = ChainUnavailableError("the server stops")
         try:
             signed = await self._landed([each.key_index for each in several])
@@ -93,13 +93,13 @@ class Provisioning:
             if len(several) > 1:
                 await asyncio.gather(*(self._together([each]) for each in several))
         except Exception as caught:  # noqa: BLE001
-            # Whatever it is, it belongs to those who wait: they would wait for ever.
+            # Any error is passed on to the waiting callers, or they would wait forever.
             error = caught
         finally:
             _fail(several, error)
 
     async def _landed(self, key_indexes: Sequence[int]) -> SignedTransaction | None:
-        """Have one transaction land that puts all of them on chain; return it, if it may yet vanish."""
+        """Land one transaction that provisions all of them; return it if it could still be undone."""
         chain, signer = self._chain, self._context.signer
         while True:
             present = await asyncio.gather(
@@ -126,7 +126,7 @@ class Provisioning:
 
 
 def _fail(several: Sequence[_Waiting], error: Exception) -> None:
-    """Tell those who still wait."""
+    """Fail the callers that still wait."""
     for each in several:
         if not each.end.done():
             each.end.set_exception(error)

@@ -1,7 +1,4 @@
-"""Display handles: how `@research-bot` follows from "Research Bot". Not unique, display only.
-
-See interface A9.
-"""
+"""Display handles, such as `@research-bot` for "Research Bot". Not unique (interface A9)."""
 
 import re
 import unicodedata
@@ -12,7 +9,7 @@ _OTHER: Final = re.compile(r"[^a-z0-9]+", re.ASCII)
 
 
 def handle_of(name: str) -> str:
-    """Return the handle of an account called `name`: `@` and at most 32 of `a-z`, `0-9` and single `-`."""
+    """Return the handle for a name: `@` and at most 32 of `a-z`, `0-9` and single `-`."""
     decomposed = unicodedata.normalize("NFKD", name)
     letters = "".join(
         character for character in decomposed if not unicodedata.category(character).startswith("M")

@@ -1,7 +1,7 @@
 """Accounts: provisioned on chain, then stored; read with their live balance (interface A1 to A10).
 
-The chain comes first and the row after, so that no half-made account is ever listed. What a crash between the
-two leaves behind is an empty token account that nobody was told of; its place in the custody tree is burned.
+The row is stored after the chain is done, so that no incomplete account is ever listed. A crash between the
+two leaves an empty token account that no client has heard of; its key index is never reused.
 """
 
 from collections.abc import Sequence
@@ -115,24 +115,24 @@ class Accounts:
         )
 
     async def detail(self, principal: Principal, account_id: str) -> AccountDetail:
-        """Return an account with metadata, policy record, and what is spent of its daily limit.
+        """Return an account with metadata, policy record, and its spending.
 
         Raises:
             Problem: `not_found`, `chain_unavailable`.
         """
         account = await self.get(principal, account_id)
-        # What is told of the limits was true at one moment, at which a transfer would have been judged by it.
+        # The limits are read consistently, as a transfer at that moment would have been judged.
         detail = await self._context.database.read(self._detail, principal, account_id)
         shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
         return AccountDetail(**(shown | detail))
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
-        """Return what an account may spend now (interface B1, B2).
+        """Return the budget of an account (interface B1, B2).
 
         Raises:
             Problem: `not_found`, `chain_unavailable`.
         """
-        # As for a transfer: what is in flight is read before the balance, and again after it.
+        # As for a transfer: the reservations are read before the balance, and again after it.
         before = await self._context.database.read(own_account, principal, account_id)
         try:
             (held,) = await self._context.chain.token_accounts([before.usdc_token_account])
@@ -141,7 +141,7 @@ class Accounts:
         return await self._context.database.read(self._budget, principal, before, held)
 
     async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
-        """Let an account spend again for which nothing is signed, and return it.
+        """Unblock an account, and return it.
 
         Raises:
             Problem: `not_found`, or `chain_unavailable`: the balance cannot be shown, and it may spend all
@@ -249,7 +249,7 @@ class Accounts:
         )
 
     def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
-        """Return what is spent of a daily limit, and what is left of it."""
+        """Return the spent and the remaining part of a daily limit."""
         # The window ends where the next transfer's would: its time is never before the last spend's.
         now_us = max(self._context.clock.now_us(), record.last_spend_us)
         spent = spending.against_daily_limit(connection, record, now_us)
@@ -260,7 +260,7 @@ class Accounts:
             "spent_usdc": from_micro(spent),
             "reserved_usdc": from_micro(spending.reserved(connection, record)),
             "remaining_usdc": None if left is None else from_micro(left),
-            # The wire has milliseconds: rounded up, so that it is never told too early.
+            # The wire has milliseconds: rounded up, so that it is never too early.
             "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
         }

@@ -117,7 +117,7 @@ _SETTLE_CAP: Final = (
     .values(
         session_reserved=accounts.c.session_reserved - bindparam("cap"),
         spent_total=accounts.c.spent_total + bindparam("settled"),
-        # Time never goes back within an account: the order of its spends is the order of their times.
+        # Times never decrease within an account: its spends are in the order of their times.
         last_spend_us=case(
             (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
             else_=bindparam("now_us", type_=BigInteger),
@@ -177,7 +177,7 @@ _CREDIT: Final = (
 
 
 def next_key_index(connection: Connection) -> int:
-    """Return a position in the custody tree that was never given out before; the first is 1."""
+    """Return a position in the custody tree that was never used before; the first is 1."""
     value = connection.execute(_NEXT, {"counter": KEY_INDEX}).scalar_one_or_none()
     if value is None:
         connection.execute(_INSERT_COUNTER, {"name": KEY_INDEX, "value": 1})
@@ -191,7 +191,7 @@ def insert_account(connection: Connection, **values: object) -> None:
 
 
 def account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord | None:
-    """Return an account; with `lock`, nobody else changes it before the transaction ends."""
+    """Return an account; with `lock`, no other transaction can change it until this one ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
@@ -199,7 +199,7 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
 def own_account(
     connection: Connection, principal: Principal, account_id: str, *, lock: bool = False
 ) -> AccountRecord:
-    """Return an account that the principal's operator has.
+    """Return an account of the principal's operator.
 
     Raises:
         Problem: `not_found`, the same for an account of another operator and for one that does not exist.
@@ -213,7 +213,7 @@ def own_account(
 
 
 def existing_account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord:
-    """Return an account that is certainly there: accounts are never deleted."""
+    """Return an account that must exist: accounts are never deleted."""
     found = account(connection, account_id, lock=lock)
     if found is None:
         raise LookupError(f"{account_id} is gone")
@@ -221,7 +221,7 @@ def existing_account(connection: Connection, account_id: str, *, lock: bool = Fa
 
 
 def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
-    """Return the account whose USDC token account is at an address."""
+    """Return the account whose USDC token account has an address."""
     row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
@@ -259,7 +259,7 @@ def page(
 def set_policy(
     connection: Connection, account_id: str, *, policy: str, paused: bool, version: int, now_us: int
 ) -> None:
-    """Put a policy, as canonical JSON, in force."""
+    """Set the policy in force, as canonical JSON."""
     connection.execute(
         _SET_POLICY,
         {
@@ -281,12 +281,12 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
 
 
 def reserve_again(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount as in flight that was spent before, because it may be back in the balance."""
+    """Count an amount that was spent before as in flight again, because it may be back in the balance."""
     connection.execute(_RESERVE_AGAIN, {"of_account": account_id, "amount": amount})
 
 
 def release(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount as no longer in flight, because it provably never leaves the balance."""
+    """Count an amount as no longer in flight, because it can no longer leave the balance."""
     connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
 
 
@@ -296,14 +296,14 @@ def reserve_cap(connection: Connection, account_id: str, cap: int) -> None:
 
 
 def release_cap(connection: Connection, account_id: str, cap: int) -> None:
-    """Count the cap of a session that provably never opens as neither in flight nor reserved."""
+    """Count the cap of a session whose opening failed as neither in flight nor reserved."""
     connection.execute(_RELEASE_CAP, {"of_account": account_id, "cap": cap})
 
 
 def settle_cap(
     connection: Connection, account_id: str, *, cap: int, settled: int, credited: int, now_us: int
 ) -> tuple[int, int]:
-    """Count a session's cap as no longer reserved, what was charged as spent, and the rest as received.
+    """Count a session's cap as no longer reserved: the charges as spent, the rest as received.
 
     Returns:
         The account's running total of spends, this one included, and the time of this one.
@@ -321,10 +321,11 @@ def settle_cap(
 
 
 def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, int]:
-    """Count an amount that was in flight as gone.
+    """Count an amount that was in flight as having left the balance.
 
     Returns:
-        The balance after it, and what had left it before since it was last judged, in micro-USDC.
+        The new balance, and how much had left it before since `balance.low_threshold` was last checked, in
+        micro-USDC.
     """
     row = connection.execute(_DEBIT, {"of_account": account_id, "amount": amount}).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
@@ -332,25 +333,25 @@ def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, in
 
 
 def set_unjudged(connection: Connection, account_id: str, amount: int) -> None:
-    """Store how much has left the balance since `balance.low_threshold` was last judged by it."""
+    """Store how much has left the balance since `balance.low_threshold` was last checked."""
     connection.execute(_SET_UNJUDGED, {"of_account": account_id, "amount": amount})
 
 
 def credit(connection: Connection, account_id: str, amount: int) -> str:
-    """Count an amount as received, and return whose account it is."""
+    """Count an amount as received, and return the account's operator."""
     return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
 
 
 def stop(connection: Connection, account_id: str, now_us: int) -> bool:
-    """Store that nothing is to be signed for an account until it is allowed again; False if it was before."""
+    """Block an account: nothing is signed for it until an operator allows it. False if it was blocked."""
     return connection.execute(_STOP, {"of_account": account_id, "now_us": now_us}).rowcount == 1
 
 
 def allow_signing(connection: Connection, account_id: str) -> bool:
-    """Store that an account may spend again; False if it may already."""
+    """Allow an account to spend again; False if it was allowed already."""
     return connection.execute(_ALLOW_SIGNING, {"of_account": account_id}).rowcount == 1
 
 
 def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:
-    """Store up to where the history of an account on chain has been looked through for deposits."""
+    """Store how far the on-chain history of an account has been scanned for deposits."""
     connection.execute(_SET_DEPOSIT_CURSOR, {"of_account": account_id, "cursor": cursor})

@@ -1,7 +1,7 @@
-"""Which Solana cluster a node belongs to, told by its genesis hash: the one thing that no URL can misstate.
+"""The Solana clusters, identified by genesis hash, because an endpoint's URL can be misleading.
 
-Pure rules: what money means on a cluster, on which a server must not start, and where a person looks up a
-transaction of one. They ask no chain.
+Pure rules: on which clusters a server may run, whether money is real there, and the explorer link of a
+transaction.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ _PUBLIC_CLUSTERS: Final = {
 
 
 class ClusterRefusedError(Exception):
-    """The server must not run on this cluster with these settings; the text says what has to change."""
+    """The server must not run on this cluster with these settings; the text says what to change."""
 
 
 @frozen(kw_only=True)
@@ -29,8 +29,8 @@ class Cluster:
     """A Solana cluster.
 
     Attributes:
-        genesis_hash: base58 hash of its first block, which names it for good.
-        name: `mainnet-beta`, `devnet` or `testnet`; None for any other, which is one of our own.
+        genesis_hash: base58 hash of its first block, which identifies it permanently.
+        name: `mainnet-beta`, `devnet` or `testnet`; None for a private cluster.
         usdc_mint: address of the USDC mint.
     """
 
@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def is_public(self) -> bool:
-        """Whether others than us depend on it. The sandbox works on no public cluster, worthless or not."""
+        """Whether it is one of Solana's own clusters. The sandbox is disabled on all of them."""
         return self.name is not None
 
 
@@ -50,34 +50,35 @@ def choose_cluster(
     """Return the cluster of a genesis hash, if a server may run on it.
 
     Args:
-        genesis_hash: what the node says.
-        stored_genesis_hash: what it said when the database was new; None when nothing is stored yet.
-        usdc_mint: the mint to use where there is none of Circle's; None for the address that Circle's has on
+        genesis_hash: reported by the node.
+        stored_genesis_hash: stored when the database was new; None if it is still new.
+        usdc_mint: the mint to use on a cluster without Circle's USDC; None for the same address as on
             mainnet.
-        allow_mainnet: whether the operator said that real money is meant.
+        allow_mainnet: whether the operator has allowed real money.
 
     Raises:
-        ClusterRefusedError: the cluster has changed, is mainnet without leave, or has another USDC.
+        ClusterRefusedError: the cluster has changed, is mainnet without permission, or has a different USDC.
     """
     name = _PUBLIC_CLUSTERS.get(genesis_hash)
     if stored_genesis_hash not in (None, genesis_hash):
         raise ClusterRefusedError(
-            f"the RPC endpoint serves the cluster with genesis hash {genesis_hash}, the database belongs to "
-            f"{stored_genesis_hash}, and nothing of one means anything on the other: use an endpoint of that "
-            "cluster, or a new database"
+            f"the RPC endpoint serves the cluster with genesis hash {genesis_hash}, but the database "
+            f"belongs to {stored_genesis_hash}. Use an endpoint of that cluster, or a new database"
         )
     if name == MAINNET and not allow_mainnet:
         raise ClusterRefusedError(
-            "the RPC endpoint serves Solana's mainnet, where money is real: say that this is meant "
-            "(--allow-mainnet, allow_mainnet=True), or use another endpoint"
+            "the RPC endpoint serves Solana's mainnet, where money is real. Confirm with --allow-mainnet "
+            "(allow_mainnet=True), or use another endpoint"
         )
     circles_mint = USDC_MINTS.get(name or "")
     if circles_mint is not None:
         if usdc_mint not in (None, circles_mint):
-            raise ClusterRefusedError(f"USDC on {name} is {circles_mint}, not {usdc_mint}: drop that setting")
+            raise ClusterRefusedError(
+                f"USDC on {name} is {circles_mint}, not {usdc_mint}: remove that setting"
+            )
         return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=circles_mint)
     if name is not None and usdc_mint is None:
-        raise ClusterRefusedError(f"Circle issues no USDC on {name}: name the mint to use, or use devnet")
+        raise ClusterRefusedError(f"Circle issues no USDC on {name}: set the mint to use, or use devnet")
     return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=usdc_mint or USDC_MINTS[MAINNET])
 
 
@@ -90,8 +91,8 @@ def explorer_url(signature: str, cluster: str) -> str:
 
     Args:
         signature: base58 text.
-        cluster: `mainnet-beta`, `devnet`, `testnet`, or the RPC URL of any other cluster. Of a URL only
-            scheme, host and port are shown: the rest is where providers put their keys.
+        cluster: `mainnet-beta`, `devnet`, `testnet`, or the RPC URL of any other cluster. Only the URL's
+            scheme, host and port are included, because providers put keys into the rest.
     """
     if cluster == "mainnet-beta":
         return _EXPLORER + signature

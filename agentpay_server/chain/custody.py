@@ -1,8 +1,8 @@
-"""Who signs: one seed, a key for each account and role, and the protocol that a KMS could serve instead.
+"""Key custody: a key per account and role, derived from one seed. A KMS could implement the protocol instead.
 
-Keys follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, every level hardened. A role whose key
-exists already, such as a fee payer that holds SOL, keeps that key. Nothing here stores or encrypts a secret,
-and no method returns one.
+Keys follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, every level hardened. Existing keys can be
+given for roles, such as a fee payer that holds SOL. Nothing here stores or encrypts a secret, and no method
+returns one.
 """
 
 import json
@@ -21,11 +21,11 @@ _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 
 
 class KeyPath(NamedTuple):
-    """Which key: the two free levels of its derivation path.
+    """The identity of a key: the two free levels of its derivation path.
 
     Attributes:
-        account: 0 for the service's own roles, else the account's index, never used again for another one.
-        change: which of that account's keys.
+        account: 0 for the service's own roles, else the account's index, which is never reused.
+        change: the number of the key within the account.
     """
 
     account: int
@@ -36,10 +36,10 @@ TREASURY: Final = KeyPath(0, 0)
 """Pays every fee and rent."""
 
 POLICY_AUTHORITY: Final = KeyPath(0, 1)
-"""Writes every policy record, so that no spending key can."""
+"""Writes every policy record, so that spending keys cannot."""
 
 TEST_MINT_AUTHORITY: Final = KeyPath(0, 2)
-"""Mints and freezes test USDC, on chains where that is worthless."""
+"""Mints and freezes test USDC, on chains where it has no value."""
 
 
 def spending_key(account_index: int) -> KeyPath:
@@ -55,21 +55,21 @@ def record_key(account_index: int) -> KeyPath:
 def escrow_authority(account_index: int) -> KeyPath:
     """Return the key that owns the escrows of an account's sessions. `account_index` starts at 1.
 
-    It is not the spending key: whoever may move an account's balance cannot touch what it has promised.
+    It differs from the spending key, so that spending an account's balance cannot touch its escrows.
     """
     return KeyPath(_account(account_index), 2)
 
 
 def outside_address(seed: bytes) -> str:
-    """Return the address of the key that 32 bytes make; the key itself is not kept."""
+    """Return the address of the key derived from 32 bytes; the key itself is discarded."""
     return str(Keypair.from_seed(seed).pubkey())
 
 
 def read_key(text: str) -> bytes:
-    """Return the key in the text of a file of `solana-keygen`: 64 numbers, a secret and its public half.
+    """Parse the text of a `solana-keygen` file: 64 numbers, a secret and its public half.
 
     Raises:
-        ValueError: it is none; nothing of it is told.
+        ValueError: the text is not such a key; the message contains nothing of it.
     """
     try:
         return bytes(Keypair.from_bytes(bytes(list(json.loads(text)))))
@@ -78,7 +78,7 @@ def read_key(text: str) -> bytes:
 
 
 class Signer(Protocol):
-    """Whatever holds the keys. Both calls are synchronous: signing happens inside a unit of work."""
+    """Holds the keys. Both calls are synchronous, because signing happens inside a unit of work."""
 
     def address(self, key: KeyPath) -> str:
         """Return the public key in base58."""
@@ -90,15 +90,15 @@ class Signer(Protocol):
 
 
 class Custody:
-    """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` says nothing.
+    """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` shows nothing.
 
     Args:
         seed: 64 secret bytes.
-        given: keys that take the place of derived ones: 64 bytes each, secret and public half, as in the
-            files of `solana-keygen`.
+        given: keys to use instead of derived ones: 64 bytes each, secret and public half, as in the files of
+            `solana-keygen`.
 
     Raises:
-        ValueError: a seed or a key of another length, or a key whose halves do not belong together.
+        ValueError: a seed or key has a wrong length, or the halves of a key do not match.
     """
 
     __slots__ = ("_derive",)
@@ -112,7 +112,7 @@ class Custody:
         def derive(key: KeyPath) -> tuple[Keypair, str]:
             path = f"m/44'/501'/{_index(key.account)}'/{_index(key.change)}'"
             keypair = keypairs.get(key) or Keypair.from_seed_and_derivation_path(seed, path)
-            # The address is kept beside its key: a Keypair computes it anew each time, half a signature long.
+            # The address is cached with its key: a Keypair computes it on each access, half a signature long.
             return keypair, str(keypair.pubkey())
 
         self._derive: Callable[[KeyPath], tuple[Keypair, str]] = derive
@@ -136,7 +136,7 @@ def _keypair(secret: bytes) -> Keypair:
     try:
         return Keypair.from_bytes(secret)
     except ValueError:
-        # Without the cause: nothing that was made of a secret belongs into a traceback.
+        # Without the cause: nothing derived from a secret may appear in a traceback.
         raise ValueError(_NO_KEY) from None
 
 
@@ -147,7 +147,7 @@ def _account(account_index: int) -> int:
 
 
 def _index(value: int) -> int:
-    # A path that does not parse panics in the derivation: it must never get there.
+    # The derivation panics on an invalid path: refuse it before.
     if not 0 <= value <= _MAX_INDEX:
         raise ValueError(f"a derivation index is between 0 and {_MAX_INDEX}, not {value}")
     return value

@@ -1,20 +1,21 @@
-"""The escrow of a session: a token account of its own, and the two transactions of its life.
+"""The escrow of a session: a separate token account, and the two transactions of its life.
 
-The escrow is at an address that the session's id decides, under a key that signs for nothing else
-(`custody.escrow_authority`). One transaction makes and funds it, one empties and closes it. Each is all or
-nothing, and of several that are signed for the same session one alone can succeed: an escrow that exists
-cannot be made, one that is closed cannot be emptied. (A closed one could be made again: an opening is signed
-again only while none has landed.) Like all transactions they are pure functions from arguments to signed
-bytes; what a session owes whom is decided in `sessions/rules.py`.
+The escrow's address is derived from the session's id, under a key that signs for nothing else
+(`custody.escrow_authority`). One transaction creates and funds it, another empties and closes it. Each is
+atomic, and of several signed for one session only one can succeed: an existing escrow cannot be created, a
+closed one cannot be emptied. (A closed one could be created again; therefore an opening is signed again only
+if none has landed.) Like all transactions they are pure functions from arguments to signed bytes;
+`sessions/rules.py` decides the amounts.
 
-How a chain may refuse them (`base.FailureReason`), whatever it is moving nothing:
+How a chain may refuse them (`base.FailureReason`), in which case nothing moves:
 
-- opening: `INSUFFICIENT_FUNDS` when the account holds less than the cap by then; `OTHER` when the escrow
-  exists already.
-- settling: `ACCOUNT_NOT_EMPTY` when the escrow held more than was to be moved, since a stranger sent to it:
-  look and sign again. `ACCOUNT_MISSING` when the payee's token account is gone, which another settlement can
-  create; an escrow that is closed already gives it too, so look whether that is still there. `ACCOUNT_FROZEN`
-  when a side cannot receive: the money stays in the escrow until it can.
+- opening: `INSUFFICIENT_FUNDS` if the account now holds less than the cap; `OTHER` if the escrow already
+exists.
+- settling: `ACCOUNT_NOT_EMPTY` if the escrow holds more than the transaction moves, because a third party
+sent money
+  to it: read the balance and sign again. `ACCOUNT_MISSING` if the payee's token account does not exist, which
+  another settlement can create; a closed escrow causes it too, so check that first. `ACCOUNT_FROZEN` if an
+  account cannot receive: the money stays in the escrow until it can.
 """
 
 from typing import Final
@@ -28,7 +29,7 @@ from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
-"""Bytes of data of an escrow: the treasury lends it the rent exemption of so many."""
+"""Data size of an escrow in bytes. The treasury lends the rent exemption for it."""
 
 
 def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> str:
@@ -36,7 +37,7 @@ def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> st
 
     Args:
         signer: holds the keys.
-        account_index: whose session.
+        account_index: the session's account.
         session_id: identifier of the session, at most 32 characters.
     """
     return str(_escrow(_authority(signer, account_index), session_id))
@@ -53,14 +54,14 @@ def open_escrow(
     cap_micro: int,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what makes a session's escrow and pays the cap into it.
+    """Build the transaction that creates a session's escrow and pays the cap into it.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one.
         usdc_mint: address of the USDC mint.
-        account_index: whose session; its spending key pays.
-        session_id: identifier of the session, at most 32 characters; the memo holds it too.
+        account_index: the session's account; its spending key pays.
+        session_id: identifier of the session, at most 32 characters; also in the memo.
         source: the account's token account.
         cap_micro: micro-USDC to pay in, at least 1.
         rent_exempt_lamports: the rent exemption of `ESCROW_BYTES` bytes.
@@ -70,8 +71,9 @@ def open_escrow(
     mint = Pubkey.from_string(usdc_mint)
     escrow = _escrow(authority, session_id)
     steps = [
-        # Not the lone `create_account_with_seed`: it fails for good once a stranger has sent a lamport to the
-        # address, which everybody knows from the first attempt. What is too much comes back at the end.
+        # Not a single `create_account_with_seed`: it fails permanently once a third party has sent a lamport
+        # to
+        # the address, which is public from the first attempt. A surplus comes back when the escrow is closed.
         instructions.transfer_lamports(treasury, escrow, rent_exempt_lamports),
         instructions.allocate_with_seed(
             base=authority, seed=session_id, size=ESCROW_BYTES, program=TOKEN_PROGRAM
@@ -105,23 +107,23 @@ def settle_escrow(
     source: str,
     source_micro: int,
 ) -> SignedTransaction:
-    """Return what empties a session's escrow to the payee and to the account, and closes it.
+    """Build the transaction that pays a session's escrow to the payee and the account, and closes it.
 
-    A leg of 0 is left out, so that a payee who is owed nothing cannot be in the way. The two legs must be all
-    that the escrow holds, else the chain refuses the whole.
+    A transfer of 0 is left out, so that a payee who is owed nothing cannot block the settlement. The two
+    amounts must add up to all that the escrow holds, or the chain refuses the transaction.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one.
         usdc_mint: address of the USDC mint.
-        account_index: whose session.
-        session_id: identifier of the session; the memo holds it too.
-        number: counts the settlements that were signed for the session, from 1; the memo of a later one holds
-            it. One that the chain has refused can only be followed by another transaction than itself.
+        account_index: the session's account.
+        session_id: identifier of the session; also in the memo.
+        number: the number of this settlement of the session, from 1; in the memo of all but the first,
+            because a settlement that follows a refused one must be a different transaction.
         payee: the payee's token account.
         payee_micro: micro-USDC for the payee, from 0.
-        new_payee_owner: whose associated token account `payee` is, if it is to be created before it is paid;
-            the treasury pays its rent. It does no harm where somebody else has created it by then.
+        new_payee_owner: the owner of `payee`, if that is an associated token account to be created; the
+            treasury pays its rent. If it exists by then, nothing is created.
         source: the account's token account, which gets the rest.
         source_micro: micro-USDC for the account, from 0.
     """

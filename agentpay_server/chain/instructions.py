@@ -1,7 +1,6 @@
-"""Builders of the few Solana instructions that the service sends, and the programs they call.
+"""Builders of the Solana instructions that the service uses, and the programs they call.
 
-Every function is pure: accounts and numbers in, one instruction out. Which instructions make up a
-transaction, and who signs it, is decided in `transactions.py`.
+Pure functions: accounts and numbers in, one instruction out. `transactions.py` combines them to transactions.
 """
 
 import hashlib
@@ -105,9 +104,9 @@ def assign(account: Pubkey, program: Pubkey) -> Instruction:
 
 
 def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -> Instruction:
-    """Give the account at `address_with_seed`, which has no data yet, `size` bytes, and hand it to `program`.
+    """Give the empty account at `address_with_seed` `size` bytes of data, and assign it to `program`.
 
-    `base` signs for it: the address has no key of its own.
+    `base` signs for it, because such an address has no private key.
     """
     text = seed.encode()
     return Instruction(
@@ -126,7 +125,7 @@ def set_compute_unit_limit(units: int) -> Instruction:
 
 
 def set_compute_unit_price(micro_lamports: int) -> Instruction:
-    """Pay `micro_lamports` for each compute unit of the limit, beside the fee for signatures."""
+    """Pay `micro_lamports` for each compute unit of the limit, in addition to the fee for signatures."""
     return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BQ", 3, micro_lamports), [])
 
 
@@ -134,7 +133,7 @@ def set_compute_unit_price(micro_lamports: int) -> Instruction:
 
 
 def memo(text: str) -> Instruction:
-    """Log `text` on chain. It names no signer: the transaction's signatures already cover it."""
+    """Log `text` on chain. The memo needs no signer: the transaction's signatures cover it."""
     return Instruction(MEMO_PROGRAM, text.encode(), [])
 
 
@@ -202,7 +201,7 @@ def create_associated_token_account_idempotent(*, payer: Pubkey, owner: Pubkey, 
 
 
 def initialize_metadata_pointer(mint: Pubkey) -> Instruction:
-    """Declare that `mint` carries its own metadata, for good: no authority may point elsewhere."""
+    """Declare, immutably, that `mint` carries its own metadata."""
     no_authority = bytes(32)
     return Instruction(TOKEN_2022_PROGRAM, b"\x27\x00" + no_authority + bytes(mint), [_writable(mint)])
 

@@ -1,7 +1,7 @@
-"""Reading what a chain holds and says: token accounts, why a transaction failed, what one asks for.
+"""Parsing on-chain data: token accounts, why a transaction failed, which transfers a transaction requests.
 
-A token account is read with every check that money needs. What a transaction asks for is shown to people;
-what it has really done is read from the accounts themselves.
+Token accounts are validated strictly, because money depends on them. The requested transfers are for display
+only.
 """
 
 import struct
@@ -48,7 +48,7 @@ _REASONS: Final[dict[int | str, FailureReason]] = {
     17: FailureReason.ACCOUNT_FROZEN,
     9: FailureReason.ACCOUNT_MISSING,  # UninitializedState.
     11: FailureReason.ACCOUNT_NOT_EMPTY,  # NonNativeHasBalance: closing an account that holds tokens.
-    # What a token account that is not there, or not one, gives depends on the version of the Token program.
+    # The error for an account that is missing or not a token account depends on the Token program's version.
     "InvalidAccountData": FailureReason.ACCOUNT_MISSING,
     "UninitializedAccount": FailureReason.ACCOUNT_MISSING,
     "IncorrectProgramId": FailureReason.ACCOUNT_MISSING,
@@ -61,7 +61,7 @@ def failure_reason(program: str, error: int | str) -> FailureReason:
 
     Args:
         program: address of the program that the transaction called. Only the Token program's codes are known:
-            the same numbers mean other things elsewhere, such as a treasury short of SOL.
+            in other programs the same numbers have other meanings, such as a treasury short of SOL.
         error: the program's own error code, or the name of a general instruction error.
     """
     if program != _TOKEN_PROGRAM:
@@ -70,11 +70,11 @@ def failure_reason(program: str, error: int | str) -> FailureReason:
 
 
 def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason:
-    """Return why a transaction failed, from its error as JSON-RPC says it.
+    """Return why a transaction failed, from its error in JSON-RPC form.
 
     Args:
         error: such as `{"InstructionError": [1, {"Custom": 1}]}` or `"AccountNotFound"`.
-        programs: the program of each of the transaction's instructions; empty when they are not known.
+        programs: the program of each of the transaction's instructions; empty if unknown.
     """
     match error:
         case {"InstructionError": [int(index), {"Custom": int(cause)} | str(cause)]} if (
@@ -94,9 +94,9 @@ class Movement:
     """USDC from one token account to another.
 
     Attributes:
-        source: token account that it left; None where it was minted.
-        destination: token account that it went to.
-        amount_micro: how much, in micro-USDC.
+        source: token account that pays; None for minted USDC.
+        destination: token account that receives.
+        amount_micro: the amount in micro-USDC.
     """
 
     source: str | None
@@ -122,7 +122,7 @@ def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
 
 
 def memo(transaction: VersionedTransaction) -> str | None:
-    """Return the text of a transaction's memo; None where it has none."""
+    """Return the text of a transaction's memo; None without one."""
     message = transaction.message
     return next(
         (

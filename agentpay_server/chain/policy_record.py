@@ -1,4 +1,4 @@
-"""The on-chain policy record as data: what it says, how large it is, and how to read it back.
+"""The on-chain policy record: its content, its size, and how to parse it.
 
 See interface PO12.
 
@@ -16,7 +16,7 @@ SHA256_FIELD: Final = "policy_sha256"
 POLICY_FIELD: Final = "policy"
 
 MAX_POLICY_CHARACTERS: Final = 700
-"""A longer policy is represented by its digest alone."""
+"""A longer policy is represented only by its digest."""
 
 RECORD_MINT_BYTES: Final = 234
 """A mint (82 bytes, padded to 165), its account type (1) and its metadata pointer (4 + 64)."""
@@ -30,13 +30,13 @@ _KEYS_BYTES: Final = 64  # The update authority and the mint.
 
 @frozen(kw_only=True)
 class PolicyRecord:
-    """What an account's policy record says.
+    """The content of an account's policy record.
 
     Attributes:
-        account_id: whose policy it is.
-        policy_version: counts the account's policies, from 1.
+        account_id: the account.
+        policy_version: number of the account's policy, from 1.
         policy_sha256: hex digest of the policy as RFC 8785 JSON.
-        policy: that JSON; None where it is too long to be on chain.
+        policy: that JSON; None if it is too long for the chain.
     """
 
     account_id: str
@@ -53,7 +53,7 @@ class PolicyRecord:
 
     @property
     def size(self) -> int:
-        """Bytes of account data that hold it, at most: a policy too long for the chain counts for nothing."""
+        """The maximum size of the account's data in bytes, without a policy too long for the chain."""
         texts = [self.account_id, RECORD_SYMBOL, ""]
         texts += [VERSION_FIELD, str(self.policy_version), SHA256_FIELD, self.policy_sha256]
         if self.publishable_policy is not None:
@@ -63,7 +63,7 @@ class PolicyRecord:
 
 
 def read_policy_record(data: bytes) -> PolicyRecord:
-    """Return what the data of a record account says.
+    """Parse the data of a record account.
 
     Raises:
         ValueError: `data` is not a complete policy record.

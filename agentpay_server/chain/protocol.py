@@ -1,12 +1,12 @@
-"""What the service asks of a chain, and how a chain fails. Nothing here knows which chain it is.
+"""The chain protocol: the calls that the service makes, and their errors. Independent of the implementation.
 
-The protocol is small on purpose: every rule about sending, waiting, expiry and signing again is written once,
-over these calls, in `money/broadcast.py`.
+The protocol is small on purpose: all rules about sending, waiting, expiry and signing again are in
+`money/broadcast.py`, on top of these calls.
 
-Money that came into a token account is told by the chain, whoever sent it, and booked once by the service:
-unique on `(signature, token_account)`, without transactions of its own, the cursor in the same commit as what
-it passed. `Chain.token_accounts` tells a hundred balances at a time: an account that holds what is booked
-need not be looked at.
+The chain reports all money that arrives in a token account, and the service books it once: unique on
+`(signature, token_account)`, without transactions of the service itself, and with the cursor in the same
+commit. `Chain.token_accounts` reads a hundred balances at a time; accounts whose balance equals their books
+need no scan.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,25 +16,25 @@ from typing import Final, Protocol
 from attrs import Factory, field, frozen
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
-"""In how many blocks a transaction can land, at most: those up to its last valid block height."""
+"""Number of blocks in which a transaction can land, up to its last valid block height."""
 
 MOST_COMPUTE_UNITS: Final = 1_400_000
-"""The highest limit that a transaction can ask for."""
+"""The highest compute limit that a transaction can request."""
 
 
 class ChainUnavailableError(Exception):
-    """The chain did not answer, or its answer was lost. Whether a send arrived is unknown."""
+    """The chain did not respond, or its response was lost. Whether a sent transaction arrived is unknown."""
 
 
 class DoubtfulNodeError(ChainUnavailableError):
-    """A node does not know a signature, and cannot be relied on: it lags, or tells wrongly where it stands.
+    """A node does not know a signature but cannot be relied on: it lags, or reports an implausible position.
 
-    It proves nothing. To send the same bytes again does no harm.
+    This proves nothing. Resending the same bytes is harmless.
     """
 
 
 class FailureReason(StrEnum):
-    """Why a transaction that reached the chain moved nothing, as far as the service tells reasons apart."""
+    """Why a transaction that reached the chain moved nothing, as far as the service distinguishes."""
 
     INSUFFICIENT_FUNDS = "insufficient_funds"
     ACCOUNT_FROZEN = "account_frozen"
@@ -45,10 +45,10 @@ class FailureReason(StrEnum):
 
 @frozen(kw_only=True)
 class ComputeBudget:
-    """What a transaction asks of the validators, and offers them for being taken early.
+    """The compute limits and the priority fee of a transaction.
 
     Attributes:
-        unit_limit: compute units that it may use; it fails when it needs more.
+        unit_limit: maximum compute units; the transaction fails if it needs more.
         unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
             a lamport.
         unit_limits: lower limits of transactions whose needs are known, by their shape (see `signing.py`).
@@ -61,12 +61,12 @@ class ComputeBudget:
 
 @frozen(kw_only=True)
 class Blockhash:
-    """A recent blockhash, and what else a new transaction needs to land.
+    """A recent blockhash, and other data that a new transaction needs to land.
 
     Attributes:
         value: base58 text.
-        last_valid_block_height: a transaction that names it can land up to this block height, never above.
-        compute_budget: what the transaction is to say about its computing; None to say nothing.
+        last_valid_block_height: a transaction with this blockhash can land up to this block height.
+        compute_budget: the compute budget to include; None for none.
     """
 
     value: str
@@ -76,7 +76,7 @@ class Blockhash:
 
 @frozen(kw_only=True)
 class TokenAccount:
-    """A USDC token account as it stands on chain.
+    """The state of a USDC token account on chain.
 
     Attributes:
         address: the token account.
@@ -93,7 +93,7 @@ class TokenAccount:
 
 @frozen(kw_only=True)
 class Failure:
-    """A transaction that the chain processed and refused: it moved nothing and never will.
+    """A transaction that the chain processed and rejected: it moved nothing and never will.
 
     Attributes:
         reason: what kind of refusal.
@@ -108,7 +108,7 @@ class Failure:
 
 @frozen(kw_only=True)
 class SignatureStatus:
-    """What the chain knows of a signature.
+    """The chain's information on a signature.
 
     Attributes:
         is_final: whether it has reached the finality that counts as settled here. A failure is final only
@@ -130,11 +130,11 @@ class SignatureStatus:
 
 @frozen(kw_only=True)
 class SignedTransaction:
-    """Bytes that may be sent, any number of times: the chain executes one signature at most once.
+    """The bytes of a transaction. They may be sent any number of times: the chain executes a signature once.
 
     Attributes:
-        signature: base58 text of the first signature, which names the transaction.
-        raw: the wire bytes, at most 1,232; kept out of `repr`.
+        signature: base58 text of the first signature, which identifies the transaction.
+        raw: the wire bytes, at most 1,232; not in `repr`.
         last_valid_block_height: above this block height it can no longer land.
     """
 
@@ -175,25 +175,25 @@ class Chain(Protocol):
 
     @property
     def is_test_chain(self) -> bool:
-        """Whether money on it is worthless, so that the sandbox may mint."""
+        """Whether money on it has no value, so that the sandbox may mint."""
         ...
 
     @property
     def landing_seconds(self) -> float:
-        """How long after a send it is hardly worth asking what became of it; 0 where it executes at once."""
+        """How long to wait after a send before asking for the status; 0 if it executes at once."""
         ...
 
     @property
     def blockhash_life_seconds(self) -> float:
         """How long a transaction may land after it was signed, by the pace of the chain's blocks.
 
-        No expiry is believed sooner, whatever heights are told. Infinite while the pace is not known; 0 where
-        a height is no claim but the truth.
+        No expiry is accepted earlier, whatever heights nodes report. Infinite while the pace is unknown; 0 if
+        heights are always correct.
         """
         ...
 
     def explorer_url(self, signature: str) -> str:
-        """Where a person can look a transaction up (interface T11)."""
+        """Link to a transaction in a block explorer (interface T11)."""
         ...
 
     async def latest_blockhash(self) -> Blockhash:
@@ -205,10 +205,10 @@ class Chain(Protocol):
         ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None when the chain has not seen it (yet).
+        """Return the status of a transaction; None if the chain has not seen it (yet).
 
         Raises:
-            DoubtfulNodeError: a node does not know it that may not have seen all that landed.
+            DoubtfulNodeError: the node that does not know it may lack transactions that landed.
         """
         ...
 
@@ -238,50 +238,51 @@ class Chain(Protocol):
         ...
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the chain knows all signatures in the blocks from one height to another, both past.
+        """Return whether the chain knows all signatures in the blocks between two heights, both in the past.
 
-        Nodes forget after some days, and lack what happened while they were down. An unknown signature is no
-        proof of expiry unless the chain knows every block that could hold it: those from
+        Nodes forget after some days, and lack what happened while they were down. An unknown signature proves
+        an expiry only if the chain knows every block that could contain it: those from
         `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
         """
         ...
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        """Return once it may be worth asking for the status again, after `seconds` at the latest."""
+        """Return when the status may have changed, after `seconds` at the latest."""
         ...
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Hand a signed transaction over. Returning tells only that it was handed over.
+        """Send a signed transaction. Returning means only that it was handed over.
 
         Args:
             raw: the transaction.
-            even_if_failing: whether to hand over what a node expects to fail, so that the chain says so for
-                good. What has succeeded once and was undone must not fail then: it could never land again.
+            even_if_failing: whether to send a transaction that a node expects to fail, to get a final failure
+                from the chain. Use False to resend one that succeeded and was undone: a failure would be
+                final.
         """
         ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
         ...
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None where there is none."""
+        """Return lamports and bytes of data of any account; None if it does not exist."""
         ...
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        """Return the lamports that exempt an account of `size` bytes from rent."""
         ...
 
 
 @frozen(kw_only=True)
 class Deposit:
-    """A transaction after which a token account held more USDC than before.
+    """A transaction that increased the USDC of a token account.
 
     Attributes:
         signature: base58 text of the transaction's signature.
-        token_account: the account that holds more.
-        amount_micro: how much more, in micro-USDC, at least 1.
-        sender: the token account that the money came from, if there is exactly one that held less.
+        token_account: the account that received.
+        amount_micro: the increase in micro-USDC, at least 1.
+        sender: the token account that the money came from, if exactly one decreased.
     """
 
     signature: str
@@ -292,11 +293,11 @@ class Deposit:
 
 @frozen(kw_only=True)
 class DepositBatch:
-    """The next stretch of an account's history.
+    """The next part of an account's history.
 
     Attributes:
-        deposits: oldest first; many transactions are none.
-        cursor: where the stretch ends, for the next look.
+        deposits: oldest first; may be empty.
+        cursor: where this part ends, to continue from there.
     """
 
     deposits: tuple[Deposit, ...]
@@ -304,29 +305,29 @@ class DepositBatch:
 
 
 Booked = Callable[[], Awaitable[Collection[str]]]
-"""Tells of transactions that what they brought to a token account is booked; it need not tell of all such."""
+"""Returns which of some signatures are booked for a token account; it may leave some out."""
 
 
 async def nothing_booked() -> Collection[str]:
-    """Tell of none."""
+    """Return no signatures."""
     return ()
 
 
 class DepositSource(Protocol):
-    """A chain whose token accounts have a history."""
+    """A chain that can read the history of token accounts."""
 
     def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield what came in since a cursor, in batches, oldest first, irreversible transactions alone.
+        """Yield the deposits since a cursor, in batches, oldest first; only irreversible ones.
 
-        Stopping anywhere loses nothing: a batch can be read again from the cursor before it. What was booked
-        may come again.
+        Stopping at any point loses nothing: a batch can be read again from the cursor before it. Booked
+        deposits may be repeated.
 
         Args:
             token_account: address of a USDC token account.
-            after: the cursor of the last batch that was booked; None for all of its history.
-            booked: what may be left out, where it would take a call to read it.
+            after: the cursor of the last booked batch; None for all of the history.
+            booked: signatures that may be left out, which can save calls.
 
         Raises:
             ChainUnavailableError: the rest cannot be read now.
@@ -335,4 +336,4 @@ class DepositSource(Protocol):
 
 
 class WatchedChain(Chain, DepositSource, Protocol):
-    """A chain that also tells what came in."""
+    """A chain that also reports deposits."""

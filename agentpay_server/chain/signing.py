@@ -1,6 +1,6 @@
-"""From instructions to signed bytes: compiles a legacy message, has it signed, refuses what no packet holds.
+"""Signing transactions: compiles instructions to a legacy message, signs it, and checks its size.
 
-What the instructions do is not its subject.
+Independent of what the instructions do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ _SAME_LENGTH_BYTES: Final = 64
 
 
 class TransactionTooLargeError(ValueError):
-    """A transaction would pass `MAX_TRANSACTION_BYTES`: shorten its memo or text."""
+    """A transaction would exceed `MAX_TRANSACTION_BYTES`: shorten its memo or text."""
 
 
 def sign_transaction(
@@ -42,8 +42,8 @@ def sign_transaction(
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one; it bounds the transaction's life, and says what to offer for it.
-        instructions: what to do, in order, all or nothing.
+        blockhash: a recent one; determines the transaction's life and its compute budget.
+        instructions: the instructions, in order; all of them take effect or none.
         cosigners: the other keys whose signature the instructions require.
 
     Raises:
@@ -71,7 +71,7 @@ def sign_transaction(
 
 
 def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
-    """Return a blockhash whose compute limit is that of so many usual transactions in one."""
+    """Return a blockhash with a compute limit for this many usual transactions in one."""
     budget = blockhash.compute_budget
     if budget is None:
         return blockhash
@@ -80,11 +80,11 @@ def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
 
 
 def transaction_of(raw: bytes) -> VersionedTransaction:
-    """Return the signed transaction that bytes stand for.
+    """Parse the bytes of a signed transaction.
 
     Raises:
-        TransactionTooLargeError: they are more than a packet.
-        ValueError: they are not a transaction, or one without signatures.
+        TransactionTooLargeError: larger than a packet.
+        ValueError: not a transaction, or one without signatures.
     """
     if len(raw) > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
@@ -95,10 +95,9 @@ def transaction_of(raw: bytes) -> VersionedTransaction:
 
 
 def shape_of(message: Message | MessageV0 | MessageV1) -> str | None:
-    """Return what a message has in common with others that need about as many compute units.
+    """Return a key that is equal for messages that need about the same compute units.
 
-    None: what it needs depends on more than that, such as the addresses that are searched for the account
-    that it creates.
+    None if the need depends on more, such as the search for the address of an account that it creates.
     """
     if not isinstance(message, Message):
         return None
@@ -112,7 +111,7 @@ def _shape(steps: Iterable[tuple[Pubkey, bytes]]) -> str | None:
         if program == ASSOCIATED_TOKEN_PROGRAM:
             return None
         if program != COMPUTE_BUDGET_PROGRAM:
-            # The first byte tells what a program is asked for; a memo is text from its start.
+            # The first byte identifies the instruction; the data of a memo is text from the start.
             asked = b"" if program == MEMO_PROGRAM else data[:1]
             parts.append(f"{program}:{asked.hex()}:{len(data) // _SAME_LENGTH_BYTES}")
     return " ".join(parts)

@@ -1,7 +1,7 @@
-"""The transactions of the service: a pure function for each operation, from arguments to signed bytes.
+"""The transactions of the service: a pure function for each, from arguments to signed bytes.
 
-All of it is local and synchronous, so that the signed bytes can be stored in the same commit as the decision
-to send them. Nothing here sends, waits or reads a chain. Those of sessions are in `escrow.py`.
+All of it is local and synchronous, so that the signed bytes are stored in the same commit as the decision to
+send them. Nothing here sends, waits or reads a chain. The transactions of sessions are in `escrow.py`.
 """
 
 import hashlib
@@ -33,24 +33,24 @@ from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction, with_units_for
 
 MAX_MEMO_BYTES: Final = 769
-"""The longest memo, in bytes of UTF-8, that fits into a transfer, whatever it says of its compute budget."""
+"""The longest memo, in bytes of UTF-8, that fits into a transfer with any compute budget."""
 
 MOST_PROVISIONED: Final = 10
-"""How many accounts one transaction can put on chain, whatever it says of its compute budget."""
+"""How many accounts one transaction can provision, with any compute budget."""
 
 MemoMode = Literal["id", "full"]
 
 
 def memo_text(transfer_id: str, caller_memo: str | None, mode: MemoMode = "id") -> str:
-    """Return what a transfer says on chain (interface T10).
+    """Return the memo of a transfer (interface T10).
 
-    It always starts with the transfer's id, which makes two equal transfers two transactions.
+    It always starts with the transfer's id, so that two equal transfers are two transactions.
 
     Args:
         transfer_id: of the transfer.
         caller_memo: the caller's memo, which may be private; None or empty for none.
         mode: `id` publishes nothing of the caller's memo; `full` publishes it, or `sha256:` and its hex
-            digest where it is too long.
+            digest if it is too long.
     """
     if mode == "id" or not caller_memo:
         return transfer_id
@@ -71,7 +71,7 @@ def transfer(
     amount_micro: int,
     memo: str,
 ) -> SignedTransaction:
-    """Return a transfer from an account's token account.
+    """Build a transfer from an account's token account.
 
     Args:
         signer: holds the keys.
@@ -79,12 +79,12 @@ def transfer(
         usdc_mint: address of the USDC mint.
         account_index: whose spending key signs.
         source: the account's token account.
-        recipient: the token account that is paid.
+        recipient: the token account to pay.
         amount_micro: micro-USDC to move, at least 1.
         memo: see `memo_text`.
 
     Raises:
-        TransactionTooLargeError: the memo passes `MAX_MEMO_BYTES`.
+        TransactionTooLargeError: the memo exceeds `MAX_MEMO_BYTES`.
     """
     key = spending_key(account_index)
     pay = instructions.transfer_checked(
@@ -105,22 +105,23 @@ def provision_accounts(
     present_lamports: Mapping[int, int],
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what puts accounts on chain: their authority addresses, funded, and their token accounts.
+    """Build the transaction that funds the authority addresses of accounts and creates their token accounts.
 
     See interface A10.
 
-    It can be repeated: token accounts are created where there are none, and lamports are only topped up.
+    It can be repeated: only missing token accounts are created, and lamports are only topped up.
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one; its compute limit counts for each of the accounts.
+        blockhash: a recent one; its compute limit applies per account.
         usdc_mint: address of the USDC mint.
-        present_lamports: for each account by its index, what its authority address holds already, 0 when it
-            does not exist; up to `MOST_PROVISIONED` accounts.
-        rent_exempt_lamports: what each is to hold: the rent exemption of 0 bytes, or 0 to leave it unfunded.
+        present_lamports: the current lamports of each account's authority address by the account's index, 0
+            if it does not exist; up to `MOST_PROVISIONED` accounts.
+        rent_exempt_lamports: target lamports of each: the rent exemption of 0 bytes, or 0 to leave it
+            unfunded.
 
     Raises:
-        TransactionTooLargeError: there are too many.
+        TransactionTooLargeError: too many accounts.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     steps: list[Instruction] = []
@@ -140,7 +141,7 @@ def provision_accounts(
 def create_token_account(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, owner: str
 ) -> SignedTransaction:
-    """Return what creates the associated token account of any owner, at the treasury's cost; repeatable."""
+    """Build the creation of an owner's associated token account, paid by the treasury; repeatable."""
     create = instructions.create_associated_token_account_idempotent(
         payer=Pubkey.from_string(signer.address(TREASURY)),
         owner=Pubkey.from_string(owner),
@@ -152,7 +153,7 @@ def create_token_account(
 def mint(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, token_account: str, amount_micro: int, memo: str
 ) -> SignedTransaction:
-    """Return what mints test USDC.
+    """Build a minting of test USDC.
 
     Args:
         signer: holds the keys.
@@ -160,7 +161,7 @@ def mint(
         usdc_mint: address of a mint whose authority is the test mint authority.
         token_account: receives the new money.
         amount_micro: micro-USDC to mint, at least 1.
-        memo: distinct for each minting: equal transactions under one blockhash are one.
+        memo: different for each minting: equal transactions with one blockhash are one.
     """
     create = instructions.mint_to_checked(
         mint=Pubkey.from_string(usdc_mint),
@@ -174,14 +175,14 @@ def mint(
 def airdrop(
     signer: Signer, blockhash: Blockhash, *, recipient: str, lamports: int, memo: str
 ) -> SignedTransaction:
-    """Return what gives SOL of the treasury away.
+    """Build a transfer of SOL from the treasury.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one.
         recipient: address that receives it.
-        lamports: how much.
-        memo: distinct for each: equal transactions under one blockhash are one.
+        lamports: the amount.
+        memo: different for each: equal transactions with one blockhash are one.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     give = instructions.transfer_lamports(treasury, Pubkey.from_string(recipient), lamports)
@@ -197,20 +198,20 @@ def write_policy_record(
     present: tuple[int, int] | None,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Return what makes an account's policy record say `record`, creating it if there is none.
+    """Build the transaction that sets an account's policy record, creating it if it does not exist.
 
     See interface PO12.
 
-    The policy itself is written where it is publishable and fits the packet, which holds some 430 bytes of it
-    beside a creation and over 700 beside an update, both less 52 with a compute budget. Elsewhere the field
-    is removed, so that an older policy never stands beside a newer digest.
+    The policy itself is included if it is publishable and fits the packet, which has room for about 430 bytes
+    with a creation and over 700 with an update, both less 52 with a compute budget. Otherwise the field is
+    removed, so that an old policy is never combined with a newer digest.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one.
-        account_index: whose record: its address is that of `record_key(account_index)`.
-        record: what it is to say.
-        present: lamports and bytes of data at that address now; None where there is nothing.
+        account_index: the account; the record's address is that of `record_key(account_index)`.
+        record: the new content.
+        present: lamports and bytes of data currently at that address; None if the record does not exist.
         rent_exempt_lamports: the rent exemption of `record.size` bytes.
     """
     address = Pubkey.from_string(signer.address(record_key(account_index)))
@@ -243,7 +244,7 @@ def write_policy_record(
 
 def _create_record(address: Pubkey, authority: Pubkey, name: str) -> list[Instruction]:
     return [
-        # Not the lone `create_account`: it fails for good once a stranger has sent a lamport there.
+        # Not a single `create_account`: it fails permanently once a third party has sent a lamport there.
         instructions.allocate(address, RECORD_MINT_BYTES),
         instructions.assign(address, instructions.TOKEN_2022_PROGRAM),
         instructions.initialize_metadata_pointer(address),

@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import json
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -17,6 +19,7 @@ from agentpay.contract.printable import printable
 from agentpay_server.cli.output import Output, styled, takes_json
 from agentpay_server.cli.values import Host, Seconds
 from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
+from agentpay_server.installation import install_command
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
@@ -64,6 +67,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
+@click.option(
+    "--mcp",
+    "has_tools",
+    is_flag=True,
+    help="Also create a funded, limited account and print the configuration of an MCP server for it.",
+)
 @click.option("--for", "seconds", type=Seconds(), metavar="SECONDS", help="Stop after this time.")
 @takes_json
 def demo(
@@ -76,6 +85,7 @@ def demo(
     seconds: float | None,
     allowed_hosts: tuple[str, ...],
     no_dashboard: bool,
+    has_tools: bool,
     is_json: bool,
 ) -> None:
     """Run a server with sample agents that pay, are rejected, and wait for approval.
@@ -115,7 +125,10 @@ def demo(
             None if operator_key else server.operator_key,
             story_seed,
             has_console=not no_dashboard,
+            tools=world.tools() if has_tools else None,
         )
+        if has_tools and find_spec("mcp") is None:
+            output.note(f"The MCP server needs the extra mcp: {install_command('mcp')}")
         if seed is not None:
             output.note("Warning: anyone who knows --seed can compute all keys of this server.")
         for number in itertools.count() if steps is None else range(steps):
@@ -180,10 +193,17 @@ class _StopRequested(BaseException):
 
 
 def _introduce(
-    output: Output, base_url: str, operator_key: str | None, seed: int, *, has_console: bool
+    output: Output,
+    base_url: str,
+    operator_key: str | None,
+    seed: int,
+    *,
+    has_console: bool,
+    tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
-        output.document({"demo": {"base_url": base_url, "operator_key": operator_key, "seed": seed}})
+        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed, **(tools or {})}
+        output.document({"demo": told})
         return
     output.line(
         Text(
@@ -199,6 +219,11 @@ def _introduce(
         output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
     output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
+    if tools is not None:
+        title = "Configuration of an MCP server for a model, with an account of its own:"
+        output.line(Text(title, style="bold"))
+        for line in json.dumps(tools, indent=2).splitlines():
+            output.line(Text(line))
     output.line(f"--seed {seed} runs the same story again. Press Ctrl-C to stop.")
     output.line()
 

@@ -6,6 +6,7 @@ follow from that are shown as steps.
 """
 
 import random
+import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -21,6 +22,7 @@ RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"
 BUYER: Final = "Data buyer"
 INTERN: Final = "Intern bot"
+MODEL: Final = "Model"
 DATASETS: Final = "Dataset shop"
 INFERENCE: Final = "Inference house"
 AIRLINE: Final = "Airline"
@@ -33,6 +35,11 @@ _POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The agents and their policies. The data buyer may also pay only two shops."""
 
+_MODEL_POLICY: Final[Mapping[str, Any]] = {
+    "max_single_transfer": 5,
+    "max_daily_spend": 20,
+    "escalation_threshold": 3,
+}
 _CAP_USDC: Final = Decimal(3)
 _PRICE_USDC: Final = Decimal("0.35")
 _LOW_USDC: Final = 20
@@ -101,6 +108,20 @@ class DemoWorld:
         for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
             self._do(act)
         self._has_begun = True
+
+    def tools(self) -> dict[str, Any]:
+        """Create an account for a model, and return the configuration of an MCP server with its tools.
+
+        It can spend 20 USDC a day and 5 at a time; from 3 USDC a person must approve.
+        """
+        account_id = self._operator.accounts.create(name=MODEL).account_id
+        self._server.sandbox.fund(account_id, 100)
+        self._operator.policies.update(account_id, **_MODEL_POLICY)
+        key = self._server.console.agent_keys.create(account_id, name="MCP").key
+        env = {"AGENTPAY_BASE_URL": self._server.base_url, "AGENTPAY_API_KEY": key}
+        # The interpreter rather than `agentpay-mcp`: a host need not have the environment on its path.
+        started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
+        return {"mcpServers": {"agentpay": started}}
 
     def step(self) -> None:
         """Perform one more step, and show it."""

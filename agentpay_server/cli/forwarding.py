@@ -13,8 +13,8 @@ from attrs import frozen
 
 from agentpay._deliveries import signed_headers
 from agentpay.contract import codec
-from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.errors import FieldFault
+from agentpay.contract.events import Event
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import SECOND_US
@@ -75,13 +75,13 @@ class Forwarder:
         self._poster = HttpPoster(public_only=False)
         self._in_flight: set[asyncio.Task[None]] = set()
 
-    def start(self, event: RecordedEvent) -> None:
+    def start(self, event: Event) -> None:
         """Start forwarding an event; each attempt is reported."""
         task = asyncio.get_running_loop().create_task(self.forward(event))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
 
-    async def forward(self, event: RecordedEvent) -> None:
+    async def forward(self, event: Event) -> None:
         """Post an event until it is received or all attempts have failed."""
         body = codec.print_json(codec.unstructure(event))
         for attempt in count(1):

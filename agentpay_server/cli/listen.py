@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 
 from agentpay import AsyncAgentPay, errors
-from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.cli.connection import Address, address_of, reported_errors, takes_address
@@ -131,7 +131,7 @@ class Listener:
                         if forwarder is not None:
                             forwarder.start(event)
 
-    async def _look(self, feed: "_Feed") -> list[RecordedEvent]:
+    async def _look(self, feed: "_Feed") -> list[Event]:
         """Return new events; retries for as long as the server does not respond."""
         is_reported = False
         while True:
@@ -161,11 +161,13 @@ class Listener:
         if forward_to is not None:
             self._output.note(f"Forwarding to {forward_to}, signed with {secret or 'the secret you passed'}")
 
-    def _print_event(self, event: RecordedEvent) -> None:
+    def _print_event(self, event: Event) -> None:
         if self._output.is_json:
             self._output.document({"event": event})
             return
-        data = (f"{name}={_shown(value)}" for name, value in event.data.items() if value is not None)
+        data = (
+            f"{name}={_shown(value)}" for name, value in event.to_dict()["data"].items() if value is not None
+        )
         self._output.line(event.created_at, event.type, event.id, *data)
 
     def _print_forward(self, forward: Forward) -> None:
@@ -194,7 +196,7 @@ class _Feed:
         self._account_id = account_id
         self._known: set[str] | None = None
 
-    async def fresh(self) -> list[RecordedEvent]:
+    async def fresh(self) -> list[Event]:
         """Return new events; an empty list at the first call, which only records the existing ones."""
         page = await self._server.console.events.list(account_id=self._account_id, limit=_PAGE)
         seen = list(page.data)

@@ -110,48 +110,55 @@ def simulate(
                 "first_seed": seed,
                 "runs": number,
                 "simulated_seconds": round(show.seconds),
+                "times_real_time": round(show.seconds / show.cpu_seconds),
                 "operations": show.calls,
                 "faults": show.faults,
                 "crashes": show.crashes,
+                "landings": show.landed,
                 "violations": 0,
             }
         )
     else:
-        click.echo(f"{number} runs from seed {seed}: {show.line()}")
+        times = show.seconds / show.cpu_seconds
+        click.echo(f"{number} runs from seed {seed}, {times:.0f} times real time: {show.line()}")
 
 
 class _Progress:
     """Counts over all runs, shown as a line on standard error."""
 
     def __init__(self) -> None:
-        self.seconds, self.calls, self.faults, self.crashes = 0.0, 0, 0, 0
-        self._ended = (0.0, 0, 0, 0)
+        self.seconds, self.cpu_seconds = 0.0, 0.0
+        self.calls, self.faults, self.crashes, self.landed = 0, 0, 0, 0
+        self._ended = (0.0, 0, 0, 0, 0)
         self._drawn_at = 0.0
         self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, world: "World") -> None:
         """Show the progress of a world."""
-        seconds, calls, faults, crashes = self._ended
+        seconds, calls, faults, crashes, landed = self._ended
         self.seconds, self.calls = seconds + world.loop.time(), calls + len(world.calls)
         self.faults, self.crashes = faults + len(world.faults.struck), crashes + world.crashes
+        self.landed = landed + world.cluster.executed
         self._draw()
 
     def ended(self, outcome: "Outcome") -> None:
         """Count a run that has ended."""
-        seconds, calls, faults, crashes = self._ended
+        seconds, calls, faults, crashes, landed = self._ended
         self._ended = (
             seconds + outcome.seconds,
             calls + len(outcome.calls),
             faults + len(outcome.struck),
             crashes + outcome.crashes,
+            landed + outcome.landed,
         )
-        self.seconds, self.calls, self.faults, self.crashes = self._ended
+        self.seconds, self.calls, self.faults, self.crashes, self.landed = self._ended
+        self.cpu_seconds += outcome.cpu_seconds
 
     def line(self) -> str:
         """Return all counts."""
         return (
             f"{_clock(self.seconds)} simulated, {self.calls} operations, {self.faults} faults, "
-            f"{self.crashes} crashes, violations: 0"
+            f"{self.crashes} crashes, {self.landed} landings, violations: 0"
         )
 
     def close(self) -> None:

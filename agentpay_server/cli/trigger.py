@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from agentpay import AgentPay
-from agentpay.contract.deliveries import RecordedEvent
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import AnyEvent
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay_server.cli.connection import RefusedError, takes_server
 from agentpay_server.cli.output import Output
@@ -71,17 +71,17 @@ def trigger(
 
 def _awaited(
     server: AgentPay, event_type: EventType, account_id: str, trace: Trace, known: set[str]
-) -> RecordedEvent | None:
+) -> AnyEvent | None:
     """Return the event; some stores write it a moment after the response."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         for event in _newest(server, event_type, account_id):
-            if event.id not in known and event.data.get(trace.field) == trace.value:
+            if event.id not in known and event.to_dict()["data"].get(trace.field) == trace.value:
                 return event
         if time.monotonic() > deadline:
             return None
         time.sleep(_LOOK_EVERY_SECONDS)
 
 
-def _newest(server: AgentPay, event_type: EventType, account_id: str) -> tuple[RecordedEvent, ...]:
-    return server.console.events.list(type=event_type, account_id=account_id, limit=100).data
+def _newest(server: AgentPay, event_type: EventType, account_id: str) -> tuple[AnyEvent, ...]:
+    return server.console.events.list(type=event_type.value, account_id=account_id, limit=100).data

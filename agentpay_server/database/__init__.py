@@ -1,1 +1,1 @@
-"""Where a server keeps what it knows: runners of units of work, tables, migrations."""
+"""Access to the database: engines that run units of work, tables, migrations."""

@@ -1,7 +1,7 @@
-"""What a unit of work sees of the database, whichever engine it is.
+"""The database connection that a unit of work receives, independent of the engine.
 
-It is the part of SQLAlchemy's `Connection` that the statements need, and that one satisfies it. SQLite has an
-implementation of its own (`sqlite.py`).
+A `Connection` is the part of SQLAlchemy's that the statements need; SQLAlchemy's own satisfies it. SQLite has
+a separate implementation (`sqlite.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from sqlalchemy import Executable
 Parameters = Mapping[str, Any]
 
 PLANNED_EACH_TIME: Final = {"agentpay_planned_each_time": True}
-"""Execution options of a statement whose best plan depends on what is there, for engines that keep plans."""
+"""Execution options of a statement whose best plan depends on the data: engines must not cache its plan."""
 
 
 class ConflictError(Exception):
-    """A row would break a constraint of its table: somebody else was first."""
+    """A row would violate a constraint of its table: another transaction was first."""
 
 
 class Rows(Protocol):
@@ -30,7 +30,7 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Sequence[Any]]: ...
 
     def one_or_none(self) -> Sequence[Any] | None:
-        """Return the only row, or None if there is none; more than one is an error."""
+        """Return the only row, or None without one; more than one is an error."""
         ...
 
     def scalars(self) -> Iterator[Any]:
@@ -42,7 +42,7 @@ class Rows(Protocol):
         ...
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
+        """Return the only column of the only row, or None without a row."""
         ...
 
 
@@ -55,6 +55,6 @@ class Connection(Protocol):
         """Run a statement; with a sequence of parameters, once for each of them.
 
         Raises:
-            ConflictError: a row would break a constraint.
+            ConflictError: a row would violate a constraint.
         """
         ...

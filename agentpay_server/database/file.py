@@ -1,22 +1,23 @@
-"""SQLite in a file: one connection, one thread that writes, and units that are on disk together.
+"""SQLite in a file: one connection, one writer thread, and group commits.
 
-How it is used:
+Usage:
 
     database = FileDatabase(directory / "store.sqlite3")  # opened and locked; DatabaseInUseError if taken
     await database.create_missing(metadata)  # or `await migrations.upgrade(database)`
     await database.run(unit, ...)  # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
-    await database.read(unit, ...)  # one state of the database; nothing stays changed
-    await database.close()  # after everything that waits in line
+    await database.read(unit, ...)  # one consistent state of the database; changes are rolled back
+    await database.close()  # after all queued units
 
-It may be used from any event loop and any thread. A file belongs to one `FileDatabase` at a time, in this
-process or another: the lock is SQLite's own and goes with the process, however that ends.
+It may be used from any event loop and any thread. A file belongs to one `FileDatabase` at a time, across
+processes: SQLite holds the lock, and releases it when the process ends for any reason.
 
-A commit is on disk before its caller hears of it (`synchronous=FULL`). The disk is what a unit waits for, so
-all units that have come meanwhile are one transaction, each behind a savepoint of its own: one that fails is
-undone alone, and none is answered before the commit of all. A read that finds the connection free does not
-wait for the thread; what has not been committed, none of them sees.
+`run` returns only once the commit is on disk (`synchronous=FULL`). Since the disk is the bottleneck, all
+units that are queued at that time share one transaction, each with its own savepoint. A unit that fails is
+rolled back without affecting the others, and no caller gets a result before the shared commit. A read that
+finds the connection free runs at once, without the thread; reads see committed data only.
 
-A caller that is cancelled gives up its place in line; once its unit has begun, it runs to its commit.
+If a caller is cancelled while its unit is queued, the unit is dropped. A unit that has begun runs to its
+commit.
 """
 
 import asyncio
@@ -42,10 +43,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOCK_WAIT_SECONDS: Final = 1.0
-"""How long a start waits for a predecessor that is just letting go of the file."""
+"""How long a start waits for a previous server that is about to release the file."""
 
 _TOGETHER: Final = 64
-"""How many units are one transaction at most: the first of them waits for the last."""
+"""The most units in one transaction: the first of them waits for the last."""
 
 
 class _Kind(Enum):
@@ -58,7 +59,7 @@ class _Kind(Enum):
 
 @frozen(eq=False)
 class _Job:
-    """What waits for the thread: what is called, and who is told of the outcome."""
+    """A queued job: the function to call, and the future that receives its result."""
 
     kind: _Kind
     work: Callable[[], Any]
@@ -73,11 +74,11 @@ class FileDatabase:
     """Runs units of work on a SQLite file.
 
     Args:
-        path: the file; made if it is not there. Its directory must exist.
+        path: the file; created if missing. Its directory must exist.
 
     Raises:
         DatabaseInUseError: another server holds the file.
-        DatabaseUnavailableError: it cannot be opened, or is no database.
+        DatabaseUnavailableError: it cannot be opened, or is not a SQLite database.
     """
 
     is_inline: ClassVar[bool] = False
@@ -87,7 +88,7 @@ class FileDatabase:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_open = True
-        # Held by whichever thread uses the connection.
+        # Held by the thread that is using the connection.
         self._in_use = threading.Lock()
         self._driver = _opened(path)
         self._connection = SqliteConnection(self._driver)
@@ -96,7 +97,7 @@ class FileDatabase:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """The path of the file."""
         return self._path
 
     async def run(
@@ -113,7 +114,7 @@ class FileDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile.
+        """Run `unit(connection, ...)`, which must not change anything; no other unit runs meanwhile.
 
         Raises:
             DatabaseUnavailableError: the disk fails.
@@ -140,15 +141,15 @@ class FileDatabase:
         return cast("T", result)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create those tables and indexes that the database does not have yet."""
+        """Create the tables and indexes that are missing."""
         await self._on_thread(_Kind.ALONE, lambda: create_missing(self._driver, tables))
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the connection itself, outside of any transaction: for migrations and copies."""
+        """Run `work` on the raw connection, outside any transaction: for migrations and copies."""
         return await self._on_thread(_Kind.ALONE, lambda: work(self._driver))
 
     async def close(self) -> None:
-        """Finish what waits in line, and let go of the file. Calling it again does nothing."""
+        """Finish all queued units and release the file. Closing twice is allowed."""
         with self._lock:
             was_open, self._is_open = self._is_open, False
             if not was_open:
@@ -184,14 +185,14 @@ class FileDatabase:
                     following = self._jobs.get_nowait()
                 except Empty:
                     break
-                # The end of all jobs follows the closing of the connection, which is alone.
+                # None is queued after the closing job, and that one, which is ALONE, ends this loop.
                 assert following is not None  # noqa: S101
                 jobs.append(following)
             with self._in_use:
                 self._run_all(jobs)
 
     def _run_all(self, jobs: "list[_Job]") -> None:
-        # Reads first: they see what is committed, and need not wait for what is not.
+        # Reads first: they see only committed data and need not wait for the writes.
         for job in jobs:
             if job.kind is _Kind.READ:
                 self._run_one(job, job.work)
@@ -215,14 +216,14 @@ class FileDatabase:
             result = work()
             self._driver.execute("COMMIT")
         except BaseException:
-            # Some failures of SQLite end the transaction by themselves.
+            # Some SQLite failures end the transaction on their own.
             if self._driver.in_transaction:
                 self._driver.execute("ROLLBACK")
             raise
         return result
 
     def _together(self, jobs: "list[_Job]") -> "list[_Answer] | None":
-        """Run units in one transaction; None if it was undone as a whole, and each is to have its own."""
+        """Run units in one transaction; None if it was rolled back, and each needs its own transaction."""
         answers: list[_Answer] = []
 
         def units() -> None:
@@ -232,7 +233,7 @@ class FileDatabase:
                 self._driver.execute("SAVEPOINT unit")
                 result, failure = _attempt(job.work)
                 if failure is not None:
-                    # Fails where a failure of SQLite has ended the transaction, and with it the units before.
+                    # Raises if the failure has ended the whole transaction, including the units before.
                     self._driver.execute("ROLLBACK TO unit")
                 self._driver.execute("RELEASE unit")
                 answers.append((job, result, failure))
@@ -253,12 +254,12 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _answer(answers: "list[_Answer]") -> None:
-    """Tell the callers what came of their jobs, those on one event loop together."""
+    """Deliver the results to the callers, grouped by event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
     for answer in answers:
         by_loop.setdefault(answer[0].loop, []).append(answer)
     for loop, its in by_loop.items():
-        # The loop may have ended, and with it whoever waited.
+        # The loop may have ended, together with its callers.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, its)
 
@@ -275,7 +276,7 @@ def _resolve(answers: "list[_Answer]") -> None:
 
 def _opened(path: Path) -> sqlite3.Connection:
     try:
-        # Memos and names are nobody else's business; SQLite gives the files beside it the same permissions.
+        # Memos and names are private. SQLite creates its -wal and -shm files with the same permissions.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         driver = sqlite3.connect(
             path,
@@ -291,7 +292,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         driver.execute("PRAGMA locking_mode=EXCLUSIVE")
         driver.execute("PRAGMA journal_mode=WAL")
         driver.execute("PRAGMA synchronous=FULL")
-        # Takes the lock that reading alone would not.
+        # Takes the lock; reading does not.
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("COMMIT")
     except sqlite3.DatabaseError as error:

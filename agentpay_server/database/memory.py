@@ -1,4 +1,4 @@
-"""SQLite in memory: units run inline, on the thread that made the database."""
+"""SQLite in memory: units run inline, on the thread that created the database."""
 
 import sqlite3
 import threading
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 class MemoryDatabase:
-    """SQLite in memory: one connection, held by the thread that made it, units run inline.
+    """SQLite in memory: one connection; units run inline on the thread that created it.
 
-    A new database is a copy of a template that was laid out once in the process.
+    A new database is a copy of a template that is built once per process.
     """
 
     is_inline: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        # sqlite3's own transaction control is off: it would begin only at the first write.
+        # sqlite3's own transaction control is off: it would begin a transaction only at the first write.
         self._driver = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
@@ -50,22 +50,22 @@ class MemoryDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing; nothing else runs meanwhile."""
+        """Run `unit(connection, ...)`, which must not change anything; no other unit runs meanwhile."""
         self._check_thread()
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create those tables and indexes that the database does not have yet."""
+        """Create the tables and indexes that are missing."""
         self._check_thread()
         create_missing(self._driver, tables)
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the connection itself, outside of any transaction: for migrations."""
+        """Run `work` on the raw connection, outside any transaction: for migrations."""
         self._check_thread()
         return work(self._driver)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings the whole database back to what it holds now; no unit is running."""
+        """Return a function that restores the current contents. No unit may be running."""
         self._check_thread()
         pages = self._driver.serialize()
 
@@ -76,19 +76,19 @@ class MemoryDatabase:
         return restore
 
     async def close(self) -> None:
-        """Let go of the connection, and with it of all data."""
+        """Close the connection and discard all data."""
         self._driver.close()
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a database in memory belongs to the thread that made it")
+            raise RuntimeError("an in-memory database was used outside the thread that created it")
 
 
 @cache
 def _template() -> bytes:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
-        # A transaction copies the pages that it changes, so that it can be undone: small ones cost less.
+        # For rollback, a transaction copies the pages that it changes: small pages cost less.
         connection.exec_driver_sql("PRAGMA page_size = 1024")
         metadata.create_all(connection)
         connection.commit()

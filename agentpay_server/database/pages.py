@@ -1,7 +1,7 @@
-"""Cursors of lists: opaque texts that are bound to their list (interface R15).
+"""Cursors of lists: opaque strings, each valid for one list (interface R15).
 
-A cursor holds the sequence number below which the next page starts, and a digest of it with the name and the
-owner of its list, so that a cursor of another list, and an invented one, is recognised.
+A cursor holds the sequence number below which the next page starts, and a digest over that number and the
+name and owner of its list. The digest detects made-up cursors and cursors of other lists.
 """
 
 import base64
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 @frozen
 class List:
-    """One list that can be paged through: its name, and whose it is."""
+    """A list that can be paged through: its name and its owner."""
 
     name: str
     owner: str
@@ -35,7 +35,7 @@ class List:
         """Return the sequence number below which the page after `cursor` starts.
 
         Raises:
-            Problem: `invalid_request`: not a cursor of this list.
+            Problem: `invalid_request`: the cursor does not belong to this list.
         """
         if not cursor:
             return _START
@@ -44,7 +44,7 @@ class List:
         except (UnicodeEncodeError, binascii.Error):
             raw = b""
         seq = int.from_bytes(raw[:_SEQ_BYTES], "big")
-        # Comparing texts refuses the other spellings that base64 has for the same bytes, too.
+        # Comparing the encoded texts also refuses other base64 spellings of the same bytes.
         if len(raw) != _SEQ_BYTES + _DIGEST_BYTES or seq >= _START or self._cursor(seq) != cursor:
             raise invalid(FieldFault(field="cursor", message="must be the cursor of a page of this list"))
         return seq
@@ -57,7 +57,7 @@ class List:
         seq: Callable[[Row], int],
         item: Callable[[Row], Item],
     ) -> PageBody[Item]:
-        """Return a page of at most `limit` items; one row more tells that there is another page."""
+        """Return a page of at most `limit` items. An extra row indicates that there is a next page."""
         has_more = len(rows) > limit
         shown = rows[:limit]
         return PageBody(

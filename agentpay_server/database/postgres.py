@@ -1,12 +1,12 @@
-"""PostgreSQL: a pool of connections, units of work in their own transactions, locks where statements ask.
+"""PostgreSQL: pooled connections; units of work have their own transactions and take locks explicitly.
 
-A unit runs at READ COMMITTED with the row locks that its statements take, a read at REPEATABLE READ, so that
-all its statements see one state. What the engine gives up to resolve a deadlock is run again; so is what was
-cut off before COMMIT was sent, which certainly changed nothing. Once COMMIT was sent, a lost connection is
-`DatabaseUnavailableError`: the outcome is not known, and never guessed.
+A unit runs at READ COMMITTED with explicit row locks; a read runs at REPEATABLE READ, so that all its
+statements see one state. A unit is retried if PostgreSQL aborted it to resolve a deadlock, or if the
+connection was lost before COMMIT was sent: in both cases nothing was changed. A connection lost after COMMIT
+was sent raises `DatabaseUnavailableError`, because the outcome is unknown.
 
-All tables live in one schema. Any number of servers may share it, and servers with schemas of their own share
-a database without meeting. A server that must be alone in its schema takes `hold_alone` first.
+All tables live in one schema. Any number of servers may share it, and servers with different schemas can
+share a database. A server that needs exclusive use of its schema takes `hold_alone` first.
 """
 
 import asyncio
@@ -39,23 +39,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 POOL_SIZE: Final = 16
-"""Connections that one server holds at most; units beyond that wait for one."""
+"""The most connections per server; further units wait for one."""
 
 _TRIES: Final = 5
 _TRYING_SECONDS: Final = 15.0
-"""How long a unit may have taken to be tried again: each try on a dead network takes its full time."""
+"""A unit is not retried after this time: on a dead network every attempt takes its full timeout."""
 
 _GIVEN_UP: Final = {"40001", "40P01"}
-"""SQLSTATEs of a transaction that was undone for another's sake: serialization failure, deadlock."""
+"""SQLSTATEs of a transaction aborted in favour of another: serialization failure, deadlock."""
 
 _SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
-"""SQLSTATEs of a server that shuts down, has crashed, or is not up yet."""
+"""SQLSTATEs of a server that is shutting down, has crashed, or is still starting."""
 
 _MAY_PASS: Final = {"08", "53"}
-"""Classes of SQLSTATEs that pass: a connection that failed, a server that has no room."""
+"""Classes of SQLSTATEs that are temporary: a failed connection, a server out of resources."""
 
 _OUR_FAULTS: Final = {"22", "25", "42"}
-"""Classes of SQLSTATEs that no other try would get around: a wrong value, transaction or statement."""
+"""Classes of SQLSTATEs for which a retry is pointless: an invalid value, transaction or statement."""
 
 _URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
 
@@ -76,10 +76,10 @@ class PostgresDatabase:
 
     Args:
         url: `postgresql://user:password@host:port/name`, with `?host=/directory` for a socket.
-        schema: holds all tables; made where it does not exist. No table outside it is ever read.
+        schema: holds all tables; created if missing. No table outside it is ever read.
 
     Raises:
-        ValueError: `url` is not one of a PostgreSQL database, or `schema` cannot name one.
+        ValueError: `url` is not a PostgreSQL URL, or `schema` is not a valid name.
     """
 
     is_inline: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class PostgresDatabase:
         self._schema = check_database_schema(schema)
         self._pool = Pool(self._url, POOL_SIZE, schema=schema)
         self._under_way: set[asyncio.Task[Any]] = set()
-        # The code of units that are known to read with more than one statement.
+        # The code objects of units that are known to read with more than one statement.
         self._reads_of_many: set[object] = set()
         self._holder: Session | None = None
         self._probing: asyncio.Task[None] | None = None
@@ -102,10 +102,10 @@ class PostgresDatabase:
     ) -> T:
         """Run `unit(connection, ...)` in one transaction and return its result after the commit.
 
-        A caller that is cancelled stops nothing: what has begun runs to its commit.
+        If the caller is cancelled, a unit that has begun still runs to its commit.
 
         Raises:
-            DatabaseUnavailableError: there is no answer, and it may or may not be committed.
+            DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
             RuntimeError: the database is closed.
         """
         return await self._to_its_end(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
@@ -113,29 +113,29 @@ class PostgresDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing, on one state of the database.
+        """Run `unit(connection, ...)`, which must not change anything, on one state of the database.
 
-        A single SELECT sees one state by itself, and is not wrapped in the two other statements that a
-        transaction takes. Whether a unit has more than one shows when it runs: it is then run again, and
-        known from then on.
+        A single SELECT sees one state without a transaction, which saves two statements. A unit is first run
+        without one; if it turns out to have several statements, it is run again in a transaction, and from
+        then on always.
 
         Raises:
-            DatabaseUnavailableError: there is no answer.
+            DatabaseUnavailableError: the database did not respond.
             RuntimeError: the database is closed.
         """
         kind = getattr(unit, "__code__", type(unit))
         return await self._to_its_end(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create those tables and indexes that the database does not have yet."""
+        """Create the tables and indexes that are missing."""
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
-        """Run `work`, which changes tables, while no other server does the same in this schema.
+        """Run `work`, which changes tables, while no other server does so in this schema.
 
         Raises:
-            SchemaRefusedError: the role may not make the schema, or not its tables.
-            DatabaseUnavailableError: there is no answer.
+            SchemaRefusedError: the role may not create the schema or its tables.
+            DatabaseUnavailableError: the database did not respond.
         """
 
         def alone(connection: sqlalchemy.Connection) -> T:
@@ -160,15 +160,15 @@ class PostgresDatabase:
         return await self._to_its_end(_declaring(laid_out()))
 
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
-        """Keep every other server that asks for the same away from this schema, until it is closed.
+        """Acquire exclusive use of this schema until closing, against all servers that ask for the same.
 
         Args:
-            lost: called once others are kept away no longer. What runs on the database is cut off, and
-                nothing runs on it from then on.
+            lost: called if the exclusive use is lost. Running units are aborted, and no unit runs from then
+                on.
 
         Raises:
-            DatabaseInUseError: another server holds it.
-            DatabaseUnavailableError: there is no answer.
+            DatabaseInUseError: another server has it.
+            DatabaseUnavailableError: the database did not respond.
         """
         if self._holder is None:
             holder = await _declaring(self._hold())
@@ -177,15 +177,15 @@ class PostgresDatabase:
             self._probing = asyncio.get_running_loop().create_task(_probe(holder))
 
     async def close(self) -> None:
-        """Finish what is under way and let go of all connections. Calling it again does nothing.
+        """Finish running units and close all connections. Closing twice is allowed.
 
-        What does not end within five seconds is cut off, as on a network that lets packets vanish.
+        Units that take longer than five seconds are aborted, for example on a network that drops packets.
         """
         self._is_open = False
         if self._under_way:
             _, late = await asyncio.wait(self._under_way, timeout=_LAST_UNITS_SECONDS)
             if late:
-                # Before the units, which would else ask for a rollback and wait for the answer.
+                # Before the units: they would otherwise send a rollback and wait for the response.
                 self._pool.cut_off()
                 for unit in late:
                     unit.cancel()
@@ -202,7 +202,7 @@ class PostgresDatabase:
         key = postgres_schema.lock_key("alone", self._schema)
         is_held = False
         try:
-            # A server that was killed holds it until PostgreSQL has noticed that it is gone.
+            # A killed server still holds it until PostgreSQL has noticed that its connection is gone.
             for _ in range(_HOLD_TRIES):
                 is_held = await session.driver.fetchval(_ALONE, key)
                 if is_held:
@@ -213,8 +213,8 @@ class PostgresDatabase:
                 await session.close()
         if not is_held:
             raise DatabaseInUseError(
-                f"another server holds the schema {self._schema!r} of this database; one with an embedded "
-                "chain needs it for itself: end that server, or give another --database-schema "
+                f"another server holds the schema {self._schema!r} of this database, and a server with an "
+                "embedded chain needs it exclusively. Stop that server, or choose another --database-schema "
                 "(database_schema=)"
             )
         return session
@@ -244,11 +244,11 @@ class PostgresDatabase:
     async def _repeated(
         self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
     ) -> T:
-        """Run `once` on a connection, and again on another when it certainly changed nothing."""
+        """Run `once` on a connection, and retry on another connection if nothing was changed."""
         loop = asyncio.get_running_loop()
         last_try_at = loop.time() + _TRYING_SECONDS
         for tries_left in reversed(range(_TRIES)):
-            # What tells of the loss comes a moment after it.
+            # The notification of the loss arrives slightly after it.
             if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
                 raise DatabaseUnavailableError(
                     "the connection that kept other servers away from the database was lost"
@@ -290,22 +290,23 @@ class PostgresDatabase:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
+            # Retrieved here, so that asyncio does not report it as never retrieved if no caller awaits the
+            # task.
             task.exception()
 
     def _lose_hold(self, _connection: object) -> None:
-        # Another server may hold the database from now on: this one must not touch it again.
+        # Another server may hold the schema from now on: this one must not use it again.
         if self._holder is not None:
             self._is_hold_lost = True
-            # What is not committed yet must not be: the other server decides by what it reads.
+            # Abort what is not committed: the other server relies on what it has read.
             self._pool.cut_off()
             self._lost()
 
 
 async def _probe(holder: Session) -> None:
-    """Ask now and then whether a connection is still there, and end it once it does not answer.
+    """Check periodically that a connection still responds, and close it if it does not.
 
-    A network that lets packets vanish tells neither side; and the other side lets go of the hold one day.
+    On a network that drops packets neither side notices, and PostgreSQL eventually releases the hold.
     """
     with contextlib.suppress(Exception):
         while True:
@@ -330,9 +331,9 @@ def _sqlstate(error: BaseException | None) -> str:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether an error says that the connection, or the server behind it, is gone."""
+    """Return whether an error means that the connection, or its server, is gone."""
     state = _sqlstate(error)
-    # What asyncpg says of a connection that was ended while it was idle.
+    # asyncpg's message for a connection that was closed while idle.
     is_drivers = isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))
     is_value = isinstance(error, ValueError)
     return (
@@ -344,10 +345,10 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _declared(error: Exception) -> DatabaseUnavailableError | None:
-    """Return what `Database` declares in the place of what the driver or the network raised, if it does."""
+    """Return the error that `Database` declares for an error of the driver or network, or None."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = _sqlstate(cause)
-    # A value that asyncpg cannot send is a fault of ours, and a ValueError; an option of the URL is not.
+    # A value that asyncpg cannot send is our bug, and a ValueError; an invalid option of the URL is not.
     is_our_fault = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
     if is_our_fault or state[:2] in _OUR_FAULTS:
         return None
@@ -359,7 +360,7 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
 
 
 def _may_come_back(cause: BaseException | None, state: str) -> bool:
-    """Whether waiting may help: not against a wrong name, a wrong password or a wrong certificate."""
+    """Return whether waiting may help. It does not with a wrong name, password or certificate."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return False
     is_away = state in _SERVER_LEAVES or state[:2] in _MAY_PASS
@@ -367,7 +368,7 @@ def _may_come_back(cause: BaseException | None, state: str) -> bool:
 
 
 def _said(cause: BaseException | None) -> str:
-    # A connection that does not come about in time says nothing at all.
+    # A connection timeout has no message.
     return str(cause) or type(cause).__name__
 
 
@@ -381,10 +382,10 @@ def _url(url: str) -> URL:
     parsed = parsed.set(drivername="postgresql+asyncpg")
     mode = parsed.query.get("sslmode")
     if mode is not None:
-        # libpq's name for it, which most URLs have; asyncpg knows the same values under its own.
+        # libpq's name, used by most URLs; asyncpg accepts the same values under its own name.
         parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
     unknown = parsed.query.keys() - _URL_OPTIONS
     if unknown:
-        # libpq has some that asyncpg has not: it is said now, and not by a failure of the first connection.
+        # Some options of libpq do not exist in asyncpg: refuse them now, not at the first connection.
         raise ValueError(f"a database URL takes no option {', '.join(sorted(unknown))}; leave it out")
     return parsed

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: SQLAlchemy Core on asyncpg with SQLAlchemy out of the way of every execution.
+"""Connections to PostgreSQL: SQLAlchemy Core compiles statements, asyncpg executes them directly.
 
-A statement is compiled once (`prepared.py`) and prepared once on each connection. A unit of work is a plain
-function: it runs in a greenlet, which lets the event loop go on while a statement waits for its answer.
+A statement is compiled once (`prepared.py`) and prepared once per connection. A unit of work is a plain
+function. It runs in a greenlet, so that the event loop continues while a statement waits for its result.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ T = TypeVar("T")
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
 CONNECTING_SECONDS: Final = 10.0
-"""How long a connection may take to come about."""
+"""Timeout of connecting."""
 
 _CLOSING_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 10.0
-"""How long a statement may take: milliseconds are usual, and a network that swallows it tells nobody."""
+"""Timeout of a statement. Statements usually take milliseconds; a network that drops them reports nothing."""
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
-"""An idle connection whose other side is gone is closed within some ten seconds, before anybody uses it."""
+"""An idle connection whose peer is gone is closed within about ten seconds, before it is used again."""
 
 _SETTINGS: Final = {
-    # Every statement has one good plan, whatever its parameters: made once on a connection, not each time.
+    # Every statement has one good plan for all parameters: plan once per connection, not per execution.
     "plan_cache_mode": "force_generic_plan",
-    # The same from the other side, which holds the locks of a transaction whose server is gone.
+    # The same for the server's side, which holds the locks of a transaction whose client is gone.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
@@ -47,28 +47,28 @@ _PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
 def session_settings(schema: str) -> dict[str, str]:
-    """Return what every connection to the server is set to.
+    """Return the settings of every connection.
 
     Args:
-        schema: the only one whose tables a statement finds, beside PostgreSQL's own.
+        schema: the only schema on the search path besides PostgreSQL's own.
     """
     return {**_SETTINGS, "search_path": f'"{schema}"'}
 
 
 class MoreThanOneStatement(BaseException):
-    """A unit needs a transaction: it has more than one statement, or one that is no plain SELECT."""
+    """A unit needs a transaction: it has more than one statement, or one other than a plain SELECT."""
 
 
 class UnansweredError(ConnectionAbortedError):
-    """A statement was not answered in time; the connection is given up."""
+    """A statement timed out; its connection is closed."""
 
 
 class UndoneError(Exception):
-    """A unit went on after an error that had undone its transaction, and returned."""
+    """A unit continued after an error that aborted its transaction, and returned."""
 
 
 class Session:
-    """A connection to the server, and the statements that are prepared on it.
+    """A connection to the server, with its prepared statements.
 
     Args:
         driver: asyncpg's connection.
@@ -80,43 +80,43 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be used: it is open, and nothing is left over on it."""
+        """Whether it can be used: it is open, and no transaction is open on it."""
         return not self.driver.is_closed() and not self.driver.is_in_transaction()
 
     async def in_transaction(
         self, begin: str, unit: Callable[[Connection], T], committing: Callable[[], None]
     ) -> T:
-        """Return what `unit` returns, after the commit.
+        """Run `unit` in a transaction and return its result after the commit.
 
         Args:
             begin: the statement that begins the transaction.
             unit: called with a connection.
-            committing: called when COMMIT is about to be sent.
+            committing: called just before COMMIT is sent.
         """
         await self.execute(begin)
         try:
             result = await greenlet_spawn(unit, _Connection(self))
         except BaseException:
-            # Where that fails too, the connection is not used again, and the server rolls back by itself.
+            # If the rollback fails too, the connection is discarded, and the server rolls back.
             with contextlib.suppress(Exception):
                 await self.execute("ROLLBACK")
             raise
         committing()
-        # A transaction that an error has undone ends with ROLLBACK, though COMMIT was asked for.
+        # PostgreSQL ends an aborted transaction with ROLLBACK, even if asked for COMMIT.
         if await self.execute("COMMIT") != "COMMIT":
-            raise UndoneError("a unit of work went on after its transaction was undone")
+            raise UndoneError("a unit of work continued after its transaction was aborted")
         return result
 
     async def alone(self, unit: Callable[[Connection], T]) -> T:
-        """Return what `unit` returns, whose only statement, a SELECT, is a transaction of its own.
+        """Run `unit` without a transaction and return its result. It may execute one SELECT only.
 
         Raises:
-            MoreThanOneStatement: it is not; nothing was changed.
+            MoreThanOneStatement: it does more; nothing was changed.
         """
         return await greenlet_spawn(unit, _LonelyConnection(self))
 
     async def execute(self, text: str) -> str:
-        """Run a statement without parameters, and return what the server says of it."""
+        """Run a statement without parameters, and return its status text."""
         status: str = await self._answered(self.driver.execute(text))
         return status
 
@@ -126,13 +126,13 @@ class Session:
         return _Rows(await self._answered(statement.fetch(*values)), statement.get_statusmsg())
 
     async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
-        """Run a statement for each of some sets of values, all in one go."""
+        """Run a statement once for each set of values, in one batch."""
         await self._answered((await self._prepared(text)).executemany(values))
         return _Rows([], "")
 
     async def close(self) -> None:
         """Close the connection."""
-        # Whatever becomes of that, it is the end of it.
+        # Errors while closing do not matter.
         with contextlib.suppress(Exception):
             await self.driver.close(timeout=_CLOSING_SECONDS)
 
@@ -143,10 +143,10 @@ class Session:
         return found
 
     async def _answered(self, answer: Awaitable[T]) -> T:
-        """Return what the server answers, and give the connection up once that takes too long.
+        """Return the server's result, and close the connection if it takes too long.
 
         Raises:
-            UnansweredError: it did not answer in time.
+            UnansweredError: the statement timed out.
         """
         limit = asyncio.timeout(_ANSWER_SECONDS)
         try:
@@ -155,7 +155,7 @@ class Session:
         except TimeoutError:
             if not limit.expired():
                 raise
-            # At once: to ask the server to give the statement up would wait for the same network.
+            # Closed without a cancel request, which would wait for the same network.
             self.driver.terminate()
             raise UnansweredError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s") from None
 
@@ -172,7 +172,7 @@ class _Connection:
         """Run a statement; with a sequence of parameters, once for each of them.
 
         Raises:
-            ConflictError: a row would break a constraint. The transaction is lost.
+            ConflictError: a row would violate a constraint. The transaction is aborted.
             KeyError: a parameter is missing.
         """
         try:
@@ -189,7 +189,7 @@ class _Connection:
 
 
 class _LonelyConnection(_Connection):
-    """Runs one SELECT, which needs no transaction around it."""
+    """Runs a single SELECT, without a transaction."""
 
     _is_used = False
 
@@ -199,7 +199,7 @@ class _LonelyConnection(_Connection):
         """Run the statement.
 
         Raises:
-            MoreThanOneStatement: it is not the first, or no SELECT.
+            MoreThanOneStatement: it is not the first, or not a SELECT.
         """
         if self._is_used or not isinstance(statement, Select):
             raise MoreThanOneStatement
@@ -225,13 +225,13 @@ class _Rows:
         return iter(cast("list[Row]", self._records))
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None if there is none.
+        """Return the only row, or None without one.
 
         Raises:
             ValueError: there is more than one.
         """
         if len(self._records) > 1:
-            raise ValueError("the statement has found more than one row")
+            raise ValueError("the statement returned more than one row")
         return cast("Row", self._records[0]) if self._records else None
 
     def scalars(self) -> Iterator[Any]:
@@ -246,24 +246,24 @@ class _Rows:
         """
         row = self.one_or_none()
         if row is None:
-            raise ValueError("the statement has found no row")
+            raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
+        """Return the only column of the only row, or None without a row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class Pool:
-    """The connections of one server: made when they are needed, kept when they are not.
+    """The connections of one server: opened on demand and kept open.
 
-    asyncpg's own pool would ask the server to reset every connection that is returned, and forget what is
-    prepared on it; here nothing is ever set on one.
+    asyncpg's own pool resets every returned connection, which also discards its prepared statements. Units
+    never change session state here, so no reset is needed.
 
     Args:
         url: of the database.
-        size: how many there are at most; whoever asks beyond that waits for one.
+        size: the most connections; further callers wait for one.
         schema: the schema that holds all tables.
     """
 
@@ -277,16 +277,16 @@ class Pool:
         self._is_cut_off = False
 
     async def connect(self) -> Session:
-        """Return a connection that is no part of the pool."""
+        """Open a connection that is not part of the pool."""
         driver = await asyncpg.connect(**self._options)
         _keep_alive(driver)
         return Session(driver)
 
     async def take(self) -> Session:
-        """Return a connection that nobody else uses, to be given back.
+        """Return a connection for exclusive use, to be returned with `give_back`.
 
         Raises:
-            ConnectionAbortedError: all were cut off.
+            ConnectionAbortedError: all connections were aborted.
         """
         await self._places.acquire()
         try:
@@ -299,7 +299,7 @@ class Pool:
 
     async def _usable(self) -> Session:
         while self._free:
-            # The newest: what is prepared, here and in the caches of the server, is warm on it.
+            # The newest: its prepared statements and the server's caches are warm.
             session = self._free.pop()
             if session.is_idle:
                 return session
@@ -308,22 +308,22 @@ class Pool:
             if not self._is_cut_off:
                 return session
             session.driver.terminate()
-        raise ConnectionAbortedError("this server has given up its connections")
+        raise ConnectionAbortedError("this server has closed its database connections")
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses: one of them went unanswered, and the others may as well."""
+        """Close the idle connections: one connection timed out, and the others may be dead too."""
         free, self._free = self._free, []
         for session in free:
             session.driver.terminate()
 
     def cut_off(self) -> None:
-        """End every connection, whatever runs on it; there is none from then on."""
+        """Abort every connection, also those in use, and refuse new ones."""
         self._is_cut_off = True
         for session in (*self._taken, *self._free):
             session.driver.terminate()
 
     def give_back(self, session: Session) -> None:
-        """Take back a connection that was taken; one that is not as it was is closed."""
+        """Return a connection to the pool; one that is no longer usable is closed."""
         self._taken.discard(session)
         if session.is_idle:
             self._free.append(session)
@@ -332,19 +332,19 @@ class Pool:
         self._places.release()
 
     async def close(self) -> None:
-        """Close all connections, none of which is in use."""
+        """Close all connections. None may be in use."""
         free, self._free = self._free, []
         await asyncio.gather(*(session.close() for session in free))
 
 
 def _keep_alive(driver: asyncpg.Connection) -> None:
-    """Have the system find out by itself when the other side of a connection is gone."""
-    # The library has no option for it.
+    """Enable TCP keepalive, so that the operating system detects a peer that is gone."""
+    # asyncpg has no option for it.
     found = driver._transport.get_extra_info("socket")  # noqa: SLF001
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        # Not every system has each of them.
+        # Not every system has all of these options.
         if hasattr(socket, name):
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,8 +1,8 @@
-"""Statements, compiled once: what the connections of both engines run in the place of SQLAlchemy.
+"""Compiled statements, which the connections of both engines run without SQLAlchemy.
 
-SQLAlchemy compiles a statement once; what it does again at each execution takes several times as long as the
-driver itself, and was most of what a transfer cost. Here a compiled statement is kept as its text, the order
-of its parameters and the columns that need converting.
+SQLAlchemy caches compilation, but its remaining work per execution takes several times as long as the driver,
+and used to dominate the cost of a transfer. Here a compiled statement is stored as its text, the order of its
+parameters and the columns that need converting.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,14 @@ Row = Sequence[Any]
 
 @frozen
 class Prepared:
-    """A statement as a driver takes it.
+    """A statement in the form that a driver takes.
 
     Attributes:
-        text: with the places of its parameters, as the driver writes them.
-        names: the parameters, in the order of their places.
-        constants: the values of those that the statement itself names.
-        convert: makes a row as the tables define it of one as the driver returns it; None for the same.
+        text: the SQL, with the driver's placeholders.
+        names: the parameters, in the order of the placeholders.
+        constants: the values of parameters that are set in the statement.
+        convert: turns a row as returned by the driver into one as defined by the tables; None if they are
+            equal.
     """
 
     text: str
@@ -33,7 +34,7 @@ class Prepared:
     convert: Callable[[Row], Row] | None
 
     def positional(self, parameters: Parameters) -> list[Any]:
-        """Return the values of the parameters in the order of their places."""
+        """Return the values of the parameters in the order of the placeholders."""
         constants = self.constants
         if not constants:
             return [parameters[name] for name in self.names]
@@ -41,11 +42,11 @@ class Prepared:
 
 
 class Preparer:
-    """Compiles statements for one engine, and remembers them.
+    """Compiles statements for one engine, and caches them.
 
     Args:
         dialect: the engine's, with positional parameters.
-        converter: returns what converts the rows of a SELECT, or None where nothing has to be.
+        converter: returns a function that converts the rows of a SELECT, or None if no conversion is needed.
     """
 
     def __init__(
@@ -58,13 +59,14 @@ class Preparer:
         self._prepared: dict[tuple[Executable, tuple[str, ...]], Prepared] = {}
 
     def prepared(self, statement: Executable, parameters: Parameters) -> Prepared:
-        """Return a statement as it is run with parameters of these names.
+        """Return a statement compiled for parameters of these names.
 
         Raises:
-            KeyError: the statement has no parameter of such a name.
+            KeyError: the statement has no parameter of that name.
         """
-        # Statements are constants of the store's modules: there are as many entries as there are of those.
-        # The names are part of the key because an INSERT has the columns that it is given.
+        # Statements are module constants, so the cache is bounded by their number. The names are part of the
+        # key
+        # because the columns of an INSERT depend on its parameters.
         key = (statement, tuple(parameters))
         found = self._prepared.get(key)
         if found is None:
@@ -72,7 +74,7 @@ class Preparer:
         return found
 
     def _prepare(self, statement: Executable, parameters: Parameters) -> Prepared:
-        # Told that it is for many rows, an INSERT does not ask for the `seq` that it was given.
+        # Compiled for many rows, an INSERT does not return the generated `seq`.
         compiled = statement.compile(  # type: ignore[attr-defined]
             dialect=self._dialect,
             column_keys=list(parameters) if isinstance(statement, Insert) else None,
@@ -82,7 +84,7 @@ class Preparer:
         unknown = set(parameters).difference(names)
         if unknown:
             raise KeyError(f"the statement has no parameters {sorted(unknown)}")
-        # A value that the statement itself names, None included, is no parameter of the caller's.
+        # Values set in the statement, None included, are not parameters of the caller.
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         convert = self._converter(statement) if isinstance(statement, Select) else None
         return Prepared(str(compiled), names, constants, convert)

@@ -1,12 +1,12 @@
-"""Runners: how a unit of work reaches the database.
+"""Runners: the interface through which units of work reach the database.
 
 A unit of work is a plain function `unit(connection, ...)`. A runner opens a transaction, calls it, commits,
-and returns what it returned; an exception rolls everything back. No transaction is ever held across an await,
-because no unit can await. What an engine does differently (locks, threads) is the runner's business alone:
-`memory.py`, `file.py` and `postgres.py` hold one each.
+and returns its result; an exception rolls everything back. No transaction is ever held across an await,
+because a unit cannot await. What differs between engines (locks, threads) is in their runners: `memory.py`,
+`file.py`, `postgres.py`.
 
-A unit may be run again from its start when the engine gave its transaction up (PostgreSQL does, for a
-deadlock): it keeps nothing outside the database but what it returns.
+A unit may run more than once: if the engine aborts its transaction (PostgreSQL does, to resolve a deadlock),
+the runner retries it from the start. So a unit must have no side effects outside the database.
 """
 
 from collections.abc import Callable
@@ -23,40 +23,42 @@ T = TypeVar("T")
 class DatabaseUnavailableError(Exception):
     """The database cannot be reached or cannot write.
 
-    Whether the transaction was committed is not known: whoever repeats it asks the database first.
+    It is unknown whether the transaction was committed. Check the database before retrying.
 
     Attributes:
-        outage: what logs call it: however many suffer from it, it is told once a second.
+        outage: how logs refer to this outage. It is logged at most once a second, however many callers it
+            affects.
     """
 
     outage: ClassVar[str] = "database"
 
 
 class DatabaseAwayError(DatabaseUnavailableError):
-    """The database does not answer now, and may do so later: a start waits for it."""
+    """The database does not respond at the moment but may later: a starting server waits for it."""
 
 
 class StartRefusedError(Exception):
-    """A server must not start as it was told to; the message says why, and what to do."""
+    """A server cannot start with this configuration; the message says why, and what to do."""
 
 
 class DatabaseInUseError(StartRefusedError):
-    """Another server holds the database; a second one beside it would do harm."""
+    """Another server uses the database, and two at once would corrupt it."""
 
 
 class NewerSchemaError(StartRefusedError):
-    """A newer version has laid out the database, and this one does not know what it holds."""
+    """A newer version has migrated the database to a schema that this version does not know."""
 
 
 class OlderSchemaError(StartRefusedError):
-    """An older version has laid out the database, and servers of that version may be at work on it."""
+    """The schema is of an older version, and servers of that version may still be running."""
 
 
 class Database(Protocol):
     """Runs units of work.
 
     Attributes:
-        is_inline: whether a unit runs before anybody else does, so that nobody can be cancelled amid it.
+        is_inline: whether a unit runs without yielding to the event loop, so that no caller can be cancelled
+            in it.
     """
 
     is_inline: ClassVar[bool]
@@ -67,36 +69,36 @@ class Database(Protocol):
         """Run `unit(connection, ...)` in one transaction and return its result after the commit.
 
         Raises:
-            DatabaseUnavailableError: there is no answer, and it may or may not be committed.
+            DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
         """
         ...
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which changes nothing, on one state of the database.
+        """Run `unit(connection, ...)`, which must not change anything, on one state of the database.
 
         Raises:
-            DatabaseUnavailableError: there is no answer.
+            DatabaseUnavailableError: the database did not respond.
         """
         ...
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create those tables and indexes that the database does not have yet."""
+        """Create the tables and indexes that are missing."""
         ...
 
     async def close(self) -> None:
-        """Finish what is under way and let go of all connections."""
+        """Finish running units and close all connections."""
         ...
 
 
 async def run_again_if_late(
     database: Database, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run a unit that stores what is not there yet, and returns what is there then.
+    """Run a unit that inserts a row if missing and returns the stored one.
 
-    Two servers that start at once both find nothing. The one that comes late runs it again, and finds what
-    the other has stored.
+    Two servers that start at once may both find no row. The slower one gets a conflict; its unit is run again
+    and returns the row of the other.
     """
     try:
         return await database.run(unit, *args, **kwargs)

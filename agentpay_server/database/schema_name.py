@@ -1,21 +1,21 @@
-"""What the PostgreSQL schema of a server may be called."""
+"""The rules for the name of a server's PostgreSQL schema."""
 
 import re
 from typing import Final
 
 DATABASE_SCHEMA: Final = "agentpay"
-"""The schema that holds all tables, unless another one is named."""
+"""The default schema for all tables."""
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 
 
 def check_database_schema(name: str) -> str:
-    """Return the name of a schema, if a server's tables can live in one of that name.
+    """Return the name if it is a valid schema name.
 
-    The rule allows no name that would need quotes in a statement of an administrator.
+    Names that would need quotes in SQL are not allowed, so that administrators can type them.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: the name is not valid.
     """
     if not _NAME.fullmatch(name) or name.startswith("pg_") or name == "information_schema":
         raise ValueError(

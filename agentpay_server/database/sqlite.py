@@ -1,7 +1,7 @@
-"""SQLAlchemy Core on SQLite with SQLAlchemy out of the way of every execution.
+"""SQLite: SQLAlchemy Core compiles statements, sqlite3 executes them directly.
 
-A statement is compiled once (`prepared.py`) and run on sqlite3. The tests hold every statement of the store
-against SQLAlchemy's own execution of it.
+A statement is compiled once (`prepared.py`) and run on sqlite3. The tests compare the result of every
+statement of the store with that of SQLAlchemy's own execution.
 """
 
 import sqlite3
@@ -16,11 +16,11 @@ from agentpay_server.database.connection import ConflictError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 CACHED_STATEMENTS: Final = 512
-"""How many statements a connection keeps parsed: all that a server has, and some more."""
+"""How many statements a connection keeps parsed: more than a server uses."""
 
 
 def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
-    """SQLite has no booleans: return what makes them of the numbers in a row."""
+    """Return a function that converts 0 and 1 to booleans, which SQLite does not have; None if not needed."""
     columns = list(statement.selected_columns)
     places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
     if not places:
@@ -57,7 +57,7 @@ class SqliteRows:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None if there is none.
+        """Return the only row, or None without one.
 
         Raises:
             ValueError: there is more than one.
@@ -66,7 +66,7 @@ class SqliteRows:
         if row is None:
             return None
         if self._cursor.fetchone() is not None:
-            raise ValueError("the statement has found more than one row")
+            raise ValueError("the statement returned more than one row")
         return row if self._convert is None else self._convert(row)
 
     def scalars(self) -> Iterator[Any]:
@@ -81,17 +81,17 @@ class SqliteRows:
         """
         row = self.one_or_none()
         if row is None:
-            raise ValueError("the statement has found no row")
+            raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
+        """Return the only column of the only row, or None without a row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class SqliteConnection:
-    """Runs Core statements on a sqlite3 connection, within whatever transaction that is in.
+    """Runs Core statements on a sqlite3 connection, within its current transaction.
 
     Args:
         driver: the connection; its own transaction control is off (`isolation_level=None`).
@@ -106,7 +106,7 @@ class SqliteConnection:
         """Run a statement; with a sequence of parameters, once for each of them.
 
         Raises:
-            ConflictError: a row would break a constraint.
+            ConflictError: a row would violate a constraint.
             KeyError: a parameter is missing.
         """
         try:
@@ -123,7 +123,7 @@ class SqliteConnection:
 
 
 def create_missing(driver: sqlite3.Connection, tables: MetaData) -> None:
-    """Create those tables and indexes that the database does not have yet, in one transaction."""
+    """Create the tables and indexes that are missing, in one transaction."""
     driver.execute("BEGIN IMMEDIATE")
     try:
         for table in tables.sorted_tables:

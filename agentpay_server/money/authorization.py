@@ -1,8 +1,7 @@
-"""From a wish to spend to its decision: look at the chain, then decide in one unit of work.
+"""Authorization of spends: read the chain, then decide in one unit of work.
 
-There is one way to money, and this is it: new transfers, approved ones and openings of sessions come this way
-alike. What is judged, and what is reserved and signed, is the unit's; who drives what was signed is the
-business of `settlement.py`.
+Every spend takes this way: new transfers, approved ones and session openings. The unit of work judges,
+reserves and signs. `settlement.py` then drives the signed transaction.
 """
 
 import asyncio
@@ -44,11 +43,11 @@ class Parties:
 
 @frozen(kw_only=True)
 class Decided(Generic[T_co]):
-    """What was decided about a spend.
+    """The decision about a spend.
 
     Attributes:
-        record: what was stored.
-        tx: the transaction that was signed for it; None when no money may leave.
+        record: the stored record.
+        tx: the transaction that was signed for it; None if no money may leave.
     """
 
     record: T_co
@@ -56,7 +55,7 @@ class Decided(Generic[T_co]):
 
 
 class SpendUnit(Protocol[T_co]):
-    """The unit of work that decides about one spend, and reserves and signs, or refuses, in one commit."""
+    """The unit of work that decides about one spend: it reserves and signs, or refuses, in one commit."""
 
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
@@ -65,11 +64,11 @@ class SpendUnit(Protocol[T_co]):
 
         Args:
             connection: the unit's.
-            sight: what was read from the chain; None when the account was paused at the first look.
-            is_last_look: whether there is no time left to read the balance again should it be contended.
+            sight: the data read from the chain; None if the account was paused before.
+            is_last_look: whether there is no time left to read a contended balance again.
 
         Returns:
-            None when the world has moved since it was looked at, and must be looked at again.
+            None if stored data has changed since it was read, and the request must start over.
 
         Raises:
             Contended: the balance must be read again.
@@ -78,12 +77,12 @@ class SpendUnit(Protocol[T_co]):
 
 
 class Decisions:
-    """Has spends decided about.
+    """Decides about spends.
 
     Args:
         context: the parts of the server.
-        settlement: brings to its end what is in flight.
-        book_arrivals: books what the chain has told of a token account, given its address.
+        settlement: drives the transactions in flight.
+        book_arrivals: books the deposits that the chain has reported for a token account, given its address.
     """
 
     def __init__(
@@ -94,15 +93,15 @@ class Decisions:
         self._book_arrivals = book_arrivals
 
     def deadline(self) -> float:
-        """Return until when whoever asks now waits, in the event loop's time."""
+        """Return the deadline of a request that starts now, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
     async def sight(self, to: str, parties: Parties) -> Sight | None:
-        """Read from the chain what a decision about a spend needs; None while its account is paused.
+        """Read the data for a decision from the chain; None while the account is paused.
 
         Args:
             to: the recipient, as sent.
-            parties: as they were just read.
+            parties: the accounts, as just read.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`.
@@ -113,7 +112,7 @@ class Decisions:
         if source.stopped_us is not None:
             raise signing_stopped(source.account_id)
         try:
-            # What can be read is booked before it is spent: the alarm of a low balance goes by the books.
+            # Book known deposits before the spend: the low-balance alarm relies on the books.
             await self._book_arrivals(source.usdc_token_account)
             return await look(
                 self._context.chain,
@@ -129,17 +128,17 @@ class Decisions:
     async def decided(
         self, unit: SpendUnit[T], operation: Operation, *, to: str, parties: Parties, deadline: float
     ) -> Decided[T] | None:
-        """Have it decided about a spend, in one unit of work.
+        """Decide about a spend in one unit of work.
 
         Args:
-            unit: what decides.
-            operation: what it is for, for fault points.
+            unit: the unit of work.
+            operation: its purpose, for fault points.
             to: the recipient, as sent.
-            parties: as they were just read.
+            parties: the accounts, as just read.
             deadline: until when to wait for the balance to be certain.
 
         Returns:
-            What the unit returns, or None to ask for another look at everything.
+            The result of the unit, or None if the request must start over.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.

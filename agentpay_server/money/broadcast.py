@@ -1,14 +1,15 @@
-"""Sending a stored transaction, and finding out what became of it, by asking the chain alone.
+"""Sends a stored transaction and determines its outcome, only by asking the chain.
 
-The rules, each for a reason (the chain may lose requests, lose replies, lag or go away):
+The rules below assume that the chain may lose requests and replies, lag, or go away:
 
-1. Only bytes that a commit has stored are sent, and the same bytes again for as long as they may land.
-2. A status that is missing counts as proof that a transaction can never land only if it was read after the
-   block height had passed the transaction's last valid one, from a chain that knows all blocks that could
-   hold it: nodes forget after some days, and miss what happens while they are down. And no sooner than 150
-   blocks can have passed since it was signed, by this server's own clock: heights are claims of nodes. A
-   chain that says it has refused the transaction for good is proof too.
-3. An error of the chain decides nothing. The loop asks again.
+1. Only bytes that a commit has stored are sent, and the same bytes are resent for as long as they may land.
+2. A missing status proves that a transaction can never land only if three conditions hold. It was read after
+the
+   block height had passed the transaction's last valid one. The node knows all blocks that could contain the
+   transaction: nodes forget after some days, and miss what happens while they are down. And 150 blocks can
+   have passed since it was signed, by this server's own clock, because heights are claims of nodes. The other
+   proof is a final rejection by the chain.
+3. An error of the chain proves nothing. The loop asks again.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class Expired(Enum):
 
 @frozen
 class Landed:
-    """The transaction is final on chain, and did what it says.
+    """The transaction is final on chain and was successful.
 
     Attributes:
         is_irreversible: whether it can no longer vanish with the block that it is in.
@@ -76,36 +77,36 @@ def may_vanish(end: Outcome) -> bool:
 
 
 class Ages:
-    """Since when this process has known transactions, by a clock that nobody sets.
+    """For how long this process has known transactions, by a monotonic clock.
 
-    Each was signed before that: whatever it is too young for, it may be too young for by that clock alone.
+    Each was signed before that, so its real age is at least this.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def note(self, signature: str) -> None:
-        """Know a transaction from now on, unless it is known."""
+        """Start the age of a transaction, unless it is known."""
         if signature not in self._since and len(self._since) >= _MOST_AGES:
-            # It grows old anew, should it still be of interest.
+            # If it is still of interest, its age starts again.
             del self._since[next(iter(self._since))]
         self._since.setdefault(signature, asyncio.get_running_loop().time())
 
     def seconds(self, signature: str) -> float:
-        """Return how long a transaction has been known; from now on if it was not."""
+        """Return how long a transaction has been known; an unknown one is known from now on."""
         self.note(signature)
         return asyncio.get_running_loop().time() - self._since[signature]
 
     def forget(self, signature: str) -> None:
-        """Know a transaction no more."""
+        """Forget a transaction."""
         self._since.pop(signature, None)
 
 
 class Broadcaster:
-    """Sends transactions and tells their ends.
+    """Sends transactions and determines their outcomes.
 
     Args:
-        chain: where they land.
+        chain: the chain they are sent to.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -122,18 +123,18 @@ class Broadcaster:
         patience_seconds: float = math.inf,
         irreversibly: bool = False,
     ) -> Outcome:
-        """Send a stored transaction until its end is known, and return that end.
+        """Send a stored transaction, again if necessary, until its outcome is known, and return that.
 
         Args:
             signed: the transaction.
-            sent: called once when it was handed over and is not final at the next look.
-            operation: what it is for.
-            is_new: whether it certainly was never sent.
-            patience_seconds: how long to go on asking.
-            irreversibly: whether an end that may yet be undone is none.
+            sent: called once if it was handed over and is not final at the next look.
+            operation: its purpose.
+            is_new: whether it was certainly never sent.
+            patience_seconds: how long to keep asking.
+            irreversibly: whether to wait until the outcome cannot be undone.
 
         Raises:
-            ChainUnavailableError: the end was not known within `patience_seconds`; it may still land.
+            ChainUnavailableError: the outcome was not known within `patience_seconds`; it may still land.
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
@@ -151,20 +152,20 @@ class Broadcaster:
                         self.ages.forget(signed.signature)
                     return end
             except ChainUnavailableError:
-                # A reply was lost, or a request: the next look tells.
+                # A reply or a request was lost: the next look shows which.
                 must_send = False
             if is_sent and sent is not None:
                 await sent()
                 sent = None
             if asyncio.get_running_loop().time() + pause > deadline:
-                raise ChainUnavailableError("the end of a transaction was not known in time")
+                raise ChainUnavailableError("the outcome of a transaction was not known in time")
             await self._chain.wait_for_notice(signed.signature, pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def first_look(
         self, signed: SignedTransaction, operation: Operation, deadline: float
     ) -> tuple[bool, Outcome | None]:
-        """Send a new transaction, and return whether it was handed over, and its end if that is known."""
+        """Send a new transaction; return whether it was handed over, and its outcome if already known."""
         is_sent, end = False, None
         try:
             async with asyncio.timeout_at(deadline):
@@ -172,12 +173,12 @@ class Broadcaster:
                 is_sent = True
                 end, _ = await self._look(signed, operation)
         except (ChainUnavailableError, TimeoutError):
-            # Whoever drives it asks again.
+            # The driver of the transaction asks again.
             return is_sent, None
         return is_sent, end
 
     async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
-        """Hand a transaction over, and leave it the time that it needs to land."""
+        """Send a transaction, then wait the usual time that it needs to land."""
         fault_point(operation, Step.SIGNED)
         await self._chain.send(signed.raw)
         fault_point(operation, Step.SENT)
@@ -185,7 +186,7 @@ class Broadcaster:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
     async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
-        """Return the end, if it is known, and else whether the bytes should be sent again."""
+        """Return the outcome if it is known, and otherwise whether to resend the bytes."""
         end, must_send = await self.look(signed)
         if end is not None:
             fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
@@ -199,15 +200,15 @@ class Broadcaster:
             find: asks the chain for it; by its signature if None.
 
         Returns:
-            The end, if it is known; and whether the bytes should be sent again.
+            The outcome if it is known; and whether to resend the bytes.
 
         Raises:
-            ChainUnavailableError: nothing is known.
+            ChainUnavailableError: the chain did not respond.
         """
         try:
             return await self._seen(signed, find or self._by_signature(signed.signature))
         except DoubtfulNodeError:
-            # Nothing is proved, and nothing keeps the bytes from being sent again.
+            # Nothing is proved, and nothing forbids resending the bytes.
             return None, True
 
     def _by_signature(self, signature: str) -> Find:
@@ -228,7 +229,7 @@ class Broadcaster:
             first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
             if await chain.knows_blocks(first_block, signed.last_valid_block_height):
                 return Expired.EXPIRED, False
-            # Nobody but a node with a longer memory can tell.
+            # Only a node with a longer history can know.
             log(logger, logging.WARNING, "transaction.forgotten", signature=signed.signature)
             return None, False
         if status.is_refused:
@@ -239,8 +240,8 @@ class Broadcaster:
         return status.failure or landed, False
 
     async def _may_have_expired(self, signed: SignedTransaction) -> bool:
-        """Return whether heights say that a transaction can land no more, and time allows it."""
-        # In this order: the pace is learned from heights.
+        """Return whether a transaction can no longer land, by heights and by time."""
+        # In this order: the pace is derived from heights.
         has_passed = await self._chain.block_height() > signed.last_valid_block_height
         age_seconds = self.ages.seconds(signed.signature)
         return has_passed and age_seconds >= self._chain.blockhash_life_seconds

@@ -39,7 +39,7 @@ _PAGE: Final = (
     .limit(bindparam("count"))
 )
 _DEPOSIT: Final = select(entries.c.seq).where(
-    # A constant in the text of the statement, as the partial index has it.
+    # A literal in the SQL text, as in the partial index.
     entries.c.type == literal_column("'deposit'"),
     entries.c.account_id == bindparam("account_id"),
     entries.c.tx_signature == bindparam("tx_signature"),
@@ -61,18 +61,18 @@ _PAGES: Final = {
 
 
 def insert_entries(connection: Connection, *rows: dict[str, object]) -> None:
-    """Store history entries; each row names its columns, those left out are NULL."""
+    """Store history entries. Columns that a row leaves out are NULL."""
     connection.execute(_INSERT, [{name: row.get(name) for name in _COLUMNS} for row in rows])
 
 
 def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str) -> bool:
-    """Return whether what a transaction brought to an account is in its history as a deposit."""
+    """Return whether an account's history has a deposit entry for a transaction."""
     values = {"account_id": account_id, "tx_signature": tx_signature}
     return connection.execute(_DEPOSIT, values).scalar_one_or_none() is not None
 
 
 def newest_signatures(connection: Connection, account_id: str, count: int) -> set[str]:
-    """Return the signatures in the newest entries of an account: what those brought it is booked."""
+    """Return the signatures of the newest entries of an account; their credits are booked."""
     rows = connection.execute(_NEWEST, {"account_id": account_id, "count": count})
     return {signature for signature in rows.scalars() if signature is not None}
 

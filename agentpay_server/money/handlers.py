@@ -1,6 +1,6 @@
-"""What the settlement engine and the handlers of its transactions say to each other.
+"""The interface between the settlement engine and the handlers of its transactions.
 
-A handler books what becomes of one kind of transaction. The engine (`settlement.py`) decides when.
+A handler books the outcomes of one kind of transaction. The engine (`settlement.py`) decides when.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,18 +19,18 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 S = TypeVar("S")
 
 LEASE_US: Final = 30 * SECOND_US
-"""How long, in real time, the process that drives a transaction keeps it without renewing its claim."""
+"""How long, in real time, a process keeps the lease of a transaction without renewing it."""
 
 
 @frozen
 class Unit:
-    """A unit of work under way.
+    """A running unit of work.
 
     Attributes:
-        connection: where it writes.
+        connection: its connection.
         context: the parts of the server.
-        now_us: when it is.
-        afterwards: what to do after its commit.
+        now_us: the current time.
+        afterwards: actions to run after its commit.
     """
 
     connection: Connection
@@ -41,7 +41,7 @@ class Unit:
 
 @frozen(kw_only=True)
 class Again:
-    """A transaction that is signed in the place of an expired one, and its handler's word about it."""
+    """A transaction that replaces an expired one, and the handler's log detail."""
 
     signed: SignedTransaction
     detail: str | None = None
@@ -49,12 +49,12 @@ class Again:
 
 @frozen(kw_only=True)
 class SigningInputs:
-    """What signing again needs.
+    """The inputs for signing a replacement.
 
     Attributes:
         source: the account whose keys sign, locked.
-        blockhash: a recent one, to sign under.
-        prepared: what the handler has read from the chain besides.
+        blockhash: a recent one, to sign with.
+        prepared: other data that the handler has read from the chain.
     """
 
     source: AccountRecord
@@ -63,43 +63,43 @@ class SigningInputs:
 
 
 class Handler(Generic[S]):
-    """What becomes of the subject of a transaction at each end that the transaction can have.
+    """Books each possible outcome of a kind of transaction for its subject.
 
-    It has no state. Its methods run within the engine's unit of work, which has changed the row's state
-    before: each is called once for a transaction, however many drive it.
+    It has no state. Its methods run within the engine's unit of work, which has already changed the row's
+    state: each is called once per transaction, however many processes drive it.
     """
 
     kind: ClassVar[Kind]
 
     must_be_irreversible: ClassVar[bool] = False
-    """Whether an end that may yet be undone is none: nothing may be signed after it before that."""
+    """Whether the outcome must be irreversible before the next transaction of the subject is signed."""
 
     is_broadcast_by_us: ClassVar[bool] = True
     """Whether this service sends it. What others broadcast is found on chain, and never signed again."""
 
     announces: ClassVar[bool] = False
-    """Whether it is told that the transaction was sent, where its end has to be awaited."""
+    """Whether to emit an event that the transaction was sent, if its outcome takes longer."""
 
     supersedes: ClassVar[bool] = True
-    """Whether a late landing makes an end of what was signed in its place, rather than leave it alone."""
+    """Whether a late landing ends the replacement transaction, rather than continuing both."""
 
     def operation(self, subject: S) -> Operation:
-        """What the transaction is for, for fault points."""
+        """Return the purpose of the transaction, for fault points."""
         raise NotImplementedError
 
     def load(self, connection: Connection, subject_id: str) -> S:
-        """Return the subject as it is stored."""
+        """Return the stored subject."""
         raise NotImplementedError
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: S) -> None:
-        """Tell that the transaction was handed over and is not final yet."""
+        """Record that the transaction was sent and is not final yet."""
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: S) -> S:
         """Book that it has landed."""
         raise NotImplementedError
 
     def failed(self, unit: Unit, tx: ChainTransaction, subject: S, failure: Failure) -> S:
-        """Book that it moved nothing: the chain has refused it."""
+        """Book that it moved nothing, because the chain has rejected it."""
         raise NotImplementedError
 
     async def find(
@@ -122,30 +122,30 @@ class Handler(Generic[S]):
         return await chain.signature_status(tx.signature)
 
     async def prepare(self, context: Context, subject: S) -> object:
-        """Read from the chain what signing again needs besides a blockhash.
+        """Read from the chain the data, besides a blockhash, for signing a replacement.
 
         Raises:
-            ChainUnavailableError: nothing is signed now.
+            ChainUnavailableError: nothing is signed for now.
         """
 
     def signed_again(self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs) -> Again | Any:  # noqa: ANN401 - why there is none, for `dropped`
-        """Sign another transaction in the place of an expired one, or return why there will be none."""
+        """Sign a replacement of an expired transaction, or return the reason why there will be none."""
         raise NotImplementedError
 
     def dropped(self, unit: Unit, tx: ChainTransaction, subject: S, reason: Any) -> S:  # noqa: ANN401
-        """Book that it has expired and that no other is signed in its place."""
+        """Book that it has expired and is not replaced."""
         raise NotImplementedError
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book what it did, though it had been believed expired.
+        """Book the effects of a transaction that landed after it was considered expired.
 
         Returns:
-            The signature of the transaction in its place, if there is one.
+            The signature of its replacement, if there is one.
         """
         raise NotImplementedError
 
     def report(self, context: Context, tx: ChainTransaction, subject: S, detail: str | None) -> None:
-        """Count and log an end, after its commit; `detail` is what the chain has said of a failure."""
+        """Count and log an outcome, after its commit; `detail` is the chain's reason for a failure."""
 
 
 def pending_transaction(
@@ -161,7 +161,7 @@ def pending_transaction(
     spent_total: int | None = None,
     detail: str | None = None,
 ) -> ChainTransaction:
-    """Return the row of a signed transaction that is to be stored, leased by this process."""
+    """Return the row of a new signed transaction, leased by this process."""
     return ChainTransaction(
         signature=signed.signature,
         kind=kind,
@@ -182,7 +182,7 @@ def pending_transaction(
 def watched_transaction(
     signed: SignedTransaction, *, kind: Kind, account_id: str, now_us: int
 ) -> ChainTransaction:
-    """Return the row of a transaction that has landed and may yet vanish: it takes nothing from a balance."""
+    """Return the row of a landed transaction that could still be undone; it takes nothing from a balance."""
     return ChainTransaction(
         signature=signed.signature,
         kind=kind,

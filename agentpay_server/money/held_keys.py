@@ -1,9 +1,9 @@
-"""Statements about idempotency keys, the same for transfers and for sessions (interface I9).
+"""Statements about idempotency keys, for transfers and sessions alike (interface I9).
 
-A row holds its key under its source account. An agent-scoped key finds what its own account holds; an
-operator key finds what any of the operator's accounts holds, and must not use a key for two of them. So the
-newest row that an operator key has made under a key carries the operator's claim (`claimed_by_operator`).
-Two constraints decide every race:
+A row holds its key under its source account. A request with an agent-scoped key sees the keys that its own
+account holds. A request with an operator key sees those of all the operator's accounts, and must not use a
+key for two of them. Therefore, of the rows that an operator key has created under an idempotency key, the
+newest carries the operator's claim (`claimed_by_operator`). Two constraints decide every race:
 
     UNIQUE (account_id, held_key)                              requests for one account, by any key
     UNIQUE (operator_id, held_key) WHERE claimed_by_operator   operator keys, for different accounts
@@ -45,14 +45,14 @@ _YIELD_CLAIM: Final = "yield_claim"
 
 @frozen(kw_only=True)
 class Held(Generic[Row]):
-    """The rows behind an idempotency key, as far as the caller may know.
+    """The rows that hold an idempotency key, as far as the caller may see them.
 
     Attributes:
-        holder: the row that holds it under the source account; None if there is none.
+        holder: the row that holds it under the source account; None without one.
         holder_id: identifier of that row.
-        claim_id: identifier of the row that carries the operator's claim, under any account; None if there is
-            none, and for agent-scoped keys.
-        is_held_elsewhere: whether the key is in force under another account of the operator's; False for
+        claim_id: identifier of the row that carries the operator's claim, under any account; None without
+            one, and for agent-scoped keys.
+        is_held_elsewhere: whether the key is in force under another account of the operator; False for
             agent-scoped keys.
     """
 
@@ -63,7 +63,7 @@ class Held(Generic[Row]):
 
     @property
     def is_held(self) -> bool:
-        """Whether any row stands in the way of another under this key."""
+        """Whether any row prevents another one under this key."""
         return self.holder_id is not None or self.claim_id is not None
 
 
@@ -74,7 +74,7 @@ class Asked:
     Attributes:
         account_id: the source account, which exists.
         idempotency_key: the key.
-        by_operator: whether an operator key asks, rather than an agent-scoped one.
+        by_operator: whether the request uses an operator key rather than an agent-scoped one.
     """
 
     account_id: str
@@ -86,8 +86,8 @@ class HeldKeys(Generic[Row]):
     """The idempotency keys that the rows of one table hold.
 
     Args:
-        found_by: the statements about the table, from `statements`.
-        record: makes a record of a row of it.
+        found_by: the table's statements, from `statements`.
+        record: converts a row of the table to a record.
         identifier: the attribute of a record that identifies it.
     """
 
@@ -99,12 +99,12 @@ class HeldKeys(Generic[Row]):
         self._identifier = identifier
 
     def find(self, connection: Connection, asked: Asked, now_us: int) -> Held[Row]:
-        """Return the rows behind a key.
+        """Return the rows that hold a key.
 
         Args:
             connection: the connection.
-            asked: who asks under which key.
-            now_us: when. A key that has expired by then is not in force, but its row still holds it.
+            asked: the key and its scope.
+            now_us: the current time. A key that has expired is not in force, but its row still holds it.
         """
         values = {"account_id": asked.account_id, "held_key": asked.idempotency_key}
         if not asked.by_operator:
@@ -117,18 +117,18 @@ class HeldKeys(Generic[Row]):
         return evolve(held, claim_id=claim_id, is_held_elsewhere=bool(is_held_elsewhere))
 
     def take(self, connection: Connection, asked: Asked, seen: Held[Row], now_us: int) -> bool:
-        """Free a key for a new row of an account that is locked.
+        """Free a key for a new row of an account, which must be locked.
 
-        The key is read again, rather than left to the constraints: a key that is in force under another
-        account breaks none. Where an agent-scoped key was free, the constraint of its account decides. An
-        insertion may wait there for whoever settles a row, but that one waits for nobody: it has locked its
-        accounts before it changes the row.
+        The key is read again because the constraints are not enough: a key in force under another account
+        violates none. If the key was free for an agent-scoped request, the constraint of its account decides.
+        The insertion may then wait for a transaction that is settling a row, but not the other way round:
+        that transaction locked its accounts before it changed the row, so there is no deadlock.
 
         Args:
             connection: the connection.
-            asked: who asks under which key.
-            seen: the rows behind the key when the request was judged.
-            now_us: when.
+            asked: the key and its scope.
+            seen: the rows that held the key when the request was judged.
+            now_us: the current time.
 
         Returns:
             False if the rows have changed since; the request must be judged again.
@@ -140,7 +140,7 @@ class HeldKeys(Generic[Row]):
             return False
         if found.is_held_elsewhere != seen.is_held_elsewhere:
             return False
-        # The new row will carry the claim. The old one keeps the key under its own account.
+        # The new row will carry the claim. The old one still holds the key under its own account.
         claim_id = None if found.claim_id == found.holder_id else found.claim_id
         if claim_id is not None and not self._change(connection, _YIELD_CLAIM, claim_id):
             return False
@@ -157,10 +157,10 @@ class HeldKeys(Generic[Row]):
 
 
 def statements(table: Table, identifier: Column[Any]) -> Mapping[str, Executable]:
-    """Return the statements about the keys that the rows of a table hold.
+    """Return the statements about the idempotency keys of a table.
 
     Args:
-        table: it has `account_id`, `operator_id`, `held_key`, `key_expires_us` and `claimed_by_operator`.
+        table: has `account_id`, `operator_id`, `held_key`, `key_expires_us` and `claimed_by_operator`.
         identifier: its column of identifiers.
     """
     of_row = identifier == bindparam("of_row")
@@ -182,11 +182,11 @@ def _of_operator(table: Table, identifier: str) -> Select[Any]:
     of_agents = and_(
         other.c.operator_id == accounts.c.operator_id,
         other.c.held_key == key,
-        # In the words of the partial index.
+        # The same condition as in the partial index.
         not_(other.c.claimed_by_operator),
         other.c.account_id != accounts.c.account_id,
     )
-    # Each `exists` reads at most two entries of the index, however many accounts have used the key.
+    # Each `exists` reads at most two index entries, however many accounts have used the key.
     is_held_elsewhere = or_(
         and_(claim.c.account_id.is_not(None), claim.c.account_id != accounts.c.account_id, _in_force(claim)),
         exists().where(of_agents, other.c.key_expires_us.is_(None)),

@@ -1,4 +1,4 @@
-"""What a request under an idempotency key amounts to, and how long a key is held."""
+"""How to treat a request with an idempotency key, and how long a key is held."""
 
 from enum import Enum
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from agentpay_server.clock import DAY_US
 
 KEY_LIFETIME_US: Final = DAY_US
-"""How long a key is held after what it was used for has become final."""
+"""How long a key is held after its request became final."""
 
 
 class Verdict(Enum):
-    """What to do with a request, judged by what holds its idempotency key."""
+    """How to treat a request, given what holds its idempotency key."""
 
     NEW = "new"
-    """Nothing holds the key: do what is asked."""
+    """The key is free: process the request."""
 
     CONFLICT = "conflict"
-    """The key is held under other parameters."""
+    """The key is held by a request with other parameters."""
 
     REPLAY = "replay"
-    """Answer as what is stored stands; move nothing."""
+    """Return the stored result; move nothing."""
 
     RESUME = "resume"
-    """What is stored is under way: finish that one, start no other."""
+    """The stored request is still in progress: finish it, do not start another."""
 
     RETRY = "retry"
-    """What is stored failed for a reason that is not policy: make a new one in its place."""
+    """The stored request failed for a reason other than policy: start a new one."""

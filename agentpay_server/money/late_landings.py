@@ -1,9 +1,8 @@
-"""Watching transactions that are believed expired, until the history of the chain rules out that they landed.
+"""Watches expired transactions until the history of the chain rules out that they landed.
 
-An expiry is believed because of numbers that nodes tell. Should they have been wrong in spite of all that is
-done about it, the transaction may land after another was signed in its place, or after its amount was given
-back. Then it is booked and counted against the limit, nothing more is signed for its account, and an operator
-has to look.
+An expiry is concluded from block heights that nodes report. If these were wrong in spite of all precautions,
+the transaction may land after it was replaced, or after its amount was released. Then it is booked and
+counted against the limit, the account is blocked, and an operator has to review it.
 
 Several servers over one database may watch the same transaction: one of them books it.
 """
@@ -27,7 +26,7 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 _AT_ONCE: Final = 256
 _LIVES: Final = 2
-"""For how many lives of a blockhash, in blocks and in time, an expired transaction is watched at least."""
+"""Minimum time to watch an expired transaction, in lives of a blockhash, by blocks and by time."""
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
@@ -37,7 +36,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define
 class _Search:
-    """When a history that was not there is asked for again."""
+    """When to ask again for a history that the node did not have."""
 
     at: float
     pause_seconds: float
@@ -55,21 +54,21 @@ class LateLandings:
         self._searches: dict[str, _Search] = {}
 
     async def look(self) -> None:
-        """Look at every one of them once."""
+        """Check all watched transactions once."""
         after = ""
         while page := await self._database.read(store.expired_after, after, _AT_ONCE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
     async def look_at(self, subject_id: str) -> None:
-        """Look at those of one subject, whose newest transaction is about to be booked as lost or failed.
+        """Check those of one subject, before its newest transaction is booked as lost or failed.
 
         Raises:
-            ChainUnavailableError: what became of one of them is not known now.
+            ChainUnavailableError: the state of one of them is unknown at the moment.
         """
         watched = await self._database.read(store.expired_of, subject_id)
         if watched:
-            # A node that has not seen as much as is finalized now does not count: what failed, failed before.
+            # Ignore a node that lags behind the currently finalized block: the failure happened before.
             await self._chain.block_height()
         for expired in watched:
             status = await self._found(expired)
@@ -94,7 +93,7 @@ class LateLandings:
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
-        """Return whether history says that a transaction never landed, long after it could."""
+        """Return whether history shows that a transaction never landed, long after it could have."""
         life_seconds = self._chain.blockhash_life_seconds
         if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
             return False
@@ -120,7 +119,7 @@ class LateLandings:
         return search is None or asyncio.get_running_loop().time() >= search.at
 
     def _put_off(self, expired: ChainTransaction) -> None:
-        """Leave a history alone for a while that this node does not have: to ask for it takes many calls."""
+        """Wait before asking again for a history that this node does not have: that takes many calls."""
         before = self._searches.get(expired.signature)
         pause_seconds = _FIRST_PAUSE_SECONDS
         if before is not None:
@@ -151,7 +150,7 @@ class LateLandings:
         )
 
     def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        """Book a transaction that has landed; None when another server was faster."""
+        """Book a transaction that has landed; None if another server was faster."""
         booked = self._settlement.book_late(connection, expired)
         if booked is None:
             return None

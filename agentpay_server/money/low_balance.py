@@ -1,7 +1,7 @@
-"""Judging whether an account has run low (interface EV4): by books that are not behind the chain.
+"""Detects low balances of accounts (interface EV4), with books that are up to date with the chain.
 
-On a cluster the books learn of money from outside some time after it came. A balance that looks low by them
-may not be: then it is judged once they are no longer behind, by whoever next compares them with the chain.
+On a cluster, deposits are booked some time after they arrive, so a balance may look low in the books only. It
+is then checked later, when the books are next compared with the chain.
 """
 
 from functools import partial
@@ -15,15 +15,15 @@ from agentpay_server.webhooks.outbox import Outbox
 
 
 def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
-    """Count an amount that was in flight as gone from the books, and judge what is left.
+    """Book that an amount has left the balance, and check the rest.
 
-    Where that cannot be done without a look at the chain, it is done after the commit.
+    If that requires a look at the chain, the check runs after the commit.
 
     Args:
         outbox: of the account, in the unit that books.
         unit: that unit.
-        account_id: whose balance it was.
-        amount_micro: what is gone.
+        account_id: the account.
+        amount_micro: the amount.
     """
     connection, context = unit.connection, unit.context
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
@@ -38,9 +38,9 @@ def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> Non
 
 
 async def judge(context: Context, account_id: str) -> None:
-    """Judge a balance that looks low by the books, unless the chain holds more than they say.
+    """Check a balance that looks low in the books, unless the chain holds more than they say.
 
-    What cannot be judged now is judged when the books are next compared with the chain.
+    If the chain does not respond, it is checked when the books are next compared with the chain.
     """
     account = await context.database.read(accounts.existing_account, account_id)
     try:
@@ -51,7 +51,7 @@ async def judge(context: Context, account_id: str) -> None:
 
 
 async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
-    """Judge a balance, given what the chain holds: more than the books say means that they are behind."""
+    """Check a balance, given the on-chain amount. If it is more than in the books, they are behind."""
     if await context.database.run(_judge, context, account_id, held_micro):
         context.wakeup.set()
 

@@ -1,13 +1,12 @@
-"""Whether a policy allows a spend: pure functions over what is asked, what is spent and what is held.
+"""Decide whether a policy allows a spend. Pure functions: nothing here does I/O.
 
-The order of the rules is that of interface PO6, and the first that fails decides the answer: paused,
-(recipient), memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal
-names the field, its value and what was asked. `paused` stands apart, because it is judged before the
-recipient is looked up.
+The rules are judged in the order of interface PO6, and the first that fails decides: paused, (recipient),
+memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
+its value and the request. `paused` has its own function, because it is judged before the recipient is looked
+up.
 
-Which of the rules apply depends on what is asked for: a transfer answers to all of them, the opening of a
-session to those on whom and how much in all, each of its charges to the one on a single payment (interface
-S5, S9).
+A transfer is judged by all the rules. Opening a session is judged by the rules on the recipient and on the
+total; each of its charges by the rule on a single payment (interface S5, S9).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,11 +23,11 @@ from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.errors import shown
 
 _LISTED: Final = 50
-"""How many names of an allowlist a refusal shows."""
+"""How many names of an allowlist a refusal lists."""
 
 
 class Purpose(StrEnum):
-    """What a spend is for; refusals call it by this name."""
+    """The purpose of a spend. The values are the nouns that refusals use."""
 
     TRANSFER = "transfer"
     """One payment."""
@@ -42,10 +41,10 @@ class Purpose(StrEnum):
 
 @frozen(kw_only=True)
 class Recipient:
-    """Whom a spend pays, by every name that an allowlist may know it by (interface PO8).
+    """The recipient of a spend, under every name that an allowlist may use for it (interface PO8).
 
     Attributes:
-        account_id: the account of this service, if it is one.
+        account_id: the recipient's account, if it is one of this service.
         token_account: the USDC token account that receives.
         owner: the address that owns the token account.
     """
@@ -57,13 +56,13 @@ class Recipient:
 
 @frozen(kw_only=True)
 class Spend:
-    """What is asked: an amount in micro-USDC, for whom, and the words that come with it.
+    """A requested spend.
 
     Attributes:
         amount_micro: micro-USDC, at least 1.
         to: the recipient, as sent.
-        recipient: whom `to` names.
-        memo: the caller's memo, or None; a session has none.
+        recipient: the recipient that `to` resolves to.
+        memo: the caller's memo, or None; sessions have no memo.
         category: the spend category, or None.
         purpose: what it is for, which decides the rules that apply.
         others: whom else it pays: an allowlist must name every one of them.
@@ -80,7 +79,7 @@ class Spend:
 
 @frozen(kw_only=True)
 class Means:
-    """What the account can still do.
+    """The amounts that the account can still spend.
 
     Attributes:
         spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
@@ -93,14 +92,14 @@ class Means:
 
 @frozen(kw_only=True)
 class Refusal:
-    """Why something is refused: the error code and the sentence that explains it."""
+    """Why a spend is refused: the error code and the message."""
 
     code: ErrorCode
     message: str
 
 
 def paused_refusal(policy: Policy) -> Refusal | None:
-    """Return the refusal of a paused account, which comes before everything else."""
+    """Return the refusal of a paused account. Judged before all other rules."""
     if not policy.paused:
         return None
     return Refusal(
@@ -112,13 +111,13 @@ def paused_refusal(policy: Policy) -> Refusal | None:
 def spending_refusal(
     policy: Policy, spend: Spend, means: Means, *, again: str = "retry with the same key"
 ) -> Refusal | None:
-    """Return why a spend for a valid recipient is refused, or None; escalation is not judged here.
+    """Return why a spend for a valid recipient is refused, or None. Escalation is judged separately.
 
     Args:
         policy: the policy in force.
-        spend: what is asked.
-        means: what the account can still do.
-        again: what to do once an account that holds too little is funded, as the end of a sentence.
+        spend: the requested spend.
+        means: what the account can still spend.
+        again: for `insufficient_balance`: what to do after funding the account, as the end of a sentence.
     """
     for rule in _RULES[spend.purpose]:
         reason = rule(policy, spend, means)
@@ -128,18 +127,18 @@ def spending_refusal(
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
-    """Return why an amount is too much for one charge of a session, or None."""
+    """Return why an amount is too large for a single charge of a session, or None."""
     reason = _over_single_transfer(policy, amount_micro, "charge")
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
-    """Tell whether an amount waits for an operator: at the threshold it does (interface PO7)."""
+    """Return whether an amount reaches the approval threshold and needs an operator (interface PO7)."""
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 
 def usdc_text(micro: int) -> str:
-    """Return an amount for a sentence."""
+    """Format an amount for a message."""
     return format_string(from_micro(micro))
 
 
@@ -205,7 +204,7 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
     Purpose.SESSION: (_counterparty, _category, _daily_spend),
 }
-"""The rules that apply, in the order in which they are judged."""
+"""The rules in the order in which they are judged."""
 
 
 def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
@@ -227,5 +226,5 @@ def _listed(values: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
-    """Return the policy that a row holds as canonical JSON; the same text is read once, often for many."""
+    """Parse a policy stored as canonical JSON. Cached, because many rows often have the same text."""
     return codec.structure(codec.parse_json(text.encode()), Policy)

@@ -1,7 +1,7 @@
-"""What a spend needs to know of the chain before it is decided: the balance, the recipient, a blockhash.
+"""The on-chain data needed to decide about a spend: the balance, the recipient, a blockhash.
 
-It is read ahead of the unit of work that decides, which cannot wait; what may have changed since is counted
-as if it had, in the spend's disfavour. Nothing here decides.
+It is read before the unit of work that decides, because that cannot wait for the chain. Changes since then
+are assumed to the disadvantage of the spend. Nothing here decides.
 """
 
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
 
 @frozen(kw_only=True)
 class Sight:
-    """What a request finds on chain, and what the books said just before.
+    """The on-chain data for a request, and the reservations just before it was read.
 
     Attributes:
         balance_micro: micro-USDC that the source's token account holds.
-        recipient: whom the spend pays.
-        blockhash: a recent one, to sign under.
+        recipient: the recipient of the spend.
+        blockhash: a recent one, to sign with.
         in_flight_micro: micro-USDC that may or may not have left that balance already.
         in_flight_total_micro: running total of all that was ever in flight.
         others: whom else it pays.
@@ -56,17 +56,17 @@ class Sight:
     newest_signature: str | None = None
 
     def available_micro(self, source: AccountRecord) -> int:
-        """Return the micro-USDC that are certainly left to spend.
+        """Return the micro-USDC that can certainly be spent.
 
         Args:
-            source: the account as it is now, locked.
+            source: the account's current row, locked.
         """
         return self.balance_micro - self._unsure_micro(source)
 
     def confirmed(
         self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
     ) -> Refusal | None:
-        """Return a refusal, if another look at the balance cannot change it.
+        """Return a refusal if reading the balance again cannot change it.
 
         Args:
             connection: within a unit of work.
@@ -90,13 +90,13 @@ class Sight:
 def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
     """Return the micro-USDC that may or may not have left a balance that was read on chain.
 
-    Everything that was in flight when the balance was read, and everything accepted since, may be in it or
-    not. Counting all of it can only refuse too much, never allow too much.
+    Everything that was in flight when the balance was read, or accepted since, may or may not be missing from
+    it. Counting all of it can refuse too much, but never allow too much.
 
     Args:
-        source: the account as it is now.
-        in_flight_micro: what was in flight just before the balance was read.
-        in_flight_total_micro: the running total of all that was ever in flight, then.
+        source: the account's current row.
+        in_flight_micro: the amount in flight just before the balance was read.
+        in_flight_total_micro: the running total of everything that was ever in flight, at that time.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -165,7 +165,7 @@ def spendable_micro(held: TokenAccount | None) -> int:
 
 
 def invalid_recipient(to: str, reason: str) -> Problem:
-    """Return the answer to a recipient that cannot be paid."""
+    """Return the error for a recipient that cannot be paid."""
     return Problem(
         ErrorCode.INVALID_RECIPIENT,
         f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",

@@ -1,15 +1,15 @@
-"""Watching what is settled until it cannot be undone, on chains where settled is not yet irreversible.
+"""Watches settled transactions until they are irreversible, on chains where settled is not yet irreversible.
 
 See interface T12.
 
-Should a settled transaction vanish with its block, the same bytes are sent again, for as long as they may
-land, but never to a chain that expects them to fail: what they depend on may have vanished too and be on its
-way again, and a failure on chain would be for good. Until it is final again, what it takes from its account
-is reserved, since it is back in the balance meanwhile. What was booked stays booked: whoever was told that it
-is settled is not told otherwise. That it can never land again would take a cluster that undoes confirmed
-blocks for a minute: then people have to look.
+If a settled transaction disappears with its block, the same bytes are resent for as long as they may land,
+but never when the chain expects them to fail: transactions they depend on may have disappeared too and be on
+their way again, and a failure on chain would be final. Until it lands again, its amount is reserved, because
+it is back in the balance meanwhile. The booking stays: clients that saw it settled get no contradicting
+event. For it to become impossible, a cluster would have to undo confirmed blocks for a minute; then operators
+have to intervene.
 
-Several servers over one database may watch the same transaction; the same bytes twice are one transaction.
+Several servers over one database may watch the same transaction; resending the same bytes is harmless.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Confirmations:
         self._settlement = settlement
 
     async def look(self) -> None:
-        """Look at every one of them once: leave what is irreversible, send again what has vanished."""
+        """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
         after = ""
         while page := await self._database.read(store.confirmed_after, after, _AT_ONCE):
             looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
@@ -52,7 +52,7 @@ class Confirmations:
             after = page[-1].signature
 
     async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
-        """Return a transaction with what has become of it; see to it that it lands if it can."""
+        """Return a transaction with its current state; resend it if it disappeared and can still land."""
         try:
             end, must_send = await self._settlement.broadcaster.look(tx.signed)
             if must_send:
@@ -77,12 +77,12 @@ class Confirmations:
 
 
 def _reserve(connection: Connection, tx: ChainTransaction) -> None:
-    """Count what a transaction takes from its account as in flight, until it has landed again."""
+    """Count the amount of a transaction as in flight, until it has landed again."""
     if tx.held and store.set_reserved(connection, tx, tx.held):
         accounts.reserve_again(connection, tx.account_id, tx.held)
 
 
 def _release(connection: Connection, tx: ChainTransaction) -> None:
-    """Count it as in flight no longer: it has landed again, or provably never will."""
+    """Count it as no longer in flight: it has landed again, or never can."""
     if store.set_reserved(connection, tx, 0):
         accounts.release(connection, tx.account_id, tx.reserved)

@@ -1,14 +1,13 @@
-"""The engine: brings stored transactions to their end, whatever they are for, and never guesses in between.
+"""The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` finds out what the end of a transaction is. The state of its row decides who books that end:
-`pending` is left once, in the commit that books.
+`broadcast.py` determines the outcome of a transaction. The state of its row decides which driver books that:
+a row leaves `pending` once, in the commit that books.
 
-What becomes of a transfer, of a session or of a policy record is the business of its handler. Whoever needs
-the end waits for it; how long is the waiter's choice, and giving up on waiting stops nothing.
+The handler of each kind of transaction books the effects on its transfer, session or policy record. Callers
+wait for the outcome as long as they choose; if they stop waiting, the driver continues.
 
-Who drives what is a lease on the row, in real time: two processes over one database leave each other's
-transactions alone for as long as the other renews its leases. Should both drive one for a moment, no harm is
-done.
+Each transaction is leased to one process, in real time: two processes over one database do not touch
+each other's transactions while leases are renewed. If both drive one for a moment, this does no harm.
 """
 
 import asyncio
@@ -49,19 +48,19 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen
 class Ended(Generic[S]):
-    """A subject whose transaction has come to its end."""
+    """A subject whose transaction has ended."""
 
     subject: S
 
 
 @frozen
 class _Booked(Generic[S]):
-    """What a unit of work has found or booked.
+    """The result of a unit of work.
 
     Attributes:
-        following: the subject at its end, or the transaction that is to be driven now.
-        tx: as it has ended here; None when another driver has ended it.
-        afterwards: what to do after the commit.
+        following: the subject at its end, or the transaction to drive next.
+        tx: the ended transaction; None if another driver has ended it.
+        afterwards: actions to run after the commit.
     """
 
     following: Ended[S] | ChainTransaction
@@ -70,18 +69,18 @@ class _Booked(Generic[S]):
 
 
 async def _none_earlier(_: str) -> None:
-    """Look at nothing, where what has expired has provably expired."""
+    """Check no earlier transactions, where expiry is certain."""
 
 
 class Settlement:
-    """Drives every pending transaction to its end, one task for each subject in this process.
+    """Drives every pending transaction to its outcome, with one task per subject in this process.
 
     Args:
         context: the parts of the server.
         handlers: one for each kind of transaction.
 
     Attributes:
-        broadcaster: sends the transactions, and tells their ends.
+        broadcaster: sends the transactions and determines their outcomes.
     """
 
     def __init__(self, context: Context, handlers: Iterable[Handler[Any]]) -> None:
@@ -100,16 +99,16 @@ class Settlement:
         return self._handlers[kind]
 
     def watch_earlier(self, look: Callable[[str], Awaitable[None]]) -> None:
-        """Have the expired transactions of a subject looked at before its newest one ends without landing.
+        """Set the check of expired transactions to run before a subject's newest one is booked as lost.
 
         Args:
-            look: given a subject, books those of its earlier transactions that have landed after all. What is
-                booked for the newest one then changes nothing that a landing has changed.
+            look: given a subject, books its earlier transactions that have landed after all. Booking the
+                outcome of the newest one then does not change what such a landing has changed.
         """
         self._look_at_earlier = look
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
-        """Leave a subject alone that has come to its end in another way; who waits for it reads it again."""
+        """Stop driving a subject that has ended in another way; waiting callers read it again."""
         driver = self._drivers.pop((kind, subject_id), None)
         if driver is not None:
             driver.cancel()
@@ -120,27 +119,27 @@ class Settlement:
         return {subject_id for _, subject_id in self._drivers}
 
     def is_under_way(self, signature: str) -> bool:
-        """Return whether a transaction is that of a subject that is brought to its end here.
+        """Return whether a transaction belongs to a subject that this process drives.
 
-        All that it moves, on both sides, is then booked with that.
+        Its effects on all accounts are then booked by its handler.
         """
         return signature in self._under_way
 
-    # --- Who waits, who drives ----------------------------------------------------------------------------
+    # --- Waiting and driving --------------------------------------------------------------------------------
 
     async def settle(self, tx: ChainTransaction, subject: S, *, is_new: bool, deadline: float) -> S | None:
-        """Bring a transaction to its end and return its subject then, or None when that takes longer.
+        """Drive a transaction to its outcome and return the subject, or None if that takes too long.
 
         Args:
-            tx: the transaction, as it is stored.
-            subject: what it is for.
-            is_new: whether it was stored just now, by this call's caller: it is sent at once, without asking
-                first whether it is there already.
-            deadline: until when to wait, in the event loop's time. It goes on then.
+            tx: the stored transaction.
+            subject: its subject.
+            is_new: whether the caller has just stored it: it is sent at once, without checking the chain
+                first.
+            deadline: until when to wait, in the event loop's time. The driver continues after that.
         """
         self.broadcaster.ages.note(tx.signature)
         if is_new and _subject(tx) not in self._drivers:
-            # Most often one look is enough, and nobody has to be started for the rest.
+            # Usually a single look is enough, and no task is needed.
             self._under_way.add(tx.signature)
             try:
                 following = await self._begun(tx, subject, deadline)
@@ -151,16 +150,16 @@ class Settlement:
                     self._done_with(tx)
                 tx = following
             except ChainUnavailableError:
-                # What became of an earlier transaction of the subject is not known now: it is driven on.
+                # The state of an earlier transaction of the subject is unknown: continue to drive it.
                 pass
             except Exception as error:  # noqa: BLE001 - it is stored and may be on its way: it is driven on
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
         return await self._awaited(self.drive(tx, subject), deadline)
 
     async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
-        """Bring what is pending for a subject to its end, and return the subject then.
+        """Drive the pending transaction of a subject to its outcome and return the subject.
 
-        None when that takes longer than to `deadline`, or when nothing is pending any more.
+        Returns None if that takes longer than `deadline`, or if nothing is pending.
         """
         tx = await self._database.read(store.pending, kind, subject_id)
         return None if tx is None else await self._awaited(self.drive(tx), deadline)
@@ -203,30 +202,30 @@ class Settlement:
         return following.subject if isinstance(following, Ended) else None
 
     async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: whoever held them is gone."""
+        """Void all leases, where no other process can hold any: their holders no longer run."""
         await self._database.run(store.free_all)
 
     async def is_any_abandoned(self) -> bool:
-        """Return whether there is a transaction in flight that nobody drives."""
+        """Return whether a transaction in flight has no valid lease."""
         return await self._database.read(self._is_any_abandoned)
 
     async def recover(self) -> "list[asyncio.Task[Ended[Any]]]":
-        """Renew the leases of what is driven here, and drive what nobody drives, one batch of it.
+        """Renew the leases of the driven transactions, and drive one batch of those without a lease.
 
         Returns:
-            The drivers of what had none.
+            The drivers of the transactions that had no lease.
         """
         return [self.drive(tx) for tx in await self._database.run(self._claim)]
 
     def drive(self, tx: ChainTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
-        """Return the task that brings a subject to its end, started if nobody drives it yet.
+        """Return the task that drives a subject to its end; start it if needed.
 
         Args:
-            tx: its pending transaction, as it is stored; it may have been sent before.
-            subject: what it is for, if that was read.
+            tx: its stored pending transaction; it may have been sent before.
+            subject: the subject, if already read.
         """
         running = self._drivers.get(_subject(tx))
-        # One that is done is there for a turn of the loop yet, and may have driven the subject's step before.
+        # A finished task stays for one turn of the loop; it may have driven an earlier step of the subject.
         if running is None or running.done():
             running = self._tasks.start(self._to_its_end(tx, subject))
             self._drivers[_subject(tx)] = running
@@ -235,7 +234,7 @@ class Settlement:
 
     async def _awaited(self, driver: "asyncio.Task[Ended[S]]", deadline: float) -> S | None:
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        # A server that stops lets nobody wait: the subject is taken up at the next start.
+        # A stopping server does not wait: the next start resumes the subject.
         waiting = (driver, self._tasks.closing)
         await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
         return driver.result().subject if driver.done() and not driver.cancelled() else None
@@ -244,7 +243,7 @@ class Settlement:
         if self._drivers.get(subject) is driver:
             del self._drivers[subject]
         if not driver.cancelled() and (error := driver.exception()) is not None:
-            # What it drove is stored, and is taken up again.
+            # The transaction is stored, and will be resumed.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
 
     def _done_with(self, tx: ChainTransaction) -> None:
@@ -262,7 +261,7 @@ class Settlement:
         return bool(self._abandoned(connection, lock=False))
 
     def _abandoned(self, connection: Connection, *, lock: bool) -> list[ChainTransaction]:
-        # A manual clock belongs to a single process: whatever is not driven here is driven nowhere.
+        # A manual clock means a single process: transactions not driven here are not driven at all.
         horizon_us = real_now_us() + (LEASE_US if self._context.clock.is_manual else 0)
         found = store.abandoned(connection, horizon_us, _BATCH + len(self._drivers), lock=lock)
         return [tx for tx in found if _subject(tx) not in self._drivers]
@@ -270,7 +269,7 @@ class Settlement:
     # --- From one transaction to the next -----------------------------------------------------------------
 
     async def _begun(self, tx: ChainTransaction, subject: S, deadline: float) -> Ended[S] | ChainTransaction:
-        """Send a new transaction and look at it once; return its end, or what is to be driven on."""
+        """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
         if isinstance(end, Landed | Failure) and not _may_vanish(handler, end):
@@ -280,7 +279,7 @@ class Settlement:
         return tx
 
     async def _to_its_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
-        """Drive a stored transaction, and those that are signed in its place, until there is an end."""
+        """Drive a stored transaction, and its replacements, until there is an outcome."""
         handler = self._handlers[tx.kind]
         pause, is_new = 0.0, False
         while True:
@@ -300,12 +299,12 @@ class Settlement:
                     self._done_with(tx)
                     subject = None
                 tx = following
-            # Once in a while a transaction expires. One after the other means that the chain takes none.
+            # A single expiry is normal. Repeated ones mean that the chain accepts no transactions.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
     async def _once(self, tx: ChainTransaction, subject: S, *, is_new: bool) -> Ended[S] | ChainTransaction:
-        """Bring one transaction to its end, and return what follows: itself, to look at it again."""
+        """Drive one transaction and return the next step; the same transaction means to check it again."""
         handler = self._handlers[tx.kind]
         outcome = await self.broadcaster.outcome(
             tx.signed,
@@ -319,7 +318,7 @@ class Settlement:
                 return await self._replaced(tx, subject)
             return await self._booked(tx, subject, outcome)
         except ChainUnavailableError:
-            # What was proved is proved again, before another is signed or anything is given back.
+            # A proof is verified again before a replacement is signed or the amount is released.
             return tx
 
     async def _announce(self, tx: ChainTransaction, subject: S) -> None:
@@ -329,7 +328,7 @@ class Settlement:
     async def _booked(
         self, tx: ChainTransaction, subject: S, end: Landed | Failure
     ) -> Ended[S] | ChainTransaction:
-        """Book an end, and return what follows."""
+        """Book an outcome, and return the next step."""
         if isinstance(end, Failure):
             # It may have failed because an earlier one has landed.
             await self._look_at_earlier(tx.subject_id)
@@ -341,7 +340,7 @@ class Settlement:
         return booked.following
 
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
-        """Have another transaction signed in the place of one that has expired, or book that none will be."""
+        """Sign a replacement for an expired transaction, or book that none will be signed."""
         handler = self._handlers[tx.kind]
         await self._look_at_earlier(tx.subject_id)
         current = await self._database.read(self._found, tx)
@@ -354,7 +353,7 @@ class Settlement:
             return booked.following
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
-            # Of a node that lags: the height that proved the expiry was already above it.
+            # From a node that lags: the height that proved the expiry was already higher.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(self._context, subject)
         booked = await self._database.run(self._replace, tx, subject, blockhash, prepared)
@@ -362,7 +361,7 @@ class Settlement:
         return booked.following
 
     async def _told(self, booked: "_Booked[S]", detail: str | None) -> None:
-        """Have everybody told who is to hear of a commit."""
+        """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
         if booked.tx is not None and isinstance(booked.following, Ended):
             handler = self._handlers[booked.tx.kind]
@@ -428,7 +427,7 @@ class Settlement:
             try:
                 replaced = store.replace(connection, expired, following)
             except ConflictError:
-                # The same bytes once more: a node tells another last valid height of an old blockhash.
+                # The same bytes again: a node reports a different last valid height for an old blockhash.
                 raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
             return _Booked(replaced, expired, unit.afterwards)
         return self._dropped(unit, expired, subject, again)
@@ -449,22 +448,22 @@ class Settlement:
         return _Booked(Ended(subject), expired, unit.afterwards)
 
     def _found(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
-        """Return what is pending for the subject of a transaction now; else the subject, at its end."""
+        """Return the currently pending transaction of the subject; else the subject, at its end."""
         current = store.pending(connection, tx.kind, tx.subject_id)
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
 
     def book_late(self, connection: Connection, tx: ChainTransaction) -> tuple[str | None] | None:
-        """Book an expired transaction that has landed; None when another server was faster.
+        """Book an expired transaction that has landed; None if another server was faster.
 
         Returns:
-            The signature of the transaction in its place, in a tuple; None in it when there is none.
+            The signature of its replacement, in a tuple; the tuple contains None if there is no replacement.
         """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         if not store.end_expired(connection, tx, State.LANDED_LATE, unit.now_us):
             return None
         superseded = store.pending(connection, tx.kind, tx.subject_id) if handler.supersedes else None
         if superseded is not None:
-            # It may land as well, and is never sent again from now on.
+            # The replacement may land as well, and must not be sent from now on.
             store.expire(connection, superseded, unit.now_us)
             tx = evolve(tx, announced_us=superseded.announced_us)
         return (handler.landed_late(unit, tx),)

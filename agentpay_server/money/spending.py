@@ -1,11 +1,11 @@
-"""The arithmetic of the rolling 24-hour window: exact, and as cheap at a million spends as at ten.
+"""The rolling 24-hour window of spends. Exact, and its cost does not depend on the number of spends.
 
 See interface PO9.
 
-Every spend stores its account's running total, itself included. What was spent within the window is then a
-difference of two totals: the newest, less that of the last spend that has fallen out of the window. A spend
-that provably never happened is not taken out of the totals (that would shift every later one) but written to
-a small table of releases under the time of the original spend, and subtracted while that time lies within
+Each spend stores its account's running total, itself included. The amount spent within the window is then the
+difference between two totals: the newest, and that of the last spend that has left the window. A spend that
+turned out to have failed is not subtracted from the totals, which would change every later one. It is written
+to a small table of releases under the time of the original spend, and subtracted while that time lies within
 the window.
 """
 
@@ -25,14 +25,14 @@ WINDOW_US: Final = DAY_US
 
 @frozen(kw_only=True)
 class Release:
-    """Micro-USDC that falls out of the window, and the first microsecond at which they no longer count."""
+    """An amount in micro-USDC that leaves the window, and the first microsecond at which it is out."""
 
     at_us: int
     amount_micro: int
 
 
 def window_start_us(now_us: int) -> int:
-    """Return the time up to which, itself included, spends no longer count at `now_us`."""
+    """Return the window's start at `now_us`: spends at or before it no longer count."""
     return now_us - WINDOW_US
 
 
@@ -48,20 +48,20 @@ def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro
 
 
 def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
-    """Return the most that one more transfer may be within a daily limit; None without a limit."""
+    """Return the largest transfer that a daily limit still allows; None without a limit."""
     return None if limit_micro is None else max(limit_micro - spent_micro, 0)
 
 
 _MOMENTS_AT_ONCE: Final = 50
 
-# Each is answered by an index alone.
+# Each needs only an index.
 _TOTAL_BEFORE: Final = (
     select(table.c.spent_total)
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
     .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
     .limit(1)
 )
-# What was spent at one moment falls out of the window at one moment.
+# All spends of one moment leave the window at the same moment.
 _MOMENTS: Final = (
     select(table.c.spent_us, func.max(table.c.spent_total))
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us > bindparam("start_us"))
@@ -86,8 +86,7 @@ _RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that an account has spent within the window that ends at `now_us`.
 
-    This is all that counts against `max_daily_spend`: what decides about transfers asks here, and so does
-    what shows how much remains.
+    Everything that counts against `max_daily_spend` is computed here, for decisions and for display.
     """
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
     before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
@@ -100,14 +99,14 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that count against `max_daily_spend` at `now_us` (interface PO9).
 
-    They are what was spent within the window, and the caps of all sessions that are not settled. Whoever
-    judges a spend, and whoever tells what remains, asks here.
+    The sum of the spends within the window and the caps of all unsettled sessions. Used for decisions and for
+    displaying the remaining limit.
     """
     return spent(connection, account, now_us) + account.session_reserved
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
-    """Return what falls next out of the window that ends at `now_us`; None if nothing is spent within it."""
+    """Return the next release from the window that ends at `now_us`; None if nothing is spent within it."""
     account_id, start_us = account.account_id, window_start_us(now_us)
     values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
     total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
@@ -123,16 +122,16 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
             amount = total - total_before - released.get(spent_us, 0)
             if amount:
                 return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
-            # Nothing of what was spent then ever happened.
+            # All spends of that moment turned out not to have happened.
             total_before = total
         start_us = end_us
 
 
 def reserved(connection: Connection, account: AccountRecord) -> int:
-    """Return the micro-USDC of an account that count as spent and may yet be given back.
+    """Return the micro-USDC of an account that count as spent but may be given back.
 
-    They are the amounts of its transfers in flight, and the caps of its sessions that are not settled.
+    These are the amounts of its transfers in flight and the caps of its unsettled sessions.
     """
-    # What is in flight of sessions is a part of what they reserve: it counts once.
+    # The in-flight amounts of sessions are part of their reserved caps: count them once.
     opening = transactions.opening_caps(connection, account.account_id)
     return account.in_flight - opening + account.session_reserved

@@ -1,16 +1,16 @@
-"""Statements about signed transactions, one row for each: the one place where their states change.
+"""Statements about signed transactions, one row each. Only this module changes their states.
 
     (none) ── signed and stored, in the commit that decides ─────► pending
-    pending ── final on chain, may yet vanish ───────────────────► confirmed    booked
+    pending ── final on chain, could still be reorganised away ──► confirmed    booked
     pending ── final and irreversible ───────────────────────────► finalized    booked
-    pending ── the chain refused it, irreversibly ───────────────► failed       given back
-    pending ── can never land, by all that nodes say ────────────► expired      replaced, or given back
-    confirmed ── irreversible by now ────────────────────────────► finalized
+    pending ── rejected by the chain, irreversibly ──────────────► failed       given back
+    pending ── expired, according to the nodes ──────────────────► expired      replaced, or given back
+    confirmed ── now irreversible ───────────────────────────────► finalized
     confirmed ── undone, and can never land again ───────────────► undone
-    expired ── the history of the chain says so, too ────────────► ruled_out
-    expired ── it has landed all the same ───────────────────────► landed_late  booked
+    expired ── confirmed by the history of the chain ────────────► ruled_out
+    expired ── landed after all ─────────────────────────────────► landed_late  booked
 
-`pending` is left once, by one statement: whoever changes the row is who books.
+A row leaves `pending` once, in one statement. The transaction that changes the row also books the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from agentpay_server.database.tables import chain_transactions as table
 
 
 class Kind(StrEnum):
-    """What a transaction is for."""
+    """The purpose of a transaction."""
 
     TRANSFER = "transfer"
     PAYMENT = "payment"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
-    """How far a transaction has come."""
+    """The state of a transaction."""
 
     PENDING = "pending"
     CONFIRMED = "confirmed"
@@ -82,13 +82,13 @@ class ChainTransaction:
 
     @property
     def signed(self) -> SignedTransaction:
-        """What may be sent.
+        """The signed bytes, to be sent.
 
         Raises:
-            ValueError: it can never be sent again.
+            ValueError: the transaction is over and must not be sent.
         """
         if self.raw is None:
-            raise ValueError(f"{self.signature} is {self.state}: it is not sent any more")
+            raise ValueError(f"{self.signature} is {self.state} and must not be sent")
         return SignedTransaction(
             signature=self.signature,
             raw=bytes(self.raw),
@@ -96,7 +96,7 @@ class ChainTransaction:
         )
 
 
-# Constants in the text of the statements, as the partial indexes have them: parameters would not use them.
+# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
 _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
 _IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
@@ -175,7 +175,7 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # What a settlement pays, to either side, is booked with it, whenever that is.
+        # The payments of a settlement, to both sides, are booked with the settlement itself.
         (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
         | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
     )
@@ -195,7 +195,7 @@ _SET_RESERVED: Final = (
 )
 _END_CONFIRMED: Final = (
     update(table)
-    # Another server may have reserved its amount since the row was read: the next look releases it first.
+    # Another server may have reserved its amount since the row was read: the next check releases it first.
     .where(*_THIS, _IS_CONFIRMED, table.c.reserved == 0)
     .values(state=bindparam("new_state"), raw=null())
 )
@@ -230,7 +230,7 @@ _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0))
 
 
 def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
-    """Store a signed transaction; only after this commit may it be sent. `seq` is given by the database.
+    """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
 
     Raises:
         ConflictError: another one is pending for the same subject.
@@ -239,7 +239,7 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
 
 
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
-    """Return the transaction that is in flight for a subject; None when none is."""
+    """Return the transaction in flight for a subject, or None."""
     row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
     return None if row is None else _record(row)
 
@@ -268,31 +268,31 @@ def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTr
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Return whether what a transaction brings to an account is booked by its handler, not as a deposit."""
+    """Return whether a transaction's credit to an account is booked by its handler, not as a deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 
 
-# --- The end of a pending one. Each returns None when another driver was faster.
+# --- Ending a pending transaction. Each function returns None when another driver was faster.
 
 
 def land(
     connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
 ) -> ChainTransaction | None:
-    """Bring a pending transaction to its end: it is final on chain, and watched on while it may vanish."""
+    """End a pending transaction: it is final on chain. If it could still be undone, it stays watched."""
     if is_irreversible:
         return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
     return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
 
 
 def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """Bring a pending transaction to its end: the chain has refused it, and its spend never happened."""
+    """End a pending transaction: the chain has rejected it, and its spend did not happen."""
     ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
     return _end(connection, ended)
 
 
 def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """Bring a pending transaction to its end: it is believed never to land, and watched on all the same."""
+    """End a pending transaction: it is expected never to land, and stays watched in case it does."""
     return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
 
 
@@ -306,14 +306,14 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
         "chain_signature": ended.chain_signature,
     }
     row = connection.execute(_END, values).one_or_none()
-    # Whether it was told to be sent may have changed since it was read.
+    # `announced` may have changed since the row was read.
     return None if row is None else evolve(ended, announced_us=row[0])
 
 
 def replace(
     connection: Connection, expired: ChainTransaction, following: ChainTransaction
 ) -> ChainTransaction:
-    """Store a transaction in the place of an expired one, and return it: the spend is its own from now on."""
+    """Store the replacement of an expired transaction, and return it: the spend now belongs to it."""
     following = evolve(
         following,
         spent_us=expired.spent_us,
@@ -327,7 +327,7 @@ def replace(
 
 
 def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
-    """Store that a pending transaction is told to be sent; False when it was before, or has ended."""
+    """Store that a pending transaction was announced as sent; False if it was before, or is not pending."""
     return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
 
 
@@ -342,31 +342,31 @@ def set_spend(
 
 
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
-    """Store that the spend of a transaction provably never happened; None: it has happened after all."""
+    """Store that the spend of a transaction did not happen; with None, that it happened after all."""
     connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
 
 
 def opening_caps(connection: Connection, account_id: str) -> int:
-    """Return the micro-USDC of an account that are in flight for openings of sessions."""
+    """Return the micro-USDC of an account that are in flight for session openings."""
     values = {"account_id": account_id}
     pending_caps = int(connection.execute(_OPENING, values).scalar_one())
-    # An opening that was undone is sent again.
+    # The recovery retries an opening that was undone.
     return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
 
 
-# --- Leases: who drives what is in flight
+# --- Leases: which driver works on a transaction in flight
 
 
 def abandoned(
     connection: Connection, now_us: int, count: int, *, lock: bool = False
 ) -> list[ChainTransaction]:
-    """Return up to `count` pending transactions that are leased by nobody.
+    """Return up to `count` pending transactions without a valid lease.
 
     Args:
         connection: the connection.
-        now_us: the real time: leases that have run out by then are none.
+        now_us: the real time; leases that have expired by then are not valid.
         count: the most to return.
-        lock: whether to leave out what another transaction has locked, and to lock what is returned.
+        lock: whether to lock the returned rows, and to skip rows that another transaction has locked.
     """
     values = {"now_us": now_us, "count": count}
     rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
@@ -374,7 +374,7 @@ def abandoned(
 
 
 def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
-    """Lease what is pending of a kind for a subject, each of them, until `until_us` of real time."""
+    """Lease the pending transaction of each subject until `until_us` of real time."""
     values = [
         {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
         for kind, subject_id in subjects
@@ -384,45 +384,45 @@ def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases: whoever held them is gone."""
+    """Void all leases: their holders no longer run."""
     connection.execute(_FREE_ALL)
 
 
-# --- What is confirmed, and watched until it cannot be undone (interface T12)
+# --- Confirmed transactions, watched until they are irreversible (interface T12)
 
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
-    """Return up to `count` of them in the order of their signatures, from above one; empty is below all."""
+    """Return up to `count` of them, ordered by signature, above a given one; empty comes before all."""
     return [
         _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
     ]
 
 
 def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
-    """Store what is in flight again of a confirmed one; False when another server was faster."""
+    """Store how much of a confirmed one is in flight again; False when another server was faster."""
     values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
     return connection.execute(_SET_RESERVED, values).rowcount == 1
 
 
 def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
-    """Watch confirmed ones no more: each has become what its `state` says."""
+    """Stop watching confirmed transactions: each has reached the state in its `state`."""
     values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
     if values:
         connection.execute(_END_CONFIRMED, values)
 
 
-# --- What has expired, and is watched until the history of the chain rules out that it has landed
+# --- Expired transactions, watched until the history of the chain rules out that they landed
 
 
 def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
-    """Return the watched ones of one subject."""
+    """Return the watched transactions of one subject."""
     return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
 
 
 def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
-    """Return about `count` watched ones in the order of their subjects, from above one.
+    """Return about `count` watched transactions, ordered by subject, above a given subject.
 
-    All of one subject are returned together; empty is below all subjects.
+    All transactions of one subject are returned together; empty comes before all subjects.
     """
     values = {"after": subject_id, "count": count}
     found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
@@ -433,7 +433,7 @@ def expired_after(connection: Connection, subject_id: str, count: int) -> list[C
 
 
 def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
-    """Watch an expired one no longer; False when another server was faster."""
+    """Stop watching an expired transaction; False when another server was faster."""
     values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
     return connection.execute(_END_EXPIRED, values).rowcount == 1
 

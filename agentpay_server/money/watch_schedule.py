@@ -1,6 +1,6 @@
-"""When what is booked is looked at again on chain: every few seconds, in real time.
+"""The schedule for checking booked transactions on chain: every few seconds, in real time.
 
-What is settled may yet vanish; what is believed expired may yet land.
+A settled transaction may still disappear, and an expired one may still land.
 """
 
 from typing import Final, Protocol
@@ -8,23 +8,23 @@ from typing import Final, Protocol
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 
 LOOK_EVERY_US: Final = 4 * SECOND_US
-"""A few times while a cluster takes to finalize; bytes that have vanished may land again for a minute."""
+"""Several times while a cluster finalizes; bytes that disappeared may land again for a minute."""
 
 
 class Watch(Protocol):
-    """Looks at all that is watched."""
+    """A watch over transactions."""
 
     async def look(self) -> None:
-        """Look at all of it once."""
+        """Check all watched transactions once."""
         ...
 
 
 class _WatchWorker:
-    """Has transactions looked at for as long as there is anything to find out about them.
+    """Runs a watch for as long as there is anything to watch.
 
     Args:
-        watch: looks at them.
-        clock: tells when.
+        watch: the watch.
+        clock: the server's clock.
     """
 
     def __init__(self, watch: Watch, *, clock: Clock) -> None:
@@ -33,12 +33,12 @@ class _WatchWorker:
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; on a manual clock, which cannot bring that nearer, None until then."""
+        """Return when to look next; None on a manual clock before that time: advancing it does not help."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 
     async def run_due(self) -> bool:
-        """Look at all of them, if it is time."""
+        """Run the watch if it is due."""
         if real_now_us() < self._next_look_us:
             return False
         try:
@@ -49,8 +49,8 @@ class _WatchWorker:
 
 
 class ConfirmationWorker(_WatchWorker):
-    """Has settled transactions watched until they are irreversible."""
+    """Runs the watch over settled transactions until they are irreversible."""
 
 
 class LateLandingWorker(_WatchWorker):
-    """Has expired transactions watched until the history of the chain rules out that they have landed."""
+    """Runs the watch over expired transactions until history rules out that they landed."""

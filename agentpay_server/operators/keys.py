@@ -1,4 +1,4 @@
-"""Operators and their keys: made, shown once, looked up by digest, revoked (interface K6, K7)."""
+"""Operators and their keys: created, shown once, looked up by digest, revoked (interface K6, K7)."""
 
 import secrets
 from typing import Final
@@ -46,13 +46,13 @@ _FIRST_OPERATOR: Final = "first_operator"
 
 @frozen(kw_only=True)
 class FirstOperator:
-    """The operator that a server was first started with.
+    """The operator that the server was first started with.
 
     Attributes:
         operator_id: its identifier.
-        key_id: the key that it acts under in process.
-        key: that key, where it is known: it was made or given at this start.
-        is_lent: whether the key was made for this run alone, and is revoked at its end.
+        key_id: the key that in-process calls use.
+        key: that key, if known: it was created or passed at this start.
+        is_lent: whether the key was created for this run only, and is revoked when the run ends.
     """
 
     operator_id: str
@@ -62,12 +62,12 @@ class FirstOperator:
 
 
 class Keys:
-    """Makes, looks up and revokes keys.
+    """Creates, looks up and revokes keys.
 
     Args:
         context: the shared parts.
-        are_all_seeded: whether keys follow from the source of chance, which may be seeded. False takes all
-            but the first operator's from the system.
+        are_all_seeded: whether keys come from the source of randomness, which may be seeded. False takes all
+            keys but the first operator's from the operating system.
     """
 
     def __init__(self, context: Context, *, are_all_seeded: bool = True) -> None:
@@ -75,7 +75,7 @@ class Keys:
         self._are_all_seeded = are_all_seeded
 
     async def authenticate(self, key: str, request_id: str) -> Principal | None:
-        """Return who holds `key`; None for a key that is malformed, unknown or revoked."""
+        """Return the principal that a key belongs to; None for a malformed, unknown or revoked key."""
         digest = digest_of(key)
         if digest is None:
             return None
@@ -86,7 +86,7 @@ class Keys:
         return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
 
     async def identify(self, principal: Principal) -> Identity:
-        """Return which key a request was made with, and the money that it moves."""
+        """Return which key a request uses, and whose money it moves."""
         cluster = self._context.chain.cluster_name
         return Identity(
             key_id=principal.key_id,
@@ -98,11 +98,11 @@ class Keys:
         )
 
     async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
-        """Make an operator with its first key.
+        """Create an operator with its first key.
 
         Args:
             name: display label.
-            asked_by: who asked for it.
+            asked_by: the principal that requested it.
         """
         key = self._new_key(KeyKind.OPERATOR)
         new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
@@ -112,15 +112,16 @@ class Keys:
     async def first_operator(
         self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
     ) -> FirstOperator:
-        """Return the operator that the server was first started with, made if this is that start.
+        """Return the operator that the server was first started with; create it on the first start.
 
         Args:
-            key: an operator key of its own; one that the database does not know is added to it.
-            lend_key: whether a key is made for this run when none is given and the first is long known.
-            is_alone: whether no other server can be at work on the database.
+            key: an operator key to use; added to the operator's keys if the database does not have it.
+            lend_key: whether to create a key for this run if `key` is None and the first key is no longer
+                known.
+            is_alone: whether no other server can be using the database.
 
         Raises:
-            ValueError: `key` is not an operator key, is revoked, or is another operator's.
+            ValueError: `key` is not an operator key, is revoked, or belongs to another operator.
         """
         key = None if key is None else _operator_key(key)
         first_key = new_key(KeyKind.OPERATOR, self._context.randomness.randbytes(32))
@@ -129,14 +130,14 @@ class Keys:
         )
 
     async def take_back(self, operator: FirstOperator) -> None:
-        """Revoke the key that was made for this run, if one was."""
+        """Revoke the key that was created for this run, if any."""
         if operator.is_lent:
             await self._context.database.run(self._revoke_lent, operator.operator_id)
 
     # --- Operator keys
 
     async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
-        """Make another key of the operator; it is shown here and never again (interface K8, K9)."""
+        """Create another key of the operator; it is shown only here (interface K8, K9)."""
         return await self._context.database.run(self._insert_operator_key, principal, request)
 
     async def list_operator_keys(
@@ -162,20 +163,20 @@ class Keys:
         )
 
     async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
-        """Revoke an operator key; its next request is refused.
+        """Revoke an operator key; the next request with it is refused.
 
         Raises:
-            Problem: `not_found`; `last_operator_key` for the last one that outlasts this run.
+            Problem: `not_found`; `last_operator_key` for the last one, not counting keys of this run only.
         """
         await self._context.database.run(self._revoke_operator_key, principal, key_id)
 
     # --- Agent-scoped keys
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
-        """Make a key that is bound to one account; it is shown here and never again (interface K7).
+        """Create a key that is bound to one account; it is shown only here (interface K7).
 
         Raises:
-            Problem: `not_found` of the account.
+            Problem: `not_found`: no such account.
         """
         return await self._context.database.run(self._insert_agent_key, principal, request)
 
@@ -203,7 +204,7 @@ class Keys:
         )
 
     async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
-        """Revoke an agent-scoped key; its next request is refused.
+        """Revoke an agent-scoped key; the next request with it is refused.
 
         Raises:
             Problem: `not_found`.
@@ -213,7 +214,7 @@ class Keys:
     # --- Units of work
 
     def _new_key(self, kind: KeyKind) -> str:
-        # Drawn in any case: the identifiers that follow are those of the seed.
+        # Always drawn, so that later identifiers do not depend on `are_all_seeded`.
         chance = self._context.randomness.randbytes(32)
         return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
 
@@ -225,15 +226,15 @@ class Keys:
     ) -> FirstOperator:
         operator_id = store.first_operator(connection)
         if operator_id is None:
-            # Of two servers that start at once, one makes it.
+            # If two servers start at once, only one creates it.
             state.add(connection, _FIRST_OPERATOR, b"")
             new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
             insert_operator(connection, new, "operator", self._context.clock.now_us())
             return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
         if is_alone:
-            # Whoever was lent one before has died without giving it back.
+            # A previous run was killed before it revoked its key.
             self._revoke_lent(connection, operator_id)
-        # What is called in process acts under a key that is valid: the first one may have been replaced.
+        # In-process calls need a valid key: the first one may have been revoked.
         key_id = store.lasting_keys(connection, operator_id)[0]
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
@@ -263,7 +264,7 @@ class Keys:
         kind: str = KeyKind.OPERATOR,
         asked_by: Principal | None = None,
     ) -> str:
-        """Store an operator key and return its identifier; asked for by nobody, it makes itself."""
+        """Store an operator key and return its identifier. Without a requester it is audited as its own."""
         key_id, now_us = self._new_key_id(), self._context.clock.now_us()
         insert_key(
             connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us
@@ -289,7 +290,7 @@ class Keys:
     def _revoke_operator_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
         record = None
         if identifiers.is_identifier(key_id, identifiers.KEY):
-            # One revocation at a time: of two, each would count the other's key as the one that is left.
+            # Serialised: two concurrent revocations would each count the other's key as remaining.
             store.lock_operator(connection, principal.operator_id)
             record = store.live_operator_key(connection, principal.operator_id, key_id)
         if record is None:

@@ -1,4 +1,4 @@
-"""Operators: created with a first key, by a server or on a store that no server is running on."""
+"""Creating operators with their first key, through a server or directly in its database."""
 
 from attrs import field, frozen
 
@@ -17,7 +17,7 @@ from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
 
 @frozen(kw_only=True)
 class NewOperator:
-    """An operator and its first key, which is shown here and never again."""
+    """An operator and its first key, which is shown only here."""
 
     operator_id: str
     key_id: str
@@ -25,11 +25,11 @@ class NewOperator:
 
     @classmethod
     def of(cls, names: Identifiers, chance: Randomness, *, key: str | None = None) -> "NewOperator":
-        """Return an operator that is not stored yet.
+        """Generate an operator that is not stored yet.
 
         Args:
-            names: names it and its key.
-            chance: makes its key.
+            names: generates the identifiers.
+            chance: generates the key.
             key: an operator key to use instead.
         """
         key = new_key(KeyKind.OPERATOR, chance.randbytes(32)) if key is None else key
@@ -37,10 +37,10 @@ class NewOperator:
 
 
 async def create_operator(database: Database, name: str) -> NewOperator:
-    """Create an operator on a store, and return it with its first key.
+    """Create an operator in a database, and return it with its first key.
 
     Args:
-        database: laid out; a server may be running on it.
+        database: migrated; a server may be running on it.
         name: display label.
     """
     clock, chance = SystemClock(), SystemRandomness()
@@ -61,9 +61,9 @@ def insert_operator(
     Args:
         connection: the unit's.
         new: the operator.
-        name: display label, of the operator and of its key.
-        now_us: when.
-        asked_by: the operator that asked for it in the sandbox; None for one that makes itself.
+        name: display label of the operator and its key.
+        now_us: the current time.
+        asked_by: the operator that requested it in the sandbox; None to audit it as its own.
     """
     store.insert_operator(connection, new.operator_id, name, now_us)
     insert_key(
@@ -97,7 +97,7 @@ def insert_key(
     account_id: str | None = None,
     now_us: int,
 ) -> None:
-    """Store a key that is new; `account_id` is None for an operator key."""
+    """Store a new key; `account_id` is None for an operator key."""
     digest = digest_of(key)
     assert digest is not None  # noqa: S101 - made or checked by the callers
     store.insert_key(

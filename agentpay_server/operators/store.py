@@ -37,7 +37,7 @@ _OF_OPERATOR: Final = (
     api_keys.c.account_id.is_(None),
     api_keys.c.revoked_us.is_(None),
 )
-# Two are enough to know whether another one would be left.
+# Two rows are enough to know whether another key would remain.
 _LASTING: Final = (
     select(api_keys.c.key_id)
     .where(*_OF_OPERATOR, api_keys.c.kind == literal_column(f"'{KeyKind.OPERATOR}'"))
@@ -96,18 +96,18 @@ _REVOKE_OPERATOR_KEY: Final = _REVOKE.where(api_keys.c.account_id.is_(None))
 
 
 def first_operator(connection: Connection) -> str | None:
-    """Return the operator that was made first; None before there is one."""
+    """Return the operator that was created first; None without one."""
     operator_id: str | None = connection.execute(_FIRST_OPERATOR).scalar_one_or_none()
     return operator_id
 
 
 def lock_operator(connection: Connection, operator_id: str) -> None:
-    """Keep others from revoking keys of an operator before the transaction ends."""
+    """Prevent concurrent revocations of an operator's keys until the transaction ends."""
     connection.execute(_LOCK_OPERATOR, {"operator_id": operator_id})
 
 
 def lasting_keys(connection: Connection, operator_id: str) -> list[str]:
-    """Return the key_ids of the oldest two live keys of an operator that outlast the run of a server."""
+    """Return the key_ids of the oldest two live keys of an operator, except keys created for one run only."""
     return list(connection.execute(_LASTING, {"operator_id": operator_id}).scalars())
 
 
@@ -118,7 +118,7 @@ def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
 
 
 def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
-    """Revoke the live keys of an operator that were lent to a run; return their key_ids and names."""
+    """Revoke the live keys of an operator that were created for one run; return their key_ids and names."""
     rows = connection.execute(_REVOKE_LENT, {"of_operator": operator_id, "now_us": now_us})
     return [(key_id, name) for key_id, name in rows]
 
@@ -175,7 +175,7 @@ def operator_keys(connection: Connection, operator_id: str, before: int, count: 
 def revoke_agent_key(
     connection: Connection, operator_id: str, key_id: str, now_us: int
 ) -> tuple[str, str | None] | None:
-    """Revoke an agent-scoped key; return its account and name, or None if there is no such live key."""
+    """Revoke an agent-scoped key; return its account and name, or None if no such live key exists."""
     values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
     row = connection.execute(_REVOKE_AGENT_KEY, values).one_or_none()
     return None if row is None else (row[0], row[1])

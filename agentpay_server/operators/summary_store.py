@@ -1,4 +1,4 @@
-"""Counts for the console: each by an index that holds only what is counted, so that history costs nothing."""
+"""Counts for the console. Each has an index that contains only the counted rows, so history costs nothing."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, deliveries, sessions, transfers
 
 UNDELIVERED_MAX: Final = 10_000
-"""How far undelivered deliveries are counted: they stay what they are for good."""
+"""The most undelivered deliveries to count; they stay undelivered permanently."""
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
 _ACCOUNTS: Final = select(func.count()).where(accounts.c.operator_id == _OPERATOR)
 _PAUSED: Final = _ACCOUNTS.where(accounts.c.paused == true())
-# Constants in the text of the statements, as the partial indexes have them: parameters would not use those.
+# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _PENDING: Final = select(func.count()).where(
     transfers.c.operator_id == _OPERATOR, transfers.c.status == literal_column("'pending_approval'")
 )
@@ -36,7 +36,7 @@ _OPEN: Final = select(func.count()).where(
 
 
 def counts(connection: Connection, operator_id: str) -> dict[str, int]:
-    """Return the counts of `ConsoleSummary` that are in the database, by name."""
+    """Return the fields of `ConsoleSummary` that come from the database, by name."""
     statements = {
         "accounts": _ACCOUNTS,
         "paused_accounts": _PAUSED,

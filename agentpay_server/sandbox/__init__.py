@@ -1,1 +1,1 @@
-"""What only a test chain can do: money from nowhere, time, faults, snapshots."""
+"""Test features, which need a test chain: minting money, time, faults, snapshots."""

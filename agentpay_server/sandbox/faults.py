@@ -1,7 +1,6 @@
-"""The faults that the sandbox arms by name: of the chain, of requests, and where the process dies.
+"""The sandbox's faults, armed by name: faults of the chain, of requests, and crash points.
 
-They live as long as the process: a server that starts again starts without any, save for a point that its
-environment names.
+They last as long as the process: a restarted server has none, except a crash point from its environment.
 """
 
 from collections.abc import Callable
@@ -23,14 +22,14 @@ _NAMES: Final = ", ".join(ChainFault)
 
 @frozen(kw_only=True)
 class ArmedFault:
-    """A fault that will happen.
+    """An armed fault.
 
     Attributes:
-        name: which one.
-        times: how often it is still to happen; None until it is deleted.
-        seq: its place among all that were armed: a later one has a greater number.
+        name: its name.
+        times: how often it will still happen; None until it is disarmed.
+        seq: its position among all armed faults: later ones have greater numbers.
         effect: what goes wrong with a request; None for other faults.
-        delay_ms: how long a request is held; None where it is not.
+        delay_ms: how long a request is delayed; None if it is not.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Faults:
     Args:
         chain: the chain that can fail.
         http: the requests that can fail.
-        may_crash: whether the process is the server's own, and may die.
+        may_crash: whether the server's process may be killed.
     """
 
     def __init__(self, chain: FaultyChain, http: HttpFaults, *, may_crash: bool) -> None:
@@ -57,7 +56,7 @@ class Faults:
         self._last_seq = 0
 
     def check_name(self, name: str) -> None:
-        """Raise when there is no fault of this name here.
+        """Check that a fault of this name exists.
 
         Raises:
             Problem: `invalid_request`.
@@ -67,9 +66,9 @@ class Faults:
         if name.startswith(HTTP):
             if name.removeprefix(HTTP) not in OPERATIONS:
                 raise _bad_name(
-                    f"{shown(name)!r} names no operation that can fail; write the method and the path as the "
-                    "OpenAPI documents do, such as 'http:POST /v1/transfers' or 'http:GET "
-                    "/v1/accounts/{account_id}', of anything but the sandbox"
+                    f"{shown(name)!r} is not an operation that can fail; write method and path as in the "
+                    "OpenAPI documents, such as 'http:POST /v1/transfers' or 'http:GET "
+                    "/v1/accounts/{account_id}'. Sandbox operations cannot fail"
                 )
             return
         if not name.startswith(CRASH_AT):
@@ -81,12 +80,12 @@ class Faults:
             raise _bad_name(f"{shown(point)!r} is no point to crash at; there are {known}")
         if not self._may_crash:
             raise _bad_name(
-                "would kill the process that this server shares with its caller; run the server as a process "
-                "of its own, with agentpay-server serve"
+                "would kill the process that this server shares with its caller; run the server as a "
+                "separate process, with agentpay-server serve"
             )
 
     def check(self, name: str, request: SetFault) -> None:
-        """Raise when there is no fault of this name here, or it cannot happen in this way.
+        """Check that a fault of this name exists, and can happen in this way.
 
         Raises:
             Problem: `invalid_request`.
@@ -107,7 +106,7 @@ class Faults:
             raise invalid(*wrong)
 
     def set(self, name: str, request: SetFault) -> ArmedFault:
-        """Arm a fault that `check` has let pass, anew if it is armed; of points to crash at there is one."""
+        """Arm a fault that passed `check`, replacing an armed one; only one crash point can be armed."""
         times = request.times
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))
@@ -138,7 +137,7 @@ class Faults:
             self.delete(fault.name)
 
     def armed(self) -> list[ArmedFault]:
-        """Return the faults that will happen, the one that was armed last first."""
+        """Return the armed faults, the last armed first."""
         counts: dict[str, int | None] = {str(fault): self._chain.times(fault) for fault in ChainFault}
         crash = self._crash()
         if crash is not None:
@@ -162,7 +161,7 @@ class Faults:
         return sorted(found, key=lambda fault: fault.seq, reverse=True)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back the faults that are armed now, in the order in which they were."""
+        """Return a function that restores the currently armed faults in their order."""
         restorers = [self._chain.capture(), self._http.capture()]
         if self._may_crash:
             restorers.append(points.capture())

@@ -1,10 +1,10 @@
-"""A chain that fails when it is told to: what the sandbox arms, over any chain that executes.
+"""A chain with the sandbox's faults, on top of any real chain.
 
-A fault changes what the service is told, or what becomes of a send, never what a transaction does. While none
-is armed and nothing of an earlier one is left, every call goes straight through.
+A fault changes which responses the service gets, or whether a send arrives, never the effects of a
+transaction. While no fault is armed and no earlier one has pending effects, every call goes straight through.
 
-No fault tells a lie that a real chain could not tell: a transaction that has landed is never shown as missing
-above its last valid block height, since that would be proof that it never will.
+No fault gives a response that a real chain could not give: a transaction that has landed is never missing
+above its last valid block height, because that would prove that it never will land.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,40 +27,40 @@ from agentpay_server.chain.protocol import (
 )
 
 LOOKS_UNTIL_KNOWN: Final = 5
-"""How often a slow chain is asked for a transaction before it knows of it: 0.6 s of a driver's pauses."""
+"""How often a slow chain is asked before it knows a transaction: 0.6 s of a driver's pauses."""
 
 
 class ChainFault(StrEnum):
-    """How the chain fails."""
+    """The faults of the chain."""
 
     DOWN = "chain_down"
-    """No call is answered."""
+    """Calls fail."""
 
     REPLY_LOST = "chain_reply_lost"
-    """A send executes, and its answer is lost."""
+    """A send executes, but its response is lost."""
 
     NEVER_LANDS = "chain_never_lands"
-    """A send is accepted and never executes. Its blockhash expires: at once where the fault is counted, and
-    else when it is disarmed."""
+    """A send is accepted but never executes. Its blockhash expires: at once if the fault has a count, and
+    otherwise when it is disarmed."""
 
     SLOW = "chain_slow"
-    """A transaction is not known for the first looks at it."""
+    """A transaction is unknown for the first look-ups."""
 
 
 @define
 class _Hidden:
-    """A transaction that a slow chain does not show yet, and the block height that it stands at meanwhile."""
+    """A transaction that a slow chain does not show yet, and the block height it reports meanwhile."""
 
     looks_left: int
     height: int
 
 
 class FaultyChain:
-    """`WatchedChain`, with the faults that are armed.
+    """A `WatchedChain` with faults.
 
     Args:
         inner: the chain that executes.
-        expire: lets the valid blockhash of `inner` expire; None where time alone does.
+        expire: expires the valid blockhash of `inner`; None if only time can.
     """
 
     def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
@@ -70,16 +70,16 @@ class FaultyChain:
         self._hidden: dict[str, _Hidden] = {}
         self._shown: set[str] = set()
         self._swallowed: set[str] = set()
-        # Whether any of these holds anything: one look at it is all that a call costs.
+        # Whether any of these has content, so that a call costs a single check.
         self._is_troubled = False
 
     def arm(self, fault: ChainFault, times: int | None) -> None:
-        """Let a fault happen `times` times from now on, None until it is disarmed."""
+        """Let a fault happen `times` times from now on; None until it is disarmed."""
         self._armed[fault] = times
         self._is_troubled = True
 
     def disarm(self, fault: ChainFault) -> None:
-        """Let a fault happen no more."""
+        """Disarm a fault."""
         if fault is ChainFault.SLOW:
             self._hidden.clear()
         if fault in self._armed:
@@ -87,11 +87,11 @@ class FaultyChain:
         self._note_trouble()
 
     def times(self, fault: ChainFault) -> int | None:
-        """Return how often a fault is still to happen: None until it is disarmed, 0 where it is not armed."""
+        """Return how often a fault will still happen: None until it is disarmed, 0 if it is not armed."""
         return self._armed.get(fault, 0)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back the faults that are armed now, and what is left of earlier ones."""
+        """Return a function that restores the armed faults, and pending effects of earlier ones."""
         armed, hidden = self._armed.copy(), _copied(self._hidden)
         shown, swallowed = self._shown.copy(), self._swallowed.copy()
 
@@ -109,17 +109,17 @@ class FaultyChain:
 
     @property
     def cluster_name(self) -> str:
-        """That of the chain within."""
+        """The name of the inner chain."""
         return self.inner.cluster_name
 
     @property
     def is_test_chain(self) -> bool:
-        """Whether money on it is worthless."""
+        """Whether money on it has no value."""
         return self.inner.is_test_chain
 
     @property
     def landing_seconds(self) -> float:
-        """How long after a send it is hardly worth asking what became of it."""
+        """How long to wait after a send before asking for the status."""
         return self.inner.landing_seconds
 
     @property
@@ -128,7 +128,7 @@ class FaultyChain:
         return self.inner.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """Where a person can look a transaction up."""
+        """Link to a transaction in a block explorer."""
         return self.inner.explorer_url(signature)
 
     async def latest_blockhash(self) -> Blockhash:
@@ -137,13 +137,13 @@ class FaultyChain:
         return await self.inner.latest_blockhash()
 
     async def block_height(self) -> int:
-        """Return the height of the newest block; what a slow chain does not show yet, it holds back with."""
+        """Return the height of the newest block; a slow chain reports an old one."""
         self._take_call()
         height = await self.inner.block_height()
         return min((hidden.height for hidden in self._hidden.values()), default=height)
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None for the first looks at one that is slow."""
+        """Return the status of a transaction; None for the first look-ups of a slow one."""
         self._take_call()
         status = await self.inner.signature_status(signature)
         hidden = self._hidden.get(signature)
@@ -152,7 +152,7 @@ class FaultyChain:
         hidden.looks_left -= 1
         if hidden.looks_left == 0:
             del self._hidden[signature]
-            # It is slow once, however often it is sent again.
+            # It is slow once, however often it is resent.
             self._shown.add(signature)
             self._note_trouble()
         return None
@@ -170,16 +170,16 @@ class FaultyChain:
         return await self.inner.newest_signature(token_account)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the chain knows all signatures in the blocks from one height to another."""
+        """Return whether the chain knows all signatures in the blocks between two heights."""
         self._take_call()
         return await self.inner.knows_blocks(first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        """Return once it may be worth asking for the status again, after `seconds` at the latest."""
+        """Return when the status may have changed, after `seconds` at the latest."""
         await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Hand a signed transaction over: to be executed, to be lost, or with its answer lost."""
+        """Send a signed transaction: it executes, is lost, or executes with its response lost."""
         self._take_call()
         if not self._is_troubled:
             await self.inner.send(raw, even_if_failing=even_if_failing)
@@ -194,35 +194,35 @@ class FaultyChain:
             self._count(ChainFault.NEVER_LANDS)
             return
         if ChainFault.SLOW in self._armed and signature not in self._hidden.keys() | self._shown:
-            # Read before the send, so that the height shown meanwhile proves nothing about it.
+            # Read before the send, so that the height reported meanwhile proves nothing about it.
             height = await self.inner.block_height()
             self._hidden[signature] = _Hidden(LOOKS_UNTIL_KNOWN, height)
             self._count(ChainFault.SLOW)
         await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
             self._count(ChainFault.REPLY_LOST)
-            raise ChainUnavailableError("the sandbox has lost the chain's answer")
+            raise ChainUnavailableError("the sandbox has lost the chain's response")
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
         self._take_call()
         return await self.inner.token_accounts(addresses)
 
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield what came into a token account since a cursor."""
+        """Yield the deposits of a token account since a cursor."""
         self._take_call()
         async for batch in self.inner.deposits(token_account, after=after, booked=booked):
             yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None where there is none."""
+        """Return lamports and bytes of data of any account; None if it does not exist."""
         self._take_call()
         return await self.inner.account_size(address)
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        """Return the lamports that exempt an account of `size` bytes from rent."""
         self._take_call()
         return await self.inner.rent_exemption(size)
 
@@ -232,7 +232,7 @@ class FaultyChain:
             raise ChainUnavailableError("the sandbox has taken the chain down")
 
     def _count(self, fault: ChainFault) -> None:
-        """Note that a fault has happened; the last of its times ends it."""
+        """Count an occurrence of a fault; the last one disarms it."""
         times = self._armed.get(fault)
         if times is None:
             return
@@ -250,7 +250,7 @@ class FaultyChain:
             self._let_expire()
 
     def _let_expire(self) -> None:
-        """Make it certain that what was lost never lands; where that is up to time, go on losing it."""
+        """Ensure that lost transactions never land; if only time can, keep losing them."""
         if self._expire is not None:
             self._expire()
             self._swallowed.clear()

@@ -1,6 +1,6 @@
-"""Faults of requests: what goes wrong with which operation, and how often still.
+"""Faults of requests: which operations fail, how, and how often.
 
-Which request suffers is decided here; how it does is the business of `http/app.py`.
+This module decides which requests fail; `http/app.py` makes them fail.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,19 @@ from agentpay_server.contract.sandbox import HttpEffect
 OPERATIONS: Final = frozenset(
     f"{endpoint.method} {endpoint.path}"
     for endpoint in BOUND_ENDPOINTS
-    # A fault of the sandbox could keep whoever armed it from disarming it.
+    # Sandbox operations never fail, so that every fault can be disarmed.
     if not endpoint.path.startswith("/sandbox/")
 )
-"""The operations that can be made to fail, `POST /v1/transfers` and others."""
+"""The operations that can fail, such as `POST /v1/transfers`."""
 
 
 @frozen(kw_only=True)
 class HttpFault:
     """A fault of one operation.
 
-    Attributes:
-        effect: what goes wrong.
-        delay_ms: how long a request is held; None where it is not.
-        times: how often it is still to happen; None until it is disarmed.
+    effect: what goes wrong.
+    delay_ms: how long a request is delayed; None if it is not.
+    times: how often it will still happen; None until it is disarmed.
     """
 
     effect: HttpEffect
@@ -36,21 +35,21 @@ class HttpFault:
 
 
 class HttpFaults:
-    """The faults that are armed, one at most for each operation; an empty one is false."""
+    """The armed faults, at most one per operation."""
 
     def __init__(self) -> None:
         self._armed: dict[str, HttpFault] = {}
 
     def __bool__(self) -> bool:
-        """Whether any is armed: all that a request costs while none is."""
+        """Whether any is armed: the only cost of a request while none is."""
         return bool(self._armed)
 
     def arm(self, operation: str, fault: HttpFault) -> None:
-        """Let a fault happen to an operation, in the place of one that is armed."""
+        """Arm a fault of an operation, replacing an armed one."""
         self._armed[operation] = fault
 
     def disarm(self, operation: str) -> None:
-        """Let nothing happen to an operation."""
+        """Disarm the fault of an operation."""
         self._armed.pop(operation, None)
 
     def armed(self) -> dict[str, HttpFault]:
@@ -58,7 +57,7 @@ class HttpFaults:
         return self._armed.copy()
 
     def take(self, operation: str) -> HttpFault | None:
-        """Return what happens to a request for an operation, and count it."""
+        """Return the fault for a request of an operation, and count it."""
         fault = self._armed.get(operation)
         if fault is not None and fault.times is not None:
             if fault.times > 1:
@@ -68,7 +67,7 @@ class HttpFaults:
         return fault
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back the faults that are armed now."""
+        """Return a function that restores the currently armed faults."""
         armed = self._armed.copy()
 
         def restore() -> None:

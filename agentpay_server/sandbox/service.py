@@ -1,4 +1,4 @@
-"""The sandbox: what only a test chain can do, beside `/v1` (interface SB1 to SB10)."""
+"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB10)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ from agentpay_server.scheduler import Schedule
 
 
 class NewTenant(Protocol):
-    """An operator that was made, with its first key."""
+    """A new operator, with its first key."""
 
     @property
     def operator_id(self) -> str:
@@ -66,12 +66,12 @@ class NewTenant(Protocol):
 
     @property
     def key(self) -> str:
-        """The key, which is shown once."""
+        """The key, which is shown only here."""
         ...
 
 
 class CreateTenant(Protocol):
-    """Makes an operator."""
+    """Creates an operator."""
 
     async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
         """Return a new operator."""
@@ -101,11 +101,11 @@ class Sandbox:
         self._snapshots = snapshots
 
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
-        """Mint test USDC to an account of the operator's; it is in the history as a deposit.
+        """Mint test USDC to an account of the operator; it appears in the history as a deposit.
 
         Raises:
-            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: it may have
-                been, or will be; `forbidden` on a chain where money is real.
+            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: the outcome
+                is unknown; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
         context = self._context
@@ -127,16 +127,16 @@ class Sandbox:
         done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
         if done:
             return funding.result()
-        raise _maybe_minted("The chain has not told what became of the minting, which goes on")
+        raise _maybe_minted("Funding is still pending")
 
     async def _funded(
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
-        """Bring a minting to its end, however long that takes, and have it booked as any deposit is."""
+        """Drive a minting to its outcome, however long that takes, and book it as a deposit."""
         context, deposits = self._context, self._deposits
 
         def booked(connection: Connection) -> None:
-            # What a cluster lists as irreversible comes later than what has landed.
+            # A cluster lists a transaction as irreversible some time after it has landed.
             locked = account_store.existing_account(connection, account.account_id, lock=True)
             book_deposit(
                 connection,
@@ -170,23 +170,23 @@ class Sandbox:
                 raise chain_unavailable()
             outcome = end
             try:
-                await deposits.look(account.usdc_token_account, beside=booked)
+                await deposits.look(account.usdc_token_account, also=booked)
                 fault_point(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnavailableError:
-                raise _maybe_minted("The money was minted, and then the chain did not answer") from None
+                raise _maybe_minted("The money was minted, and then the chain did not respond") from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
-        """Make a second tenant, with a key that is shown once."""
+        """Create another operator, with a key that is shown only here."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
         operator = await self._create_tenant(request.name, asked_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
-        """Make an outside recipient: a USDC token account of an owner whose key nobody has.
+        """Create an outside recipient: a USDC token account whose owner's key was discarded.
 
         Raises:
             Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
@@ -218,16 +218,15 @@ class Sandbox:
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
-        """Return what the server takes for now."""
+        """Return the server's time."""
         self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
 
     async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
-        """Move a manual clock, and return when all that fell due on the way has run.
+        """Advance a manual clock, and return when all work that fell due has run.
 
         Raises:
-            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last time that can
-                be shown.
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last valid time.
         """
         self._require_test_chain()
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
@@ -250,10 +249,10 @@ class Sandbox:
         return await self.clock()
 
     async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
-        """Let something fail from now on, for every tenant of the server.
+        """Arm a fault, for every tenant of the server.
 
         Raises:
-            Problem: `invalid_request` where there is no such fault; `forbidden` on a chain where money is
+            Problem: `invalid_request` if the fault does not exist; `forbidden` on a chain where money is
                 real.
         """
         self._require_test_chain()
@@ -263,10 +262,10 @@ class Sandbox:
         return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
-        """Let one fault happen no more; one that is not armed stays so.
+        """Disarm a fault, if it is armed.
 
         Raises:
-            Problem: `invalid_request` where there is no such fault.
+            Problem: `invalid_request` if the fault does not exist.
         """
         self._require_test_chain()
         faults = self._faults
@@ -277,7 +276,7 @@ class Sandbox:
             faults.delete(name)
 
     async def clear_faults(self, principal: Principal) -> None:
-        """Let nothing fail any more."""
+        """Disarm all faults."""
         self._require_test_chain()
         faults = self._faults
         armed = faults.armed()
@@ -288,7 +287,7 @@ class Sandbox:
             faults.clear()
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
-        """Return a page of the faults that will happen, the one that was armed last first."""
+        """Return a page of the armed faults, the last armed first."""
         self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
@@ -296,17 +295,17 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
 
     async def snapshot(self, principal: Principal) -> Snapshot:
-        """Remember all that the server knows, of every tenant.
+        """Take a snapshot of the server's state, of all tenants.
 
         Raises:
-            Problem: `not_in_memory`; `not_at_rest` when money stays under way; `forbidden` on a chain where
+            Problem: `not_in_memory`; `not_at_rest` if money stays in flight; `forbidden` on a chain where
                 money is real.
         """
         self._require_test_chain()
         return _snapshot(await self._snapshots.take(principal))
 
     async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
-        """Return a page of the operator's snapshots, newest first; none where the server takes none.
+        """Return a page of the operator's snapshots, newest first; empty if the server cannot take any.
 
         Raises:
             Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
@@ -319,7 +318,7 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_snapshot)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
-        """Go back to a snapshot of the operator's, for every tenant; what is under way is cut off.
+        """Restore a snapshot of the operator, for all tenants; work in progress is cancelled.
 
         Raises:
             Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
@@ -328,7 +327,7 @@ class Sandbox:
         return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
-        """Go back to where the server was when it had started, for every tenant.
+        """Restore the server's state at its start, for all tenants.
 
         Raises:
             Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
@@ -337,7 +336,7 @@ class Sandbox:
         await self._snapshots.reset(principal)
 
     def _armed(self, name: str) -> dict[str, object] | None:
-        """Return what the audit trail says of a fault that is armed now; None if it is not."""
+        """Return the audit trail's view of an armed fault; None if it is not armed."""
         found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
@@ -372,22 +371,22 @@ class Sandbox:
         if not self._context.chain.is_test_chain:
             raise Problem(
                 ErrorCode.FORBIDDEN,
-                "The sandbox is not available, since this server is on a public cluster: start one without "
+                "The sandbox is not available on a public cluster. Start a server without "
                 "--rpc-url, or on your own validator.",
             )
 
 
 def _maybe_minted(what: str) -> Problem:
-    # Not `chain_unavailable`: without a transfer that says that nothing was done, and clients ask again.
+    # Not `chain_unavailable`: without a transfer that means that nothing was done, and clients retry.
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        f"{what}, and may still be booked. Read the balance before you fund again.",
+        f"{what}. The money may still be booked: read the balance before you fund again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
-    """Return what the audit trail says of a fault."""
+    """Return the audit trail's view of a fault."""
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 

@@ -1,13 +1,12 @@
-"""Snapshots: all that a server in memory knows, captured at rest and brought back (interface SB9, SB10).
+"""Snapshots: the whole state of a server in memory, captured while idle and restored (interface SB9, SB10).
 
-What a restart would find is captured, and what it could not find but a caller can notice: the database with
-its queues, the chain, the clock, the source of chance, armed faults, receivers within the process. Each such
-part captures itself. Services are none: they are made anew, as when a process dies, and need no code for it.
-Capturing and bringing back happen between two awaits, so that nobody sees half of either. What is counted for
-metrics goes on.
+Captured is what a restart would find, and in addition what a caller could notice: the database with its
+queues, the chain, the clock, the source of randomness, armed faults, receivers within the process. Each such
+part captures itself. Services are not captured but created again, as after a restart. Capturing and restoring
+happen without an await, so that no task sees an intermediate state. Metrics continue to count.
 
-A server that keeps its state elsewhere has no parts: a directory or a PostgreSQL database is copied by its
-own tools, and a chain that others share never goes back.
+A server with state elsewhere cannot do this: a directory or a PostgreSQL database has its own tools for
+copies, and an external chain cannot go back.
 """
 
 from collections import OrderedDict
@@ -29,32 +28,32 @@ from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers
 
 KEPT: Final = 64
-"""How many snapshots a server keeps; the one that was used least recently makes way."""
+"""How many snapshots a server keeps; the least recently used one is dropped."""
 
 _REST_SECONDS: Final = 5.0
 
 Restore = Callable[[], None]
-"""Brings a part back to where it was captured, any number of times."""
+"""Restores the captured state of a part, any number of times."""
 
 
 class Part(Protocol):
-    """Something that holds state, and never waits while it captures it or brings it back."""
+    """A part of the state. Capturing and restoring it must not wait."""
 
     def capture(self) -> Restore:
-        """Return what brings it back to where it is now."""
+        """Return a function that restores the current state."""
         ...
 
 
 @frozen(kw_only=True)
 class Snapshot:
-    """All that was known at one moment.
+    """The state of a server at one moment.
 
     Attributes:
         snapshot_id: identifier, `snap_…`.
-        operator_id: whose it is.
-        seq: its place among all that were taken: a later one has a greater number.
+        operator_id: its operator.
+        seq: its position among all snapshots: later ones have greater numbers.
         taken_us: the server's time at which it was taken.
-        restorers: bring every part back.
+        restorers: functions that restore the parts.
     """
 
     snapshot_id: str
@@ -65,17 +64,17 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes snapshots and goes back to them.
+    """Takes and restores snapshots.
 
     Args:
         context: the parts of the server.
-        names: names snapshots; it goes on where all else goes back, so that none has the name of another.
-        parts: what holds state; None where the server cannot go back.
-        restarted: has the server go on from what was brought back, without waiting; nothing is under way.
+        names: generates identifiers; not restored with the rest, so that they stay unique.
+        parts: the parts of the state; None if the server cannot go back.
+        restarted: starts the server's services after a restore, without waiting.
 
     Attributes:
-        restores: how often the server has gone back. Whoever waited outside compares: what was found out
-            before, such as who holds a key, may not be so any more.
+        restores: how often a state was restored. Code that awaits in between compares it: earlier results,
+            such as who holds a key, may no longer be true.
     """
 
     def __init__(
@@ -95,17 +94,17 @@ class Snapshots:
         self._kept: OrderedDict[str, Snapshot] = OrderedDict()
 
     def mark_start(self) -> None:
-        """Take what there is now for the state to which `reset` goes back."""
+        """Capture the current state for `reset`."""
         self._start = self._captured()
 
     def include(self, part: Part) -> None:
-        """Count a part in that joins a server which has started, and has done nothing yet."""
+        """Add a part to a server that has started and has not done anything yet."""
         if self._parts is not None:
             self._parts.append(part)
             self._start.append(part.capture())
 
     async def take(self, principal: Principal) -> Snapshot:
-        """Wait until nothing is under way, and return a new snapshot.
+        """Wait until the server is idle, and return a new snapshot.
 
         Raises:
             Problem: `not_in_memory`, `not_at_rest`.
@@ -117,7 +116,7 @@ class Snapshots:
                 f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
                 "Clear faults that delay settlement, end waiting requests, then retry.",
             )
-        # In memory nothing from here on waits: what is at rest stays so.
+        # In memory nothing from here on waits, so the server stays idle.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
         await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
         self._taken += 1
@@ -138,7 +137,7 @@ class Snapshots:
         return sorted(kept, key=lambda snapshot: snapshot.seq, reverse=True)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
-        """Go back to a snapshot; what is under way is cut off, as if the server had died.
+        """Restore a snapshot; work in progress is cancelled, as if the server had died.
 
         Raises:
             Problem: `not_in_memory`, `not_found`, `not_at_rest`.
@@ -154,7 +153,7 @@ class Snapshots:
         return snapshot
 
     async def reset(self, principal: Principal) -> None:
-        """Go back to where the server was when it had started. Snapshots are kept.
+        """Restore the server's state at its start. Snapshots are kept.
 
         Raises:
             Problem: `not_in_memory`, `not_at_rest`.

@@ -1,4 +1,4 @@
-"""Which sessions a key may see: those of its operator, and of an agent-scoped key those of its account."""
+"""Access to sessions: operator keys see those of their operator, agent-scoped keys those of their account."""
 
 from agentpay.contract import identifiers
 from agentpay_server.database.connection import Connection

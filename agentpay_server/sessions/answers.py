@@ -1,4 +1,4 @@
-"""What a session looks like from outside, and how it is told of when it has changed."""
+"""Sessions as shown to callers, their error responses, and their log lines."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ from agentpay_server.sessions.rules import Limits
 from agentpay_server.sessions.store import SessionRecord
 
 REJECTED: Final = "rejected"
-"""The status of a session that was refused, and that there is not."""
+"""The status in the response to a refused opening, which stores no session."""
 
 PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
-"""The idle limit on a public cluster, unless the settings name one (interface S17)."""
+"""The default idle limit on a public cluster (interface S17)."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def shown(record: SessionRecord) -> Session:
 
 
 def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
-    """Return the answer to what is refused: of an opening, which stores nothing, or of a stored session."""
+    """Return the error for a refused opening, which has no session, or for a stored session."""
     if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
         return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
     if refusal.code in (ErrorCode.SESSION_CLOSED, ErrorCode.TOO_MANY_SESSIONS):
@@ -65,7 +65,7 @@ def unresolved(record: SessionRecord) -> Problem:
     """Return the answer while the end of an opening or of a settlement is not known."""
     if record.status == SessionStatus.OPENING:
         message = (
-            "The session is opening and its outcome is not known yet; send the same idempotency_key again, "
+            "The session is opening and its outcome is not known yet. Retry with the same idempotency_key, "
             "or read the session. Never open another under another key."
         )
     else:
@@ -80,7 +80,7 @@ def unresolved(record: SessionRecord) -> Problem:
 
 
 def stopped(record: SessionRecord) -> Problem:
-    """Return the answer for a session whose opening has failed, or whose settlement is refused."""
+    """Return the error for a session whose opening has failed, or whose settlement is refused."""
     return Problem(
         ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
         record.message or "The chain refused the transaction; nothing moved.",
@@ -90,7 +90,7 @@ def stopped(record: SessionRecord) -> Problem:
 
 
 def report(record: SessionRecord, *, detail: str | None = None) -> None:
-    """Log that something has become of a session, after the commit that says so."""
+    """Log a change of a session, after its commit."""
     log(
         logger,
         logging.INFO if record.error is None else logging.WARNING,
@@ -105,7 +105,7 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
 
 
 def limits_of(context: Context) -> Limits:
-    """Return how long sessions may last: forgotten ones would keep the treasury's SOL on a public cluster."""
+    """Return the time limits of sessions: forgotten ones would cost SOL on a public cluster."""
     settings = context.settings
     idle_seconds = settings.session_idle_seconds
     if idle_seconds is None and not context.chain.is_test_chain:

@@ -1,10 +1,10 @@
-"""What is written when something becomes of a session: balances, spends, history and events.
+"""The records written when the state of a session changes: balances, spends, history and events.
 
 See interface S18, EV1, H2.
 
 A cap leaves the balance when the escrow is funded, and counts as reserved until the session is settled. Then
-what was charged becomes a spend of that moment, and the rest comes back. The history tells of the settlement
-alone: until then the money is the account's own, in an escrow.
+the charges become a spend at that time, and the rest is returned. The history contains only the settlement:
+until then the money still belongs to the account, in an escrow.
 """
 
 import json
@@ -28,7 +28,7 @@ from agentpay_server.webhooks.outbox import Happening, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:
-    """Return what the audit trail says of a session: what was asked, and what became of it."""
+    """Return the audit trail's view of a session: its request, and its outcome so far."""
     return audit.given(
         account_id=session.account_id,
         to=session.to,
@@ -43,7 +43,7 @@ def audited(session: SessionRecord) -> dict[str, object]:
 
 
 def book_opened(unit: Unit, session: SessionRecord) -> None:
-    """Write that a session's escrow is funded."""
+    """Write the records of a funded escrow."""
     opened = Happening(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
@@ -64,13 +64,13 @@ def book_opened(unit: Unit, session: SessionRecord) -> None:
 def book_charged(
     connection: Connection, context: Context, session: SessionRecord, now_us: int, *, before_micro: int
 ) -> bool:
-    """Write the events that a charge fires, and return whether there are any.
+    """Write the events of a charge, and return whether there are any.
 
     Args:
         connection: the unit's.
         context: the parts of the server.
-        session: as it is after the charge.
-        now_us: when.
+        session: the session after the charge.
+        now_us: the current time.
         before_micro: its running total before the charge.
     """
     fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
@@ -84,12 +84,12 @@ def book_charged(
 
 
 def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
-    """Write all that a settled session changes, on both sides.
+    """Write everything that a settled session changes, on both sides.
 
     Args:
         unit: the unit of work.
-        tx: the transaction that has settled it.
-        session: as it is settled.
+        tx: the settling transaction.
+        session: the settled session.
     """
     deposited = deposited_micro(tx)
     payee_operator = _move(unit, tx, session, deposited)
@@ -113,7 +113,7 @@ def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> No
 
 
 def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
-    """Book a cap that has gone into an escrow whose session is over: it takes a person to bring it back."""
+    """Book a cap that was paid into the escrow of an ended session: an operator must recover it."""
     connection, now_us = unit.connection, unit.now_us
     source = accounts.existing_account(connection, session.account_id, lock=True)
     spent_us, total = max(now_us, source.last_spend_us), source.spent_total + session.cap
@@ -137,12 +137,12 @@ def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
 
 
 def detail_of(deposited: int) -> str:
-    """Return what is stored with a settlement: what it returns beyond the cap, in micro-USDC."""
+    """Return the stored detail of a settlement: the surplus that it returns beyond the cap, in micro-USDC."""
     return json.dumps({"deposited": deposited})
 
 
 def deposited_micro(tx: ChainTransaction) -> int:
-    """Return what a settlement returns beyond the cap: what strangers had sent to the escrow."""
+    """Return the surplus that a settlement returns beyond the cap: what third parties sent to the escrow."""
     return int(json.loads(tx.detail or "{}").get("deposited", 0))
 
 
@@ -171,15 +171,15 @@ def _cap_data(event_type: EventType, session: SessionRecord) -> object:
 
 
 def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
-    """Change balances, reservation and spends by the books.
+    """Book balances, reservation and spends.
 
     Returns:
-        The operator of a payee of this service that was paid.
+        The operator of the paid payee, if it is an account of this service.
     """
     connection, account_id, settled = unit.connection, session.account_id, session.running_total
     payee = session.recipient_account_id if settled else None
     payee_operator = None
-    # Rows are locked in one order, so that two payments in opposite directions never wait for each other.
+    # Rows are locked in one order, so that two payments in opposite directions never deadlock.
     if payee is not None and payee < account_id:
         payee_operator = accounts.credit(connection, payee, settled)
     total, spent_us = accounts.settle_cap(
@@ -198,7 +198,7 @@ def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: i
 
 
 def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
-    """Write the history: the settlement, what strangers sent to the escrow, and what a payee received."""
+    """Write the history: the settlement, a third party's surplus, and the payee's receipt."""
     context = unit.context
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
@@ -234,7 +234,7 @@ def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, depos
             }
         )
     if payee_operator is not None:
-        # What the payer calls it is private to its operator.
+        # The payer's category is private to its operator.
         category = session.category if payee_operator == session.operator_id else None
         rows.append(
             {

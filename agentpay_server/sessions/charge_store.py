@@ -1,4 +1,4 @@
-"""Statements about the charges of sessions, and the idempotency keys that they were made under."""
+"""Statements about the charges of sessions and their idempotency keys."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ from agentpay_server.sessions.store import IS_OPEN, OF_SESSION, SessionRecord
 
 @frozen(kw_only=True)
 class Chargeable:
-    """What a charge is judged by.
+    """The data needed to judge a charge.
 
     Attributes:
         session: the session.
         policy: its account's policy, as canonical JSON.
-        charged: what was charged under the key before; None when nothing was.
+        charged: the amount already charged under the key; None if there is no such charge.
     """
 
     session: SessionRecord
@@ -38,7 +38,7 @@ _CHARGEABLE: Final = (
     )
     .where(sessions.c.session_id == bindparam("session_id"))
 )
-# The whole decision about status and cap, in one statement: it cannot pass the cap, whoever else charges.
+# Checks status and cap in one statement, so that concurrent charges cannot exceed the cap.
 _CHARGE: Final = (
     update(sessions)
     .where(
@@ -52,7 +52,7 @@ _CHARGE: Final = (
 
 
 def chargeable(connection: Connection, session_id: str, idempotency_key: str) -> Chargeable | None:
-    """Return what a charge of a session under a key is judged by; None when there is no such session."""
+    """Return the data needed to judge a charge under a key; None if the session does not exist."""
     values = {"session_id": session_id, "idempotency_key": idempotency_key}
     row = connection.execute(_CHARGEABLE, values).one_or_none()
     if row is None:
@@ -68,10 +68,10 @@ def charge(connection: Connection, session_id: str, amount: int, *, closes_us: i
         connection: the connection.
         session_id: the session.
         amount: micro-USDC, at least 1.
-        closes_us: when the session is to close by itself from now on.
+        closes_us: when the session closes automatically from now on.
 
     Returns:
-        The running total after it; None when the session is not open or the cap would be passed.
+        The new running total; None if the session is not open or the cap would be exceeded.
     """
     values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
     return connection.execute(_CHARGE, values).scalar_one_or_none()
@@ -80,10 +80,10 @@ def charge(connection: Connection, session_id: str, amount: int, *, closes_us: i
 def insert_charge(
     connection: Connection, session_id: str, idempotency_key: str, *, amount: int, now_us: int
 ) -> None:
-    """Store that a key has charged a session.
+    """Store a charge under its key.
 
     Raises:
-        ConflictError: it has before.
+        ConflictError: the key has charged this session before.
     """
     connection.execute(
         _INSERT,

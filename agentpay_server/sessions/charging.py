@@ -1,7 +1,7 @@
-"""Charging a session: one unit of work, in which one statement decides about the cap.
+"""Charging a session: one unit of work, in which one statement enforces the cap.
 
-A key that has charged is answered before anything else is asked, so that the answer to a charge that was made
-never turns into a refusal. A refusal stores nothing.
+A repeated key is handled before any other check, so that the replay of an accepted charge never becomes a
+refusal. A refusal stores nothing.
 """
 
 import attrs
@@ -28,11 +28,12 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen
 class Charged:
-    """What became of a charge.
+    """The result of a charge.
 
     Attributes:
-        session: as it is after the charge.
-        is_news: whether somebody is to be woken: an event is to be sent, or the session closes by itself.
+        session: the session after the charge.
+        is_news: whether to wake the schedulers: there is an event to send, or the session closes
+            automatically.
     """
 
     session: SessionRecord
@@ -44,10 +45,10 @@ class Charge:
 
     Args:
         context: the parts of the server.
-        principal: who asks.
+        principal: the requester.
         session_id: the session.
-        request: what is asked.
-        limits: how long the session may last.
+        request: the request.
+        limits: the session's time limits.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Charge:
         self._amount = to_micro(request.amount)
 
     def __call__(self, connection: Connection) -> Charged | None:
-        """Charge, and return what became of it.
+        """Charge, and return the result.
 
         Returns:
-            None when somebody else has changed the session meanwhile, and it must be looked at again.
+            None if another transaction has changed the session meanwhile, and the charge must be judged
+            again.
 
         Raises:
             Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
@@ -101,7 +103,7 @@ class Charge:
             return None
         key = self._request.idempotency_key
         charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
-        # Others may have charged since the session was found.
+        # There may have been other charges since the session was read.
         before = total - self._amount
         audit.record(
             connection,

@@ -1,12 +1,12 @@
-"""Closing a session: claimed in one commit, its settlement signed in the next, then brought to its end.
+"""Closing a session: claimed in one commit, its settlement signed in the next, then driven to its outcome.
 
 A closing session either has a settlement in flight, which the engine drives, or a time from which on its
-settlement is to be signed (`closes_us`). From the claim on no charge is accepted, however long the chain
-takes to answer: what is settled is what was charged. While the chain is away, or when what a settlement was
-signed on has changed before it landed (a stranger's money in the escrow, a payee's token account that was
-closed), whoever closes the session looks again. What only others can mend (a frozen
-token account) leaves it `closing` with the money in its escrow and the reason beside it: the next close tries
-at once, and the worker after a while of the clock, longer each time.
+settlement must be signed (`closes_us`). From the claim on it accepts no charges, however long the chain
+takes: all accepted charges are settled. If the chain does not respond, or the state that a settlement was
+signed for has changed (a third party paid into the escrow, the payee's token account was closed), the chain
+is read again. An obstacle that only others can remove (a frozen token account) leaves it `closing`, with the
+money in its escrow and the reason stored: the next close request retries at once, the scheduler after a
+growing interval.
 """
 
 import asyncio
@@ -54,17 +54,17 @@ from agentpay_server.sessions.rules import (
 )
 from agentpay_server.sessions.store import SessionRecord
 
-# What the look at the chain did not show yet, where the chain refused the first settlement.
+# Used if the chain rejected the first settlement although nothing wrong was found before.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
 
 _LEFT_ALONE_US: Final = 5 * SECOND_US
-"""How long a session is left to whoever has claimed it."""
+"""How long a claimed session is left to the process that has claimed it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Closing:
-    """Claims sessions, signs their settlement and has it driven."""
+    """Claims sessions, signs their settlement and drives it."""
 
     def __init__(self, context: Context, driver: Settlement) -> None:
         self._context = context
@@ -74,12 +74,12 @@ class Closing:
     async def closed(
         self, session_id: str, deadline: float, *, principal: Principal | None = None
     ) -> SessionRecord:
-        """Close an open or closing session, and return it as it stands after that, or at the deadline.
+        """Close an open or closing session; return its state after that, or at the deadline.
 
         Args:
             session_id: the session.
             deadline: until when to wait, in the event loop's time.
-            principal: who asks; None when the session closes by itself, or is taken up again.
+            principal: the requester; None for an automatic close or recovery.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session_id, principal)
@@ -105,11 +105,11 @@ class Closing:
         return session
 
     def _is_over(self, deadline: float) -> bool:
-        """Whether whoever waits has to be told how things stand; the worker goes on."""
+        """Return whether the caller must get a response now; the scheduler continues."""
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
     async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
-        """Return a session, claimed if it was open, or closing and put off."""
+        """Return a session, claimed if it was open, or if it was closing and postponed."""
         session = await self._database.read(store.existing_session, session_id)
         is_put_off = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_put_off:
@@ -138,7 +138,7 @@ class Closing:
             after={
                 "status": session.status,
                 "cap_usdc": audit.usdc(session.cap),
-                # From now on nothing is charged: these are what is settled.
+                # No charges are accepted from now on, so these are settled.
                 "settled_usdc": audit.usdc(session.running_total),
                 "returned_usdc": audit.usdc(session.cap - session.running_total),
             },
@@ -157,10 +157,10 @@ class Closing:
         )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, ChainTransaction | None]:
-        """Sign the settlement of a claimed session, as far as the chain allows.
+        """Sign the settlement of a claimed session, if the chain allows it.
 
         Returns:
-            The session as it stands then, and its settlement, if it was signed here.
+            The current session, and its settlement if it was signed here.
         """
         chain = self._context.chain
         try:
@@ -211,12 +211,12 @@ class Closing:
 
 
 class SessionSettleHandler(Handler[SessionRecord]):
-    """What is booked for a session at each end of the transaction that settles it."""
+    """Books the outcomes of the transaction that settles a session."""
 
     kind = Kind.SESSION_SETTLE
 
     def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
-        """What the transaction is for."""
+        """Return the purpose of the transaction."""
         return Operation.SESSION_CLOSE
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
@@ -252,9 +252,10 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         failure: Failure,
     ) -> SessionRecord:
-        """Book a settlement that the chain refused: the session stays closing, and is signed again."""
-        # Another look tells why, and what to do instead. One is enough: a payee who goes on to open and close
-        # its account would have the treasury pay a fee for each.
+        """Book a settlement that the chain rejected: the session stays closing, and is signed again."""
+        # Reading the chain again shows the reason and the alternative. Once only: a payee that keeps opening
+        # and
+        # closing its account would make the treasury pay a fee each time.
         is_worth_a_look = failure.reason in _CHANGED_SINCE and subject.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
             settlements.drop_settlement(unit.connection, subject.session_id, sign_us=resumed_us(unit.context))
@@ -263,7 +264,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         return store.existing_session(unit.connection, subject.session_id)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> Scene:
-        """Look at the escrow and at whom it pays."""
+        """Read the escrow and the accounts to pay."""
         account = await context.database.read(account_store.existing_account, subject.account_id)
         return await look(context, subject, account)
 
@@ -274,7 +275,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         means: SigningInputs,
     ) -> Again | Obstacle:
-        """Sign again, whatever the policy says by now."""
+        """Sign again, whatever the current policy is."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)
         return sign(unit, session, means.prepared, means.blockhash)
 
@@ -285,14 +286,14 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         reason: Obstacle,
     ) -> SessionRecord:
-        """Leave a session alone for a while that cannot be settled now."""
+        """Postpone the settlement of a session that cannot be settled now."""
         _put_off(unit.connection, subject, reason, unit.now_us)
         return store.existing_session(unit.connection, subject.session_id)
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a settlement that landed after it was believed expired.
+        """Book a settlement that landed after it was considered expired.
 
-        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
+        An escrow cannot be settled twice: one of two settlements lands, and the other fails.
         """
         session = store.existing_session(unit.connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.CLOSING:
@@ -312,18 +313,18 @@ class SessionSettleHandler(Handler[SessionRecord]):
 
 
 def resumed_us(context: Context) -> int:
-    """Return from when on others sign the settlement of a closing session, should this process not do it.
+    """Return from when on other processes sign the settlement of a closing session, if this one does not.
 
-    On a manual clock, which belongs to one process, that is whoever moves it next.
+    On a manual clock, which belongs to one process, the next advance does.
     """
     return context.clock.now_us() + (0 if context.clock.is_manual else _LEFT_ALONE_US)
 
 
 def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash) -> Again | Obstacle:
-    """Sign the settlement of a closing session, or return what is in its way.
+    """Sign the settlement of a closing session, or return the obstacle.
 
     Raises:
-        ChainUnavailableError: nothing is signed for the account now.
+        ChainUnavailableError: the account is blocked.
     """
     connection, context, now_us = unit.connection, unit.context, unit.now_us
     legs = settlement(
@@ -332,10 +333,10 @@ def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash)
         escrow_micro=scene.escrow.amount_micro,
     )
     creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
-    # Locked where it matters: two closings at once must not both find room.
+    # Locked before the check: two concurrent closings must not both pass it.
     account = account_store.existing_account(connection, session.account_id, lock=creates)
     if account.stopped_us is not None:
-        raise ChainUnavailableError("nothing is signed for the account")
+        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
     found = obstacle(session, legs, scene)
     if found is None and creates and not _may_create(connection, account, now_us):
         found = TOO_MANY_CREATED

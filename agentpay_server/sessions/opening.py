@@ -1,8 +1,8 @@
-"""Opening a session: the unit of work that reserves its cap and signs, and what is booked at the end of that.
+"""Opening a session: the unit of work that reserves its cap and signs, and the handler of its transaction.
 
 The policy check, the reservation of the whole cap, in the balance and in the daily limit, and the signed
-bytes are one commit; a refusal stores nothing. Nothing here sends, and nothing here waits but for a new
-blockhash: what is read from the chain comes in as `Sight`.
+bytes are one commit; a refusal stores nothing. Nothing here sends or waits: on-chain data is passed in as
+`Sight`.
 """
 
 from typing import Final
@@ -61,10 +61,10 @@ class Opening:
 
     Args:
         context: the parts of the server.
-        principal: who asks.
-        request: what is asked.
-        held: what the key of the request stood for when it was judged: an ended session loses it.
-        rent_exempt_lamports: what keeps an escrow alive.
+        principal: the requester.
+        request: the request.
+        held: the rows that held the key when the request was judged; an ended session loses the key.
+        rent_exempt_lamports: the rent exemption of an escrow.
     """
 
     def __init__(
@@ -87,16 +87,15 @@ class Opening:
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
     ) -> Decided[SessionRecord] | None:
-        """Decide, as any `SpendUnit`, and return the new session.
+        """Decide, as a `SpendUnit`, and return the new session.
 
         Raises:
-            Problem: the policy refuses it, the balance is too low, the account has too many sessions, or
-                nothing is signed for it now;
-                nothing is stored.
+            Problem: the policy refuses it, the balance is too low, the account has too many sessions, or it
+                is blocked; nothing is stored.
             Contended: the balance must be read again.
             ConflictError: another session has taken the idempotency key.
         """
-        # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
+        # Policy changes and all spends of the account take this lock, which orders them.
         source = account_store.existing_account(connection, self._request.account_id, lock=True)
         refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is None and sight is None:
@@ -123,7 +122,7 @@ class Opening:
         is_last_look: bool,
     ) -> Refusal | None:
         policy = stored_policy(source.policy)
-        # The window ends where that of the next spend does: its time is never before the last one's.
+        # The window ends at the time of the next spend, which is never before the last one's.
         window_us = max(now_us, source.last_spend_us)
         counted = 0
         if policy.max_daily_spend is not None:
@@ -138,7 +137,7 @@ class Opening:
         refusal = sight.confirmed(connection, refusal, source, is_last_look=is_last_look)
         if refusal is not None:
             return refusal
-        # The account is locked: nobody opens another session of it before this one is stored.
+        # The account is locked: no other session of it can be opened before this one is stored.
         unsettled = store.unsettled(connection, source.account_id)
         return crowd_refusal(unsettled, self._context.settings.max_open_sessions)
 
@@ -214,12 +213,12 @@ class Opening:
 
 
 class SessionOpenHandler(Handler[SessionRecord]):
-    """What is booked for a session at each end of the transaction that funds its escrow."""
+    """Books the outcomes of the transaction that funds a session's escrow."""
 
     kind = Kind.SESSION_OPEN
 
     def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
-        """What the transaction is for."""
+        """Return the purpose of the transaction."""
         return Operation.SESSION_OPEN
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
@@ -250,12 +249,12 @@ class SessionOpenHandler(Handler[SessionRecord]):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
     ) -> SessionRecord:
-        """Book a session whose funding the chain refused."""
+        """Book a session whose funding the chain rejected."""
         is_short = failure.reason is FailureReason.INSUFFICIENT_FUNDS
         return self._failed(unit, tx, subject, _SHORT if is_short else _FAILED)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> int:  # noqa: ARG002
-        """Return the lamports that keep an escrow alive."""
+        """Return the rent exemption of an escrow in lamports."""
         return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
 
     def signed_again(
@@ -265,10 +264,10 @@ class SessionOpenHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         means: SigningInputs,
     ) -> Again | Refusal:
-        """Sign again, unless the account is paused by now.
+        """Sign again, unless the account is paused now.
 
-        That the transaction before it never landed is proved by now, which an escrow relies on: one that was
-        closed could be made again.
+        It is proved by now that the previous transaction never landed. This matters, because a closed escrow
+        could be created again.
         """
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
@@ -292,10 +291,10 @@ class SessionOpenHandler(Handler[SessionRecord]):
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a funding that landed after it was believed expired.
+        """Book a funding that landed after it was considered expired.
 
-        An escrow cannot be made twice while it is there: of two openings one lands, and the other fails. So
-        most often nothing has moved twice, and the session goes on from what has landed.
+        An existing escrow cannot be created again: one of two openings lands, and the other fails. So usually
+        nothing has moved twice, and the session continues from the one that landed.
         """
         connection, now_us = unit.connection, unit.now_us
         account_store.existing_account(connection, tx.account_id, lock=True)
@@ -306,7 +305,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
             check_transition(session.status, SessionStatus.OPEN)
             account_store.reserve_cap(connection, session.account_id, session.cap)
             booking.book_opened(unit, attrs.evolve(session, tx_signature=tx.signature))
-            # Nobody counts on it any more: it closes by itself, and the cap comes back.
+            # The session is no longer expected: it closes automatically, and the cap is returned.
             store.reopen(
                 connection,
                 session.session_id,
@@ -384,7 +383,7 @@ def _signed(
 
 
 def asked_under(principal: Principal, request: OpenSession) -> Asked:
-    """Return who asks under which key."""
+    """Return a request's idempotency key and its scope."""
     return Asked(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
@@ -393,7 +392,7 @@ def asked_under(principal: Principal, request: OpenSession) -> Asked:
 
 
 def terms_of(request: OpenSession) -> Terms:
-    """Return the parameters of a request that its idempotency key stands for."""
+    """Return the parameters of a request that must match for its idempotency key."""
     return Terms(
         account_id=request.account_id,
         to=request.to,
@@ -403,7 +402,7 @@ def terms_of(request: OpenSession) -> Terms:
 
 
 def key_holder_of(record: SessionRecord | None) -> KeyHolder | None:
-    """Return what the rule of idempotency needs of the session that holds a key."""
+    """Return the session that holds a key as the idempotency rule needs it."""
     if record is None:
         return None
     return KeyHolder(

@@ -1,8 +1,8 @@
-"""What a settlement needs to know of the chain, whom it pays where, and what keeps it from paying.
+"""The on-chain data for a settlement: where the payee is paid, and obstacles to paying.
 
 Nothing here signs, stores or sends. The payee is paid at the token account that the session was opened for.
-Once that is gone its owner is paid, at the owner's associated token account, which the settlement creates if
-need be.
+If that no longer exists, its owner is paid at the owner's associated token account, which the settlement
+creates if needed.
 """
 
 from typing import Final
@@ -22,12 +22,12 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen(kw_only=True)
 class Scene:
-    """What a settlement needs to know of the chain.
+    """The on-chain data for a settlement.
 
     Attributes:
-        escrow: the session's token account, with the cap in it at least.
+        escrow: the session's token account, with at least the cap in it.
         payee: where the payee is paid.
-        source: the account's token account; None when it is gone.
+        source: the account's token account; None if it does not exist.
     """
 
     escrow: TokenAccount
@@ -41,9 +41,9 @@ class Payee:
 
     Attributes:
         token_account: address of the token account.
-        is_frozen: whether it can receive nothing now.
-        is_missing: whether it is gone, and its owner cannot be paid elsewhere.
-        new_owner: for whom the settlement creates it, as an associated token account; None where it exists.
+        is_frozen: whether it cannot receive now.
+        is_missing: whether it does not exist, and its owner cannot be paid elsewhere.
+        new_owner: the owner for whom the settlement creates an associated token account; None if it exists.
     """
 
     token_account: str
@@ -54,11 +54,11 @@ class Payee:
 
 @frozen(kw_only=True)
 class Obstacle:
-    """What keeps a session from being settled.
+    """An obstacle to settling a session.
 
     Attributes:
-        reason: what the session says of it.
-        refusal: what whoever closes it is told.
+        reason: the session's closing reason.
+        refusal: the error for a caller that closes it.
     """
 
     reason: ClosingReason
@@ -66,15 +66,14 @@ class Obstacle:
 
 
 async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
-    """Read from the chain what a settlement needs.
+    """Read the data for a settlement from the chain.
 
     Raises:
-        ChainUnavailableError: it did not answer, or does not show the escrow with the whole cap in it: a node
-            that lags, or a settlement that has landed. Neither is settled (again) on such a look. Or nothing
-            is signed for the account now.
+        ChainUnavailableError: it did not respond, or does not show the escrow with the whole cap: a node
+            lags, or a settlement has landed. Neither justifies a (new) settlement. Or the account is blocked.
     """
     if account.stopped_us is not None:
-        raise ChainUnavailableError("nothing is signed for the account")
+        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
     chain, owner = context.chain, session.recipient_owner
     fallback = None if owner is None else associated_token_address(owner, chain.usdc_mint)
     addresses = [
@@ -94,14 +93,14 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
 
 
 def obstacle(session: SessionRecord, legs: Settlement, scene: Scene) -> Obstacle | None:
-    """Return what keeps the chain from settling, as far as a look tells; a side that gets nothing cannot."""
+    """Return an obstacle to settling, if one is visible; a side that gets nothing cannot be one."""
     if scene.escrow.is_frozen:
         address = session.escrow_token_account
         return _obstacle(ClosingReason.ESCROW_FROZEN, f"The escrow's token account {address} is frozen")
     if legs.settled_micro:
         whose = f"The payee's token account {scene.payee.token_account}"
         if scene.payee.is_missing:
-            gone = f"{whose} is gone, and its owner cannot be given another"
+            gone = f"{whose} is gone, and its owner cannot get another one"
             return _obstacle(ClosingReason.PAYEE_MISSING, gone)
         if scene.payee.is_frozen:
             return _obstacle(ClosingReason.PAYEE_FROZEN, f"{whose} is frozen")
@@ -120,9 +119,9 @@ def _payee(
 
     Args:
         session: the session.
-        held: the token account that it was opened for; None when it is gone.
-        fallback: the associated token account of that one's owner; None when the owner is not known.
-        found: what is there, unless it is the same; None when there is nothing.
+        held: the token account that it was opened for; None if it does not exist.
+        fallback: the associated token account of its owner; None if the owner is unknown.
+        found: the content of `fallback`, unless it is the same account; None if it does not exist.
     """
     address = session.recipient_token_account
     if held is not None:
@@ -131,7 +130,7 @@ def _payee(
         return Payee(token_account=address, is_missing=True)
     if found is None:
         return Payee(token_account=fallback, new_owner=session.recipient_owner)
-    # An associated token account can be handed over to somebody else, who is not the payee.
+    # An associated token account can be transferred to another owner, who is not the payee.
     is_theirs = found.owner == session.recipient_owner
     return Payee(token_account=fallback, is_frozen=found.is_frozen, is_missing=not is_theirs)
 

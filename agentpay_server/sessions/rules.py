@@ -1,21 +1,21 @@
-"""The life of a session, of its charges and of its escrow, as pure rules (interface S1 to S18).
+"""The rules for sessions, their charges and their escrow (interface S1 to S18). Pure functions.
 
     (none) ── policy allows ──────────────────────────────► opening
     opening ── the escrow's funding is final on chain ────► open
-    opening ── it provably did not and cannot land ───────► failed
-    failed ── its funding landed, against all told ───────► open
-    open ── closed by a caller, or by itself ─────────────► closing
+    opening ── the funding can no longer land ────────────► failed
+    failed ── the funding landed after all ───────────────► open
+    open ── closed by a caller or by a time limit ────────► closing
     closing ── the settlement is final on chain ──────────► settled
 
-A refusal stores nothing. `failed` and `settled` are final, but for a proof that turns out to have been none.
-Charges are accepted while `open` alone. A settlement that cannot be made leaves the session `closing`, with
-the money in its escrow: it is looked at and signed again, after a minute, then after twice as long each time,
-up to an hour.
+A refusal stores nothing. `failed` and `settled` are final; the one exception is funding that the chain
+reported as impossible and that landed later. Charges are accepted only while `open`. If a settlement cannot
+be built, the session stays `closing` and its money stays in the escrow; the settlement is retried after one
+minute, then after twice as long each time, up to an hour.
 
-What is charged is a number in the database; what is promised is the cap, in an escrow that no other key can
-spend from. The escrow holds the cap exactly, and whatever strangers have sent there.
+Charges are numbers in the database. The cap is on chain, in an escrow whose key the server holds. The escrow
+contains the cap, plus anything that third parties sent to it.
 
-Nothing here stores, sends or reads a clock. All amounts are micro-USDC, all times microseconds since 1970.
+Nothing here reads a clock. All amounts are micro-USDC, all times microseconds since 1970.
 """
 
 from typing import Final
@@ -46,16 +46,16 @@ _MOST_DOUBLINGS: Final = 6
 _LONGEST_RETRY_US: Final = 3_600_000_000
 
 MOST_PAYEES_CREATED: Final = 10
-"""For how many sessions of an account the treasury pays the payee a new token account within a day.
+"""For how many sessions of an account per day the treasury pays for a new token account of the payee.
 
-Whoever closes a token account gets its rent: without a bound, an agent that pays a wallet of its own could
-take the treasury's SOL, session by session.
+The owner of a token account receives its rent when closing it. Without a limit, an agent that pays its own
+wallet could drain the treasury's SOL session by session.
 """
 
 PAYEES_CREATED_WITHIN_US: Final = 24 * 3_600_000_000
 
 WARNING_PERCENT: Final = 80
-"""The running total above which a session warns, in percent of its cap (interface S11)."""
+"""The running total, in percent of the cap, at which a session emits a warning event (interface S11)."""
 
 TRANSITIONS: Final = frozenset(
     {
@@ -67,14 +67,14 @@ TRANSITIONS: Final = frozenset(
         (SessionStatus.CLOSING, SessionStatus.SETTLED),
     }
 )
-"""Every change of status that there is."""
+"""All valid changes of status."""
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """Refuse a change of status that there is not: a fault of the server, never of a caller.
+    """Check a change of status. A failure is a bug in the server, never a caller's error.
 
     Raises:
-        ValueError: `after` does not follow `before`; None stands for a session that is not stored yet.
+        ValueError: `before` cannot become `after`. `before` is None for a session that is not stored yet.
     """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a session does not go from {before} to {after}")
@@ -85,7 +85,7 @@ def check_transition(before: str | None, after: str) -> None:
 
 @frozen(kw_only=True)
 class Terms:
-    """The parameters that make two openings under one key the same request."""
+    """The parameters that must match for two opening requests with one key to be the same request."""
 
     account_id: str
     to: str
@@ -98,9 +98,9 @@ class KeyHolder:
     """The session that holds an idempotency key.
 
     Attributes:
-        terms: what it was asked for.
-        status: how far it has come.
-        key_expires_us: when the key is free again; None while the session is not final.
+        terms: the parameters that it was opened with.
+        status: its current status.
+        key_expires_us: when the key is released; None until the session is final.
     """
 
     terms: Terms
@@ -111,16 +111,16 @@ class KeyHolder:
 def opening_verdict(
     holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
 ) -> Verdict:
-    """Judge a request to open a session by the session that holds its key, as one for a transfer is judged.
+    """Compare a request to open a session with the session that holds its key, as for transfers.
 
     See interface I1 to I9.
 
     Args:
-        holder: the session that holds the key under the account, if there is one.
-        terms: what is asked.
-        now_us: when.
-        is_held_elsewhere: whether an operator key asks, and the key is in force under another of its
-            accounts. What the account itself holds comes first.
+        holder: the session that holds the key under the account, if any.
+        terms: the requested parameters.
+        now_us: the current time.
+        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
+            the operator's accounts. A session of the account itself takes precedence.
     """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
         return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
@@ -139,15 +139,15 @@ def opening_refusal(
     """Return why a session may not be opened for a valid recipient, or None.
 
     The order is that of interface PO6: paused, counterparty, category, daily spend with the whole cap,
-    balance, escalation. A cap that reaches `escalation_threshold` needs an operator's key, which is the
+    balance, escalation. A cap that reaches `escalation_threshold` requires an operator key; using one is the
     approval.
 
     Args:
         policy: the account's policy.
-        terms: what is asked.
-        recipient: whom `terms.to` names.
-        means: what the account can still do; every cap that is not settled yet counts as reserved.
-        is_operator: whether an operator key asks.
+        terms: the requested parameters.
+        recipient: the recipient that `terms.to` resolves to.
+        means: what the account can still spend; every cap that is not settled yet counts as reserved.
+        is_operator: whether the request uses an operator key.
     """
     cap = Spend(
         amount_micro=terms.cap_micro,
@@ -171,11 +171,11 @@ def opening_refusal(
 
 
 def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
-    """Return why an account may not have another session, or None.
+    """Return why an account may not open another session, or None.
 
     Args:
-        unsettled: its sessions that are opening, open or closing: each holds rent that the treasury has lent.
-        most: how many an account may have.
+        unsettled: its sessions that are opening, open or closing: the treasury has lent rent to each of them.
+        most: the maximum per account.
     """
     if unsettled < most:
         return None
@@ -190,14 +190,14 @@ def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
 
 
 def charge_verdict(charged_micro: int | None, amount_micro: int) -> Verdict:
-    """Judge a charge by what is stored under its key within the session, for as long as the session exists.
+    """Compare a charge with the one stored under its key. Keys are kept for as long as the session exists.
 
-    A refused charge stores nothing, so that its key is new again. This comes before everything else: the
-    answer to a charge that was made must not turn into a refusal because the session was closed since.
+    A refused charge stores nothing, so its key can be used again. Check this before anything else: the replay
+    of an accepted charge must succeed even if the session has been closed since.
 
     Args:
-        charged_micro: what was charged under the key; None when nothing was.
-        amount_micro: what is asked now.
+        charged_micro: the amount stored under the key; None if there is no charge.
+        amount_micro: the requested amount.
     """
     if charged_micro is None:
         return Verdict.NEW
@@ -209,17 +209,17 @@ def charge_refusal(
 ) -> Refusal | None:
     """Return why a charge is refused, or None: the status, paused, `max_single_transfer`, then the cap.
 
-    The statement that charges decides about status and cap by itself; this says why it changed nothing.
+    The SQL statement that stores a charge enforces status and cap; this explains why it changed no row.
 
     Args:
         policy: the account's policy.
-        status: how far the session has come.
+        status: the session's status.
         cap_micro: the session's cap.
-        running_total_micro: what was charged before.
-        amount_micro: what is asked, at least 1.
+        running_total_micro: the sum of all charges so far.
+        amount_micro: the requested amount, at least 1.
     """
     refusal = (
-        _unless_open(status, "it takes no charges; open another one")
+        _unless_open(status, "it accepts no charges; open another one")
         or paused_refusal(policy)
         or single_charge_refusal(policy, amount_micro)
     )
@@ -233,19 +233,20 @@ def charge_refusal(
 
 
 def closing_refusal(status: str) -> Refusal | None:
-    """Return why a session cannot be closed, or None: it is not open yet, or never was.
+    """Return why a session cannot be closed, or None: it is not open yet, or its opening failed.
 
-    One that is `closing` already is resumed, one that is `settled` is returned as it is.
+    Closing a `closing` session resumes it; closing a `settled` one returns it unchanged.
     """
     if status in (SessionStatus.CLOSING, SessionStatus.SETTLED):
         return None
-    return _unless_open(status, "there is nothing to close")
+    return _unless_open(status, "it cannot be closed")
 
 
 def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[EventType, ...]:
-    """Return the events that a charge fires, in order: each fires once in a session's life.
+    """Return the events that a charge emits, in order. Each is emitted once per session.
 
-    Crossing is what fires, and the running total never falls: there is nothing to remember.
+    An event is emitted when the running total crosses its threshold. The total never falls, so no state is
+    needed.
 
     Args:
         cap_micro: the session's cap.
@@ -265,7 +266,7 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
     if status == SessionStatus.OPEN:
         return None
     if status == SessionStatus.OPENING:
-        # It passes by itself, and nothing was done: what a client sends again, after a pause, is right.
+        # A temporary refusal with no effect, so a client may retry it automatically.
         return Refusal(
             code=ErrorCode.CHAIN_UNAVAILABLE,
             message="The session is still opening: the funding of its escrow is not final, and nothing was "
@@ -282,13 +283,13 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
 
 @frozen(kw_only=True)
 class Settlement:
-    """Where the content of an escrow goes: in all, exactly what it holds.
+    """How the content of an escrow is distributed. The parts add up to exactly what it holds.
 
     Attributes:
-        settled_micro: what was charged: to the payee.
-        returned_micro: what is left of the cap: back to the account. `settled + returned = cap`.
-        deposited_micro: what strangers have sent to the escrow: to the account as well, where it is booked as
-            a deposit.
+        settled_micro: the sum of all charges, paid to the payee.
+        returned_micro: the rest of the cap, returned to the account. `settled + returned = cap`.
+        deposited_micro: the surplus that third parties sent to the escrow, also paid to the account and
+            booked there as a deposit.
     """
 
     settled_micro: int
@@ -297,23 +298,23 @@ class Settlement:
 
     @property
     def account_leg_micro(self) -> int:
-        """What the settling transaction moves to the account, in one leg."""
+        """The amount of the settling transaction's transfer to the account."""
         return self.returned_micro + self.deposited_micro
 
 
 def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -> Settlement:
-    """Return where the content of an escrow goes.
+    """Return how the content of an escrow is distributed.
 
     Args:
         cap_micro: the session's cap.
-        running_total_micro: what was charged in all.
-        escrow_micro: what the escrow holds on chain, as it was last seen; no charge changes it. When a
-            stranger sends more between this look and the settlement, the chain refuses to close the escrow,
-            nothing moves, and it takes another look.
+        running_total_micro: the sum of all charges.
+        escrow_micro: the last known on-chain balance of the escrow. If a third party sends more before the
+            settlement lands, the chain refuses to close the escrow, nothing moves, and the balance is read
+            again.
 
     Raises:
-        ValueError: more was charged than the cap, or the escrow holds less: a fault, and nothing to be
-            settled before it is understood.
+        ValueError: the charges exceed the cap, or the escrow holds less than the cap. Both are bugs; nothing
+            is settled until they are understood.
     """
     if not 0 <= running_total_micro <= cap_micro <= escrow_micro:
         raise ValueError(
@@ -328,11 +329,11 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
 
 @frozen(kw_only=True)
 class Limits:
-    """How long a session may last before it closes itself, so that no escrow is forgotten.
+    """After how long a session closes automatically, so that no escrow is forgotten.
 
     Attributes:
-        idle_us: microseconds since the last charge, or since it was opened, at least 1; None has no limit.
-        lifetime_us: microseconds since it was opened, at least 1; None has no limit.
+        idle_us: microseconds since the last charge, or since opening, at least 1; None means no limit.
+        lifetime_us: microseconds since opening, at least 1; None means no limit.
     """
 
     idle_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
@@ -340,12 +341,12 @@ class Limits:
 
 
 def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int | None:
-    """Return the moment from which on an open session closes itself; None without limits.
+    """Return when an open session closes automatically; None without limits.
 
     Args:
-        limits: how long it may last.
-        opened_us: when it was open.
-        charged_us: when it was last charged; None when it never was.
+        limits: the session's time limits.
+        opened_us: when it was opened.
+        charged_us: when it was last charged; None if never.
     """
     active_us = opened_us if charged_us is None else max(opened_us, charged_us)
     moments = (
@@ -356,11 +357,11 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
 
 
 def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
-    """Return which limit of time has closed a session.
+    """Return which time limit closed a session.
 
     Args:
-        limits: how long a session may last.
-        opened_us: when it was open.
+        limits: the session's time limits.
+        opened_us: when it was opened.
         now_us: when it is closed.
     """
     if limits.lifetime_us is not None and opened_us + limits.lifetime_us <= now_us:
@@ -369,9 +370,9 @@ def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
 
 
 def retry_us(put_offs: int) -> int:
-    """Return for how many microseconds a settlement that was found impossible is left alone.
+    """Return for how many microseconds a settlement that could not be built is postponed.
 
     Args:
-        put_offs: how often it was found so before.
+        put_offs: how often it has been postponed already.
     """
     return min(_FIRST_RETRY_US << min(put_offs, _MOST_DOUBLINGS), _LONGEST_RETRY_US)

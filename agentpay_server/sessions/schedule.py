@@ -1,7 +1,7 @@
-"""When sessions close by themselves: at the end of their idle limit or of their lifetime, on the clock.
+"""Closes sessions automatically: at the end of their idle limit or of their lifetime, by the server's clock.
 
-What is settled here or by a caller is the same. What a process has claimed and not signed, because the chain
-was away or the process died, is due here as well.
+The settlement is the same as for a caller's close. Sessions that a process has claimed but not signed,
+because the chain was away or the process died, are due here as well.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from agentpay_server.tasks import all_ended
 
 _BATCH: Final = 100
 _WAIT_SECONDS: Final = 5.0
-"""How long the next look waits for a chain that does not answer; the closings go on all the same."""
+"""How long the next run waits for a chain that does not respond; running closings continue."""
 
 
 class SessionWorker:
-    """Has sessions closed that have lasted as long as they may, and settled that wait for it."""
+    """Closes sessions that have reached a time limit, and settles postponed ones."""
 
     def __init__(self, context: Context, closing: Closing) -> None:
         self._context = context
@@ -27,17 +27,17 @@ class SessionWorker:
         self._closes: dict[str, asyncio.Task[Any]] = {}
 
     async def resume(self) -> None:
-        """Settle at once what an earlier process has claimed and not signed, without waiting for its end."""
+        """Settle sessions that an earlier process has claimed but not signed, without waiting."""
         for session_id in await self._context.database.read(store.claimed):
             self._close(session_id)
 
     async def next_due_us(self) -> int | None:
-        """Return when the next session is due that is not being closed here; None when none is."""
+        """Return when the next session is due that is not being closed here; None without one."""
         due = await self._due(1)
         return due[0][1] if due else None
 
     async def run_due(self) -> bool:
-        """Close those that are due, one batch of them, and wait for their end; fail if one of them does."""
+        """Close one batch of due sessions, and wait for their outcome; raises if one of them fails."""
         closes = await self._started()
         await all_ended(closes, within_seconds=_WAIT_SECONDS)
         return bool(closes)

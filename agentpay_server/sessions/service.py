@@ -1,8 +1,8 @@
 """Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
 
 The order of checks is that of transfers (interface R17): the account, idempotency, paused, recipient, the
-rest of the policy, balance. This module looks things up and waits; `opening.py`, `charging.py` and
-`closing.py` decide and book, and `money/settlement.py` brings signed bytes to their end.
+rest of the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py`
+decide and book, and `money/settlement.py` drives signed transactions.
 """
 
 from attrs import frozen
@@ -45,9 +45,9 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database: its parties, who holds its key, and whether it pays an escrow.
+    """The stored data for a request: the accounts, the rows that hold its key, and whether it pays an escrow.
 
-    An escrow is a token account, too, but one that is closed for good: what is promised to it could be stuck.
+    An escrow is a token account too, but one that will be closed permanently: a payment to it could be stuck.
     """
 
     parties: Parties
@@ -69,22 +69,22 @@ class Sessions:
         self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
-        """Put a session's cap into escrow, or say why not.
+        """Put a session's cap into escrow, or refuse with a reason.
 
         Returns:
-            The open session; for a key that was used before its session as it stands now.
+            The open session. A key that was used before returns the current state of its session.
 
         Raises:
             Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
-                smallest, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
+                minimum, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
                 session nothing was done, with one its outcome is not known.
         """
         principal.require_account(request.account_id, "POST /sessions")
-        # A caller who hangs up cancels nothing.
+        # If a caller disconnects, nothing is cancelled.
         return await self._context.tasks.complete(self._open(principal, request))
 
     async def charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        """Add a micropayment to a session's running total, or say why not.
+        """Add a micropayment to a session's running total, or refuse with a reason.
 
         Raises:
             Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
@@ -93,7 +93,7 @@ class Sessions:
         charge = self._charge(principal, session_id, request)
         if self._database.is_inline:
             return await charge
-        # A caller who hangs up amid the commit leaves nobody untold of it.
+        # If a caller disconnects during the commit, schedulers are still notified.
         return await self._context.tasks.complete(charge)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
@@ -103,7 +103,7 @@ class Sessions:
             try:
                 charged = await self._database.run(unit)
             except ConflictError:
-                # The same key has charged since the look: it is judged again, by what is stored.
+                # The same key has charged meanwhile: judge again, by the stored charge.
                 continue
             if charged is None:
                 continue
@@ -113,7 +113,7 @@ class Sessions:
             return shown(charged.session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
-        """Pay what was charged, return the rest, close the escrow; closing again returns the same.
+        """Pay the charges, return the rest, close the escrow; closing again returns the same.
 
         Raises:
             Problem: `not_found`, `session_closed` of one that failed, `transfer_failed` while the money
@@ -187,7 +187,7 @@ class Sessions:
             return shown(session)
 
     async def _brought_on(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
-        """Return a session that was just decided about at the end of its opening, or at the deadline."""
+        """Return a session that was just decided about, at the end of its opening or at the deadline."""
         if decided.tx is None:
             return decided.record
         opened = await self._settlement.settle(decided.tx, decided.record, is_new=True, deadline=deadline)
@@ -199,10 +199,10 @@ class Sessions:
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> Decided[SessionRecord] | None:
-        """Have it decided about a new session; None asks for another look at everything.
+        """Decide about a new session; None means that the request must start over.
 
-        The smallest cap is a setting, which may have changed: a session that was opened under a key before is
-        not asked for it.
+        The minimum cap is a setting that may have changed, so it is not checked for a session that exists
+        under the key.
         """
         smallest = self._context.settings.min_session_cap_usdc
         if request.cap_usdc < smallest:
@@ -221,7 +221,7 @@ class Sessions:
                 unit, Operation.SESSION_OPEN, to=request.to, parties=view.parties, deadline=deadline
             )
         except ConflictError:
-            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            # Another request with this key was first. Any other violated constraint is a bug.
             asked, now_us = asked_under(principal, request), self._context.clock.now_us()
             if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
                 return None

@@ -1,4 +1,4 @@
-"""Statements about the closing of sessions: who claims it, the transaction that settles it, its end."""
+"""Statements about the closing of sessions: the claim to close, the settling transaction, the end."""
 
 from typing import Final
 
@@ -13,12 +13,12 @@ _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
     .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
-    # A database may know no booleans, and only what a SELECT returns is converted.
+    # SQLite has no booleans, and only the results of a SELECT are converted.
     .returning(
         *(type_coerce(each, Integer) if isinstance(each.type, Boolean) else each for each in sessions.columns)
     )
 )
-# A charge may have come since it was found due, and have moved the limit on.
+# A charge may have postponed the time limit since the session was found due.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
     closed_by=bindparam("closed_by")
 )
@@ -37,7 +37,7 @@ _SIGN_SETTLEMENT: Final = (
         settlement_tx_signature=bindparam("settlement_tx_signature"),
         settlements=sessions.c.settlements + 1,
         payee_created_us=bindparam("payee_created_us"),
-        # It may have been put off meanwhile.
+        # It may have been postponed meanwhile.
         closes_us=null(),
     )
 )
@@ -75,16 +75,16 @@ _PAYEES_CREATED: Final = select(func.count()).where(
 
 
 def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
-    """Return for how many sessions of an account the payee's token account was created again since a time."""
+    """Return for how many of an account's sessions since a time a token account was created for the payee."""
     values = {"account_id": account_id, "after_us": after_us}
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
 def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord | None:
-    """Make an open session a closing one, to be settled from `sign_us` on: no charge is accepted now.
+    """Set an open session to closing, to be settled from `sign_us` on. It accepts no more charges.
 
     Returns:
-        The session as it is now; None if it is not open.
+        The updated session; None if it is not open.
     """
     values = {"of_session": session_id, "sign_us": sign_us}
     row = connection.execute(_CLAIM_CLOSING, values).one_or_none()
@@ -94,14 +94,14 @@ def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> S
 def claim_due(
     connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int
 ) -> SessionRecord | None:
-    """Make an open session that is due to close by itself a closing one, as `claim_closing` does.
+    """Set an open session that is due to close automatically to closing, as `claim_closing` does.
 
     Args:
         connection: the connection.
         session_id: the session.
-        now_us: the time by which it must be due.
-        closed_by: which limit of time closes it.
-        sign_us: when its settlement is signed by whoever finds it due.
+        now_us: the time at which it must be due.
+        closed_by: which time limit closes it.
+        sign_us: when its settlement is signed, by the server that finds it due.
     """
     values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
     row = connection.execute(_CLAIM_DUE, values).one_or_none()
@@ -109,7 +109,7 @@ def claim_due(
 
 
 def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> bool:
-    """Have a closing session that was put off tried anew, from `sign_us` on."""
+    """Schedule the retry of a closing session whose settlement was postponed, from `sign_us` on."""
     values = {"of_session": session_id, "sign_us": sign_us}
     return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
 
@@ -117,7 +117,7 @@ def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> b
 def set_settled(
     connection: Connection, session_id: str, *, tx_signature: str, settled_us: int, key_expires_us: int
 ) -> bool:
-    """Make a closing session a settled one."""
+    """Set a closing session to settled."""
     values = {
         "of_session": session_id,
         "settlement_tx_signature": tx_signature,
@@ -130,13 +130,13 @@ def set_settled(
 def sign_settlement(
     connection: Connection, session_id: str, tx_signature: str, *, payee_created_us: int | None
 ) -> None:
-    """Store which transaction settles a closing session.
+    """Store the transaction that settles a closing session.
 
     Args:
         connection: the connection.
         session_id: the session.
-        tx_signature: of the transaction.
-        payee_created_us: the time, if it creates a token account for the payee.
+        tx_signature: the transaction's signature.
+        payee_created_us: the current time if it creates a token account for the payee.
     """
     values = {
         "of_session": session_id,
@@ -147,7 +147,7 @@ def sign_settlement(
 
 
 def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> None:
-    """Store that another settlement is to be signed, from `sign_us` on."""
+    """Store that another settlement must be signed, from `sign_us` on."""
     connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
 
 
@@ -160,15 +160,15 @@ def put_off(
     message: str,
     stuck_reason: str,
 ) -> None:
-    """Store that no settlement of a closing session can be made for now; nobody drives it.
+    """Store that a closing session cannot be settled for now, and release it.
 
     Args:
         connection: the connection.
         session_id: the session.
-        closes_us: when it is tried again by itself.
-        error: the code of what is in the way.
+        closes_us: when it is retried automatically.
+        error: the code of the obstacle.
         message: the sentence that explains it.
-        stuck_reason: what it waits for.
+        stuck_reason: the public code of the condition that it waits for.
     """
     values = {
         "of_session": session_id,

@@ -1,6 +1,6 @@
 """Statements about sessions and their idempotency keys.
 
-Those about charges are in `session_charges.py`, those about closing in `session_settlements.py`.
+Statements about charges are in `charge_store.py`, those about closing in `settlement_store.py`.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class SessionRecord:
 
     @property
     def closing_reason(self) -> str | None:
-        """What the settlement waits for, else which limit of time has closed the session, else None."""
+        """Why the settlement is stuck, else which time limit closed the session, else None."""
         return self.stuck_reason or self.closed_by
 
 
@@ -151,18 +151,18 @@ _COLUMNS: Final = tuple(column.name for column in sessions.columns if column.nam
 
 
 def insert_session(connection: Connection, record: SessionRecord) -> None:
-    """Store a new session; its `seq` is given by the database."""
+    """Store a new session; the database assigns its `seq`."""
     connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
 
 
 def session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord | None:
-    """Return a session; with `lock`, nobody else changes it before the transaction ends."""
+    """Return a session; with `lock`, no other transaction can change it until this one ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"session_id": session_id}).one_or_none()
     return None if row is None else SessionRecord(*row)
 
 
 def existing_session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord:
-    """Return a session that is certainly there: sessions are never deleted."""
+    """Return a session that must exist: sessions are never deleted."""
     found = session(connection, session_id, lock=lock)
     if found is None:
         raise LookupError(f"{session_id} is gone")
@@ -170,17 +170,17 @@ def existing_session(connection: Connection, session_id: str, *, lock: bool = Fa
 
 
 def is_escrow(connection: Connection, address: str) -> bool:
-    """Return whether an address is that of a session's escrow, ended or not."""
+    """Return whether an address is the escrow of a session, current or past."""
     return connection.execute(_BY_ESCROW, {"address": address}).scalar_one_or_none() is not None
 
 
-# --- Changes of status. Each returns whether it was made: somebody else may have been faster.
+# --- Changes of status. Each returns whether it happened: another server may have been faster.
 
 
 def set_open(
     connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int | None
 ) -> bool:
-    """Make an opening session an open one."""
+    """Set an opening session to open."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -199,7 +199,7 @@ def set_failed(
     message: str,
     key_expires_us: int,
 ) -> bool:
-    """Make an opening session a failed one."""
+    """Set an opening session to failed."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -213,7 +213,7 @@ def set_failed(
 def reopen(
     connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int
 ) -> bool:
-    """Make a failed session an open one, because its escrow has been funded after all."""
+    """Set a failed session to open, because its escrow was funded after all."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -224,7 +224,7 @@ def reopen(
 
 
 def set_signature(connection: Connection, session_id: str, tx_signature: str) -> None:
-    """Store which transaction is the newest that funds the escrow of an opening session."""
+    """Store the newest transaction that funds the escrow of an opening session."""
     connection.execute(_SET_SIGNATURE, {"of_session": session_id, "tx_signature": tx_signature})
 
 
@@ -238,10 +238,10 @@ def page(
 
     Args:
         connection: the connection.
-        operator_id: whose.
+        operator_id: the operator.
         before: the sequence number.
-        count: at most how many.
-        filters: what `account_id`, `status` and `idempotency_key` must be.
+        count: the most to return.
+        filters: required values of `account_id`, `status` and `idempotency_key`.
     """
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
@@ -251,16 +251,16 @@ def page(
 def unsettled(connection: Connection, account_id: str) -> int:
     """Return how many sessions of an account are opening, open or closing.
 
-    While the account is locked none is added.
+    With the account locked, none is added.
     """
     return int(connection.execute(_UNSETTLED, {"account_id": account_id}).scalar_one())
 
 
 def due(connection: Connection, count: int) -> list[tuple[str, int]]:
-    """Return up to `count` sessions that close or are settled by themselves, and when: the next one first."""
+    """Return up to `count` sessions with an automatic close or settlement, and its time, earliest first."""
     return [(row[0], int(row[1])) for row in connection.execute(_DUE, {"count": count})]
 
 
 def claimed(connection: Connection) -> list[str]:
-    """Return the sessions that were claimed to be closed, and whose settlement is to be signed."""
+    """Return the sessions that are claimed for closing and whose settlement is not signed yet."""
     return list(connection.execute(_CLAIMED).scalars())

@@ -1,1 +1,1 @@
-"""Transfers: from a request to money moved, refused or provably not moved."""
+"""Transfers: from a request to money moved, refused or certainly not moved."""

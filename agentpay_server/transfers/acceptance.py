@@ -1,8 +1,9 @@
-"""Deciding whether money may leave: one unit of work that refuses, sets aside, or reserves and signs.
+"""Deciding about a transfer: one unit of work that refuses, escalates, or reserves and signs.
 
-The policy check, the reservation and the signed bytes are one commit. A new transfer (`creation.py`) and one
-that an operator approves (`approvals.py`) differ in where they are stored, and in nothing that is judged but
-escalation. Nothing here sends, and nothing here waits: what is read from the chain comes in as `Sight`.
+The policy check, the reservation and the signed bytes are one commit. A new transfer (`creation.py`) and an
+approved one (`approvals.py`) differ in how they are stored, and in that approval replaces escalation. Nothing
+here sends or
+waits: on-chain data is passed in as `Sight`.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +36,11 @@ from agentpay_server.transfers.store import TransferRecord
 
 @frozen(kw_only=True)
 class Decision:
-    """What was decided about a transfer.
+    """The decision about a transfer.
 
     Attributes:
-        status: what the transfer is now.
-        recipient: whom it pays, unless it is refused.
+        status: the transfer's status now.
+        recipient: the recipient, unless it is refused.
         refusal: why it is refused, if it is.
         tx_signature: of its transaction, if money may leave.
     """
@@ -69,14 +70,14 @@ class Acceptance(ABC):
     Args:
         context: the parts of the server.
         transfer_id: identifier of the transfer.
-        terms: what is asked.
+        terms: the requested parameters.
     """
 
     is_approved: ClassVar[bool]
-    """Whether an operator has approved it, so that its amount is no reason to wait for one."""
+    """Whether an operator has approved it, so that it is not escalated again."""
 
     again: ClassVar[str]
-    """What to do once an account that holds too little is funded, as the end of a sentence."""
+    """For `insufficient_balance`: what to do after funding the account, as the end of a sentence."""
 
     purpose: ClassVar[Purpose] = Purpose.TRANSFER
     """What refusals call it."""
@@ -93,28 +94,28 @@ class Acceptance(ABC):
 
     @abstractmethod
     def _claim(self, connection: Connection) -> bool:
-        """Make sure that the transfer is still to be decided about, by this unit alone."""
+        """Check that the transfer is still undecided, and claim the decision for this unit."""
 
     @abstractmethod
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
-        """Store the transfer as it was decided, and who asked for it."""
+        """Store the decided transfer, and its requester."""
 
     def __call__(
         self, connection: Connection, sight: Sight | None, *, is_last_look: bool
     ) -> Decided[TransferRecord] | None:
-        """Decide, as any `SpendUnit`, and return the transfer; a refusal is stored.
+        """Decide, as a `SpendUnit`, and return the transfer; a refusal is stored.
 
         Raises:
-            Problem: nothing is signed for the account now; nothing is stored.
+            Problem: the account is blocked; nothing is stored.
         """
-        # Whoever changes the policy, or spends from the account, takes this lock: it puts them in one order.
+        # Policy changes and all spends of the account take this lock, which orders them.
         source = account_store.existing_account(connection, self._terms.account_id, lock=True)
         if must_look_again(source, sight):
             return None
         if not self._claim(connection):
             return None
         now_us = self._context.clock.now_us()
-        # Time never goes back within an account: the order of its spends is the order of their times.
+        # Times never decrease within an account: its spends are in the order of their times.
         spent_us = max(now_us, source.last_spend_us)
         refusal = self._refusal(connection, source, sight, spent_us, is_last_look=is_last_look)
         if refusal is not None:
@@ -216,10 +217,10 @@ def waits_until_us(context: Context, now_us: int) -> int:
 
 
 def must_look_again(source: AccountRecord, sight: Sight | None) -> bool:
-    """Return whether a transfer cannot be judged, because its account was resumed since the chain was read.
+    """Return whether the chain must be read again, because the account was resumed since the first look.
 
     Raises:
-        Problem: nothing is signed for the account now.
+        Problem: the account is blocked.
     """
     if source.paused:
         return False
@@ -241,13 +242,13 @@ def refusal_of(
     again: str,
     purpose: Purpose = Purpose.TRANSFER,
 ) -> Refusal | None:
-    """Return why a transfer is refused, or None; escalation is not judged here.
+    """Return why a transfer is refused, or None; escalation is judged separately.
 
     Args:
         connection: within a unit of work.
-        source: the account that pays, as it is now.
-        terms: what is asked.
-        sight: what was read from the chain; None only while the account is paused.
+        source: the paying account's current row.
+        terms: the requested parameters.
+        sight: the data read from the chain; None only while the account is paused.
         spent_us: when it would be spent.
         is_last_look: whether there is no time left to read the balance again should it be contended.
         again: what to do once an account that holds too little is funded, as the end of a sentence.

@@ -1,4 +1,4 @@
-"""What callers are shown of a transfer: as it stands, or as the answer to who wants it made.
+"""Transfers as shown to callers: their current state, and the response to a create request.
 
 See interface T2, T4, T5, AP2.
 """
@@ -17,7 +17,7 @@ _REASONS: Final = frozenset(RejectionReason)
 
 
 def shown(record: TransferRecord, chain: Chain) -> Transfer:
-    """Return a transfer as it stands."""
+    """Return the current state of a transfer."""
     signature = record.tx_signature
     return Transfer(
         transfer_id=record.transfer_id,
@@ -36,7 +36,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
 
 
 def answered(record: TransferRecord, chain: Chain) -> Transfer:
-    """Return a transfer that is settled or waits for approval.
+    """Return a transfer that is settled or pending approval.
 
     Raises:
         Problem: it was refused, failed, or its outcome is not known yet.
@@ -66,6 +66,6 @@ def refused(record: TransferRecord) -> Problem:
 
 
 def _code(error: str | None) -> ErrorCode:
-    # What an operator has decided, or nobody in time, is to the caller a rule that stood against it
+    # To the caller, the rejection by an operator and the expiry count as policy violations
     # (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

@@ -1,14 +1,14 @@
-"""Transfers that wait for an operator: listed, approved, rejected, or expired (interface AP1 to AP5).
+"""Transfers pending approval: listed, approved, rejected, or expired (interface AP1 to AP5).
 
     pending_approval ── approved, the policy allows it ─────────► submitted, as any other transfer
     pending_approval ── approved, the policy refuses it ────────► rejected, with the rule's own error
     pending_approval ── approved, funds, chain or recipient ────► stays, and can be approved again
     pending_approval ── approved, of a payment behind HTTP 402 ─► approved, and signed when asked for again
     pending_approval ── rejected by an operator ────────────────► rejected, escalation_rejected
-    pending_approval ── nobody decides within the time ─────────► rejected, escalation_expired
+    pending_approval ── no decision within the time ────────────► rejected, escalation_expired
 
-Whatever moves it on checks and changes the transfer in one unit of work, so that of any number of deciders
-there is one: the others find that it no longer waits. Nothing is reserved while it waits.
+Each of these checks and changes the transfer in one unit of work, so only one decision takes effect: others
+find that the transfer is no longer pending. A pending transfer reserves nothing.
 """
 
 from collections.abc import Sequence
@@ -56,12 +56,12 @@ _NOBODY_APPROVED: Final = "No operator approved this transfer"
 
 
 class Approval(Acceptance):
-    """The decision about a transfer that an operator approves: by the policy in force, escalation apart.
+    """The unit of work that approves a transfer, by the policy in force except for escalation.
 
     Args:
         context: the parts of the server.
-        principal: who approves.
-        pending: the transfer, as it waits.
+        principal: who approves it.
+        pending: the pending transfer.
     """
 
     is_approved = True
@@ -82,7 +82,7 @@ class Approval(Acceptance):
 
     def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # No rule is against it: it goes on waiting, and can be approved again.
+            # No rule of the policy is violated: it stays pending, and can be approved again.
             raise Problem(
                 refusal.code,
                 refusal.message,
@@ -112,7 +112,7 @@ class Approval(Acceptance):
 
 
 class Approvals:
-    """Lists, approves, rejects and expires the transfers that wait for an operator."""
+    """Lists, approves, rejects and expires transfers that are pending approval."""
 
     def __init__(self, context: Context, execution: Execution) -> None:
         self._context = context
@@ -121,7 +121,7 @@ class Approvals:
         self._execution = execution
 
     async def list(self, principal: Principal, query: ListApprovals) -> PageBody[PendingTransfer]:
-        """Return a page of the operator's transfers that wait, newest first.
+        """Return a page of the operator's pending transfers, newest first.
 
         Raises:
             Problem: `invalid_request` for a cursor of another list.
@@ -132,16 +132,16 @@ class Approvals:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
 
     async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
-        """Check the policy in force again, execute, and answer as `POST /v1/transfers` would.
+        """Check the policy in force again, execute, and respond like `POST /v1/transfers`.
 
         Returns:
             The transfer, settled.
 
         Raises:
             Problem: `not_found`, `not_pending`; `policy_violation` or `account_paused` with the transfer,
-                which is rejected for good; `insufficient_balance`, `invalid_recipient`, or
-                `chain_unavailable` without a transfer, and it still waits; `chain_unavailable` with the
-                transfer: it is under way and its outcome is not known yet.
+                which is now rejected; `insufficient_balance`, `invalid_recipient`, or `chain_unavailable`
+                without a transfer: it is still pending; `chain_unavailable` with the transfer: it was sent
+                and its outcome is not known yet.
         """
         deadline = self._execution.deadline()
         while True:
@@ -157,7 +157,7 @@ class Approvals:
             return answered(await self._execution.brought_on(decided, deadline), self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
-        """Reject a transfer for good.
+        """Reject a transfer; this is final.
 
         Returns:
             The transfer, rejected.
@@ -172,11 +172,11 @@ class Approvals:
         return shown(transfer, self._chain)
 
     async def next_due_us(self) -> int | None:
-        """Return when the next transfer has waited too long; None while none waits."""
+        """Return when the next pending transfer expires; None without one."""
         return await self._database.read(store.next_expiry_us)
 
     async def run_due(self) -> bool:
-        """Reject what has waited too long, one batch of it, and return whether there was anything."""
+        """Reject one batch of expired transfers, and return whether there were any."""
         expired = await self._database.run(self._expire_due)
         self._tell(*expired)
         return bool(expired)
@@ -192,7 +192,7 @@ class Approvals:
         )
 
     async def _expired(self, transfer: TransferRecord) -> TransferRecord:
-        """Return a transfer that nobody may approve any more; where its time has just come, rejected."""
+        """Return a transfer that may not be approved any more; if it has just expired, reject it."""
         if transfer.status != TransferStatus.PENDING_APPROVAL:
             return transfer
         transfer, is_ours = await self._database.run(self._expire, transfer.transfer_id)
@@ -210,7 +210,7 @@ class Approvals:
     def _reject(
         self, connection: Connection, principal: Principal, transfer_id: str, reason: str | None
     ) -> tuple[TransferRecord, bool]:
-        """Reject a transfer if it waits; return it, and whether that did it."""
+        """Reject a transfer if it is pending; return it, and whether this changed it."""
         pending, now_us = own_transfer(connection, principal, transfer_id, lock=True), self._now_us()
         if not _is_approvable(pending, now_us):
             return pending, False
@@ -220,7 +220,7 @@ class Approvals:
         return rejected, True
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
-        """Reject a transfer if it has waited too long; return it, and whether that did it."""
+        """Reject a transfer if it has expired; return it, and whether this changed it."""
         transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
         is_waiting = transfer.status in (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED)
         if not is_waiting or _is_approvable(transfer, now_us):
@@ -308,5 +308,5 @@ def _view(connection: Connection, principal: Principal, transfer_id: str) -> tup
 def _not_pending(transfer: TransferRecord) -> Problem:
     return Problem(
         ErrorCode.NOT_PENDING,
-        f"This transfer does not wait for approval: its status is {transfer.status}.",
+        f"This transfer is not pending approval: its status is {transfer.status}.",
     )

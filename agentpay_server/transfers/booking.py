@@ -1,4 +1,4 @@
-"""What is written when something becomes of a transfer: balances, history and events.
+"""The records written when the state of a transfer changes: balances, history and events.
 
 See interface T13, T14, H2, EV1, EV4.
 """
@@ -33,14 +33,14 @@ def book_rejection(
     message: str,
     before: tuple[Happening, ...] = (),
 ) -> None:
-    """Write the history entry and the event of a transfer that was refused, or that failed.
+    """Write the history entry and the event of a rejected or failed transfer.
 
     Args:
         connection: the unit's.
         context: the parts of the server.
-        transfer: as it has ended.
-        now_us: when.
-        code: why.
+        transfer: the transfer in its final state.
+        now_us: the current time.
+        code: the error code.
         message: the sentence that explains it.
         before: events of the same commit that come first.
     """
@@ -77,7 +77,7 @@ def book_rejection(
 
 
 def audited(transfer: TransferRecord) -> dict[str, object]:
-    """Return what the audit trail says of a transfer: what was asked, and its outcome so far."""
+    """Return the audit trail's view of a transfer: its request, and its outcome so far."""
     return audit.given(
         account_id=transfer.account_id,
         to=transfer.to,
@@ -123,7 +123,7 @@ def settled(transfer: TransferRecord) -> Happening:
 
 
 def escalated(transfer: TransferRecord, threshold: Decimal) -> Happening:
-    """Return the event that a transfer waits for an operator's approval."""
+    """Return the event that a transfer is pending an operator's approval."""
     return Happening(
         type=EventType.ESCALATION_REQUIRED,
         data=events.EscalationRequiredData(
@@ -145,14 +145,14 @@ def book_settled(
     is_told: bool = True,
     is_received: bool = False,
 ) -> None:
-    """Write all that a settled transfer changes, on both sides.
+    """Write everything that a settled transfer changes, on both sides.
 
     Args:
         unit: the unit of work.
-        transfer: as it has ended.
+        transfer: the transfer in its final state.
         is_initiated: whether `transfer.initiated` is written already.
-        is_told: whether the transfer settles with it, and events tell so.
-        is_received: whether a recipient of this service has it in its books already, as a deposit.
+        is_told: whether the transfer settles with it, and events report that.
+        is_received: whether a recipient of this service has already booked it as a deposit.
     """
     payee = None if is_received else transfer.recipient_account_id
     outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
@@ -166,11 +166,11 @@ def book_settled(
 
 
 def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
-    """Reserve and count what a transaction has taken after all, though it was believed expired."""
+    """Reserve and count the amount of a transaction that landed although it was considered expired."""
     connection = unit.connection
     source = accounts.existing_account(connection, tx.account_id, lock=True)
     if tx.released_us is not None:
-        # It was given back, and counts again, as of when it was spent.
+        # It was released, and counts again as of the time when it was spent.
         chain_transactions.set_released(connection, tx, None)
         accounts.reserve_again(connection, source.account_id, amount)
         return
@@ -201,9 +201,9 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
 
 
 def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
-    """Change the balances of both sides by the books, and return the operator of a payee of this service."""
+    """Book the balances of both sides, and return the operator of a payee of this service."""
     payee_operator = None
-    # Rows are locked in one order, so that two transfers in opposite directions never wait for each other.
+    # Rows are locked in one order, so that two transfers in opposite directions never deadlock.
     if payee is not None and payee < transfer.account_id:
         payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
     low_balance.spent(outbox, unit, transfer.account_id, transfer.amount)
@@ -221,7 +221,7 @@ def _enter(
     payee: str | None,
     payee_operator: str | None,
 ) -> None:
-    """Write the history: an entry for the source, one for a payee of this service."""
+    """Write the history: an entry for the source, and one for a payee of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,
@@ -242,7 +242,7 @@ def _enter(
         }
     ]
     if payee is not None:
-        # What the payer wrote is private to its operator (interface T10).
+        # The payer's memo and category are private to its operator (interface T10).
         is_own = payee_operator == transfer.operator_id
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""What would become of a transfer: the judge of `acceptance.py`, asked without a transfer (interface B4).
+"""Predicts the outcome of a transfer with the rules of `acceptance.py`, without creating it (interface B4).
 
 Nothing is locked, claimed, reserved, signed or stored.
 """
@@ -25,14 +25,14 @@ _AGAIN = "check it again"
 
 
 class Checks:
-    """Tells what would become of transfers."""
+    """Predicts the outcome of transfers."""
 
     def __init__(self, context: Context, decisions: Decisions) -> None:
         self._context = context
         self._decisions = decisions
 
     async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
-        """Return what `POST /v1/transfers` would come to now.
+        """Return the outcome that `POST /v1/transfers` would have now.
 
         Raises:
             Problem: `not_found` of `from`, `invalid_recipient`, `chain_unavailable`.
@@ -67,9 +67,10 @@ class Checks:
         elif rules.needs_approval(policy, terms.amount_micro):
             would, message = Outcome.ESCALATE, _escalated(policy, terms)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        left = remaining(
-            limit_micro=limit, spent_micro=spending.against_daily_limit(connection, source, spent_us)
-        )
+        spent = spending.against_daily_limit(connection, source, spent_us)
+        # A transfer that is rejected or waits for approval counts toward no limit.
+        moved = terms.amount_micro if would is Outcome.SETTLE else 0
+        left = remaining(limit_micro=limit, spent_micro=spent + moved)
         return TransferCheck(
             would=would.value,
             error=error,

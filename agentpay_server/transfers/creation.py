@@ -1,4 +1,4 @@
-"""Deciding about a new transfer: what is stored of it, under which idempotency key.
+"""The decision about a new transfer, and storing it under its idempotency key.
 
 See interface T4, I1 to I9.
 """
@@ -96,7 +96,7 @@ class Creation(New):
 
 
 def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
-    """Return who asks under which key."""
+    """Return a request's idempotency key and its scope."""
     return Asked(
         account_id=request.from_,
         idempotency_key=request.idempotency_key,
@@ -105,7 +105,7 @@ def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
 
 
 def terms_of(request: CreateTransfer) -> Terms:
-    """Return the parameters of a request that its idempotency key stands for."""
+    """Return the parameters of a request that must match for its idempotency key."""
     return Terms(
         account_id=request.from_,
         to=request.to,
@@ -116,7 +116,7 @@ def terms_of(request: CreateTransfer) -> Terms:
 
 
 def terms_of_record(record: TransferRecord) -> Terms:
-    """Return the parameters that a stored transfer was asked for with."""
+    """Return the parameters that a stored transfer was created with."""
     return Terms(
         account_id=record.account_id,
         to=record.to,
@@ -128,7 +128,7 @@ def terms_of_record(record: TransferRecord) -> Terms:
 
 
 def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
-    """Return what the rule of idempotency needs of the transfer that holds a key."""
+    """Return the transfer that holds a key as the idempotency rule needs it."""
     if record is None:
         return None
     return KeyHolder(

@@ -1,8 +1,8 @@
-"""From what is asked of a transfer to its end: have it decided, drive what was signed.
+"""Executing a transfer: decide about it, then drive the signed transaction.
 
-New transfers and approved ones come this way alike. What they are, who may ask for them and what answers them
-is the business of `service.py` and `approvals.py`; `acceptance.py` decides, `settling.py` books the end, and
-`money/settlement.py` brings signed bytes to it.
+Used for new and approved transfers. `service.py` and `approvals.py` handle requests and responses,
+`acceptance.py` decides, `settling.py` books the outcome, and `money/settlement.py` drives signed
+transactions.
 """
 
 from agentpay_server.context import Context
@@ -18,7 +18,7 @@ from agentpay_server.transfers.store import TransferRecord
 
 
 class Execution:
-    """Has transfers decided about, and brings those that may leave to their end."""
+    """Decides about transfers, and drives the accepted ones to their outcome."""
 
     def __init__(self, context: Context, settlement: Settlement, decisions: Decisions) -> None:
         self._context = context
@@ -27,22 +27,22 @@ class Execution:
         self._decisions = decisions
 
     def deadline(self) -> float:
-        """Return until when whoever asks now waits for finality, in the event loop's time."""
+        """Return the deadline for finality of a request that starts now, in the event loop's time."""
         return self._decisions.deadline()
 
     async def decided(
         self, acceptance: Acceptance, operation: Operation, parties: Parties, deadline: float
     ) -> Decided[TransferRecord] | None:
-        """Have it decided about a transfer, in one unit of work.
+        """Decide about a transfer in one unit of work.
 
         Args:
             acceptance: the unit that decides.
-            operation: what it is for, for fault points.
-            parties: as they were just read.
+            operation: its purpose, for fault points.
+            parties: the accounts, as just read.
             deadline: until when to wait for the balance to be certain.
 
         Returns:
-            The transfer, or None to ask for another look at everything.
+            The transfer, or None if the request must start over.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
@@ -56,7 +56,7 @@ class Execution:
         return decided
 
     async def brought_on(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
-        """Return a transfer that was just decided at its end, or as it stands at the deadline."""
+        """Drive a transfer that was just decided; return it at its end, or as it is at the deadline."""
         transfer, tx = decided.record, decided.tx
         if tx is None:
             return transfer
@@ -64,7 +64,7 @@ class Execution:
         return settled or await self._current(transfer)
 
     async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
-        """Return a submitted transfer at its end, or as it stands at the deadline."""
+        """Drive a submitted transfer; return it at its end, or as it is at the deadline."""
         try:
             settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
         except DatabaseUnavailableError:
@@ -75,5 +75,5 @@ class Execution:
         try:
             return await self._database.read(store.existing_transfer, transfer.transfer_id)
         except DatabaseUnavailableError:
-            # It is stored: it is said to be under way rather than not known at all.
+            # The transfer is stored: report it as in progress rather than an unknown outcome.
             return transfer

@@ -1,4 +1,4 @@
-"""What is counted and logged when a transfer is decided or has ended, after the commit that says so."""
+"""Metrics and logs about decided and ended transfers, after the commit."""
 
 import logging
 
@@ -11,12 +11,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
-    """Count and log a transfer that this process has decided or brought to its end.
+    """Count and log a transfer that this process has decided or ended.
 
     Args:
         context: the parts of the server.
-        transfer: as it is now.
-        spent_us: when it was spent, of one that has ended.
+        transfer: its current state.
+        spent_us: when it was spent, for an ended one.
     """
     context.metrics.transfers[transfer.status, transfer.error or ""] += 1
     duration_us = None

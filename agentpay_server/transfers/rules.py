@@ -1,4 +1,4 @@
-"""The life of a transfer and of its idempotency key, as pure rules.
+"""The rules for transfers and their idempotency keys. Pure functions.
 
     (none) ── policy refuses ─────────────────────────────► rejected
     (none) ── amount at the escalation threshold ─────────► pending_approval
@@ -9,12 +9,13 @@
     approved ── asked for again ──────────────────────────► submitted
     approved ── refused or expired ───────────────────────► rejected
     submitted ── final on chain ──────────────────────────► settled
-    submitted ── provably did not and cannot land ────────► failed
-    failed ── landed, against all that was told ──────────► settled
+    submitted ── can no longer land ──────────────────────► failed
+    failed ── landed after all ───────────────────────────► settled
 
-`settled`, `rejected` and `failed` are final, but for a proof that turns out to have been none. Money moves in
-`submitted` alone. A key is held by one transfer of an account at a time, until 24 hours after that transfer
-became final; an unresolved one holds it for as long as it takes (interface I1 to I9, I9).
+`settled`, `rejected` and `failed` are final; the one exception is a transaction that the chain reported as
+impossible and that landed later. Money moves only in `submitted`. One transfer of an account holds a key at a
+time, until 24 hours after it became final; an unresolved transfer holds its key until it is resolved
+(interface I1 to I9).
 """
 
 from typing import Final
@@ -40,21 +41,21 @@ TRANSITIONS: Final = frozenset(
         (TransferStatus.FAILED, TransferStatus.SETTLED),
     }
 )
-"""Every change of status that there is."""
+"""All valid changes of status."""
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """Refuse a change of status that there is not: a fault of the server, never of a caller.
+    """Check a change of status. A failure is a bug in the server, never a caller's error.
 
     Raises:
-        ValueError: `after` does not follow `before`; None stands for a transfer that is not stored yet.
+        ValueError: `before` cannot become `after`. `before` is None for a transfer that is not stored yet.
     """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a transfer does not go from {before} to {after}")
 
 
 def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> bool:
-    """Tell whether an operator may decide about a transfer: at the moment at which it expires, no more."""
+    """Return whether an operator may still decide about a transfer. At its expiry time it is too late."""
     return (
         status == TransferStatus.PENDING_APPROVAL
         and approval_expires_us is not None
@@ -82,10 +83,10 @@ class KeyHolder:
     """The transfer that holds an idempotency key.
 
     Attributes:
-        terms: what it was asked for.
-        status: how far it has come.
-        error: code of its refusal or failure.
-        key_expires_us: when the key is free again; None while the transfer is not final.
+        terms: the parameters that it was created with.
+        status: its current status.
+        error: the code of its refusal or failure.
+        key_expires_us: when the key is released; None until the transfer is final.
     """
 
     terms: Terms
@@ -97,14 +98,15 @@ class KeyHolder:
 def verdict(
     holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
 ) -> Verdict:
-    """Judge a request by the transfer that holds its key (interface I1 to I4, I1 to I9, I9).
+    """Compare a request with the transfer that holds its key (interface I1 to I9).
 
     Args:
-        holder: the transfer that holds the key under the source account, if there is one.
-        terms: what is asked.
-        now_us: when.
-        is_held_elsewhere: whether an operator key asks, and the key is in force under another of its
-            accounts: that is another `from`. What the source account itself holds comes first.
+        holder: the transfer that holds the key under the source account, if any.
+        terms: the requested parameters.
+        now_us: the current time.
+        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
+            the operator's accounts, that is, with another `from`. A transfer of the source account takes
+            precedence.
     """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
         return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW

@@ -1,8 +1,8 @@
-"""Transfers: from a request to money moved, refused or provably not moved (interface T1 to T15).
+"""Transfers: from a request to money moved, refused or certainly not moved (interface T1 to T15).
 
 The order is that of interface R17: `from`, idempotency, paused, recipient, the rest of the policy, balance.
-This module judges a request by who holds its key, and answers; `execution.py` has it decided and brought to
-its end.
+This module checks the idempotency key and builds the response; `execution.py` decides about the transfer and
+drives it.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from agentpay_server.transfers.rules import Terms, verdict
 from agentpay_server.transfers.store import TransferRecord
 
 _CLOCKS_APART_US: Final = HOUR_US
-"""How far the clocks of two servers may be apart, and a list since a moment is whole all the same."""
+"""Tolerated clock difference between servers, so that a list since a time is complete."""
 
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database: its parties, and who holds its key."""
+    """The stored data for a request: the accounts, and the rows that hold its key."""
 
     parties: Parties
     held: Held[TransferRecord]
@@ -55,12 +55,13 @@ class Transfers:
         self._database = context.database
         self._chain = context.chain
         self._execution = execution
-        # Requests under way in this process, by who asks under which key. What is stored decides; this spares
-        # duplicates that arrive together from deciding again.
+        # Requests in progress in this process, by account and key. Only the database decides; this avoids
+        # deciding
+        # again for concurrent duplicates.
         self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
-        """Move USDC, or say why not (interface T1, T6 to T9, PO6, I1 to I9).
+        """Move USDC, or refuse with a reason (interface T1, T6 to T9, PO6, I1 to I9).
 
         Returns:
             The transfer: settled, or pending approval.
@@ -69,23 +70,24 @@ class Transfers:
             Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
                 `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
                 outcome is not known yet.
-            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
+            DatabaseUnavailableError: the decision may or may not be stored; a retry with the same key finds
+                out.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        # An agent does not join a request of its operator's, nor the reverse: they find other keys
+        # Requests with agent-scoped and with operator keys do not share, because they see different keys
         # (interface I9).
         name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
         running = self._under_way.get(name)
         if running is None or running[0] != terms:
             task = self._context.tasks.start(self._create(principal, request, terms))
             if running is not None:
-                # Other parameters: it is judged by what is stored.
+                # Different parameters: compare with the stored transfer.
                 return await asyncio.shield(task)
             running = self._under_way[name] = (terms, task)
             task.add_done_callback(lambda _: self._under_way.pop(name))
-        # A caller who hangs up cancels nothing, and a duplicate answers as the first does.
+        # If a caller disconnects, nothing is cancelled, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
@@ -159,7 +161,7 @@ class Transfers:
         try:
             return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
         except ConflictError:
-            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            # Another request with this key was first. Any other violated constraint is a bug.
             asked, now_us = asked_under(principal, request), self._context.clock.now_us()
             if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
                 return None
@@ -169,7 +171,7 @@ class Transfers:
 def own_transfer(
     connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
 ) -> TransferRecord:
-    """Return a transfer that a key may see; with `lock`, nobody else changes it before the transaction ends.
+    """Return a transfer that a key may see; with `lock`, no other transaction can change it meanwhile.
 
     Raises:
         Problem: `not_found`.

@@ -1,6 +1,6 @@
-"""What is booked for a transfer at each end of its transaction: settled, failed, or signed again.
+"""The handler of transfers: books the outcomes of their transactions: settled, failed, or signed again.
 
-A reservation is given back in two places: when the money has left the balance, and when it is proved that it
+A reservation is released in two places: when the money has left the balance, and when it is certain that it
 never will.
 """
 
@@ -30,35 +30,35 @@ from agentpay_server.transfers.store import TransferRecord
 
 _OTHER: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
-    message="The chain refused the transaction; nothing was moved. Send the same key again to retry.",
+    message="The chain refused the transaction; nothing was moved. Retry with the same key.",
 )
 _FAILURES: Final = {
     FailureReason.INSUFFICIENT_FUNDS: Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
         message="The balance had fallen below the amount when the transaction reached the chain; nothing was "
-        "moved. Fund the account, then send the same key again.",
+        "moved. Fund the account, then retry with the same key.",
     ),
     FailureReason.ACCOUNT_FROZEN: Refusal(
         code=ErrorCode.TRANSFER_FAILED,
         message="A token account of this transfer was frozen when the transaction reached the chain; nothing "
-        "was moved. Send the same key again once it is thawed.",
+        "was moved. Retry with the same key once it is thawed.",
     ),
     FailureReason.ACCOUNT_MISSING: Refusal(
         code=ErrorCode.TRANSFER_FAILED,
         message="The recipient's token account was gone when the transaction reached the chain; nothing was "
-        "moved. Send the same key again once it exists.",
+        "moved. Retry with the same key once it exists.",
     ),
 }
 
 
 class TransferHandler(Handler[TransferRecord]):
-    """What is booked for a transfer at each end of its transaction (interface T13, T14)."""
+    """Books the outcomes of a transfer's transaction (interface T13, T14)."""
 
     kind = Kind.TRANSFER
     announces = True
 
     def operation(self, subject: TransferRecord) -> Operation:
-        """Tell apart what an operator has approved."""
+        """Return the purpose, which differs for approved transfers."""
         return Operation.TRANSFER if subject.approval_expires_us is None else Operation.APPROVE
 
     def load(self, connection: Connection, subject_id: str) -> TransferRecord:
@@ -66,7 +66,7 @@ class TransferHandler(Handler[TransferRecord]):
         return store.existing_transfer(connection, subject_id)
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
-        """Write `transfer.initiated`: it was handed over, and finality is awaited."""
+        """Write `transfer.initiated`: it was sent and is not final yet."""
         sent = attrs.evolve(subject, tx_signature=tx.signature)
         booking.record_events(unit.connection, unit.context, sent, unit.now_us, booking.initiated(sent))
 
@@ -80,7 +80,7 @@ class TransferHandler(Handler[TransferRecord]):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
     ) -> TransferRecord:
-        """Book a transfer that the chain refused."""
+        """Book a transfer that the chain rejected."""
         return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
 
     def signed_again(
@@ -90,7 +90,7 @@ class TransferHandler(Handler[TransferRecord]):
         subject: TransferRecord,
         means: SigningInputs,
     ) -> Again | Refusal:
-        """Sign again, unless the account is paused by now."""
+        """Sign again, unless the account is paused now."""
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
             return refusal
@@ -116,11 +116,11 @@ class TransferHandler(Handler[TransferRecord]):
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book what a transaction did that landed after it was believed expired.
+        """Book the effects of a transaction that landed after it was considered expired.
 
-        Whatever the transfer is by then, its money has moved: it is booked and counted. A transfer that is
-        under way, or that was given up, settles with it; one that another transaction has settled has paid
-        once more.
+        The money has moved, whatever the transfer's status: it is booked and counted. A transfer that is
+        still in progress or failed settles with it; one that another transaction has settled has been paid
+        twice.
         """
         connection = unit.connection
         is_received = _is_received(
@@ -131,7 +131,7 @@ class TransferHandler(Handler[TransferRecord]):
         settled = _settled(transfer, tx, unit.now_us)
         is_initiated = tx.announced_us is not None
         if transfer.status != TransferStatus.SUBMITTED:
-            # Its reservation was given back, or was for another transaction.
+            # Its reservation was released, or belonged to another transaction.
             booking.spend_late(unit, tx, transfer.amount)
             is_initiated = True
         booking.book_settled(
@@ -207,7 +207,7 @@ def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> Tra
 def _is_received(connection: Connection, transfer: TransferRecord, signature: str) -> bool:
     """Lock the accounts of both sides, and return whether the recipient has booked it as a deposit."""
     recipient = transfer.recipient_account_id
-    # In one order, as whoever settles between two accounts does.
+    # In one order, as for settlements between two accounts.
     for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
         account_store.account(connection, account_id, lock=True)
     return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

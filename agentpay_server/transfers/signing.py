@@ -1,4 +1,4 @@
-"""The transaction of a transfer, signed: nothing is sent before the commit that stores it."""
+"""Signing the transaction of a transfer. It must be stored before it is sent."""
 
 from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
@@ -21,11 +21,11 @@ def signed_transfer(
     Args:
         context: the parts of the server.
         source: the account that pays.
-        blockhash: a recent one, to sign under.
+        blockhash: a recent one, to sign with.
         transfer_id: identifier of the transfer.
-        recipient: the token account that is paid.
+        recipient: the token account to pay.
         amount_micro: micro-USDC.
-        memo: as it was asked for.
+        memo: the caller's memo.
     """
     return transactions.transfer(
         context.signer,

@@ -44,7 +44,7 @@ class TransferRecord:
 
 
 _INSERT: Final = insert(transfers)
-# A constant in the text of the statement, as the partial index has it: a parameter would not use the index.
+# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _IS_APPROVED: Final = transfers.c.status == literal_column(f"'{TransferStatus.APPROVED}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
@@ -94,8 +94,8 @@ _PENDING_PAGE: Final = (
     .order_by(transfers.c.seq.desc())
     .limit(bindparam("count"))
 )
-# An identifier begins with the time at which it was made: the last one of a time leads to all that came after
-# it, without a walk through what came before.
+# Identifiers begin with their creation time, so the last possible identifier of a time separates transfers
+# created before it from later ones, without a scan.
 _LAST_BEFORE: Final = (
     select(transfers.c.seq)
     .where(transfers.c.transfer_id < bindparam("before_id"))
@@ -143,18 +143,18 @@ _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.na
 
 
 def insert_transfer(connection: Connection, record: TransferRecord) -> None:
-    """Store a new transfer; its `seq` is given by the database."""
+    """Store a new transfer; the database assigns its `seq`."""
     connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
 
 
 def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
-    """Return a transfer; with `lock`, nobody else changes it before the transaction ends."""
+    """Return a transfer; with `lock`, no other transaction can change it until this one ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
 def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord:
-    """Return a transfer that is certainly there: transfers are never deleted."""
+    """Return a transfer that must exist: transfers are never deleted."""
     found = transfer(connection, transfer_id, lock=lock)
     if found is None:
         raise LookupError(f"{transfer_id} is gone")
@@ -162,10 +162,10 @@ def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = 
 
 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
-    """Lock and return a transfer that waits for approval; None if it does not, or not any more.
+    """Lock and return a transfer that is pending approval; None if it is not.
 
-    One that has moved on is neither locked nor waited for: whoever settles it locks it before its account,
-    and whoever approves it has locked the account before.
+    Transfers in other states are not locked, to avoid deadlocks: settling one locks the transfer before its
+    account, while approving one locks the account first.
     """
     row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
@@ -178,22 +178,22 @@ def approved(connection: Connection, transfer_id: str) -> TransferRecord | None:
 
 
 def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
-    """Store which transaction is the newest of a submitted transfer."""
+    """Store the newest transaction of a submitted transfer."""
     connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
 
 
 def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
-    """Bring a transfer to the end that `end` describes.
+    """Set a transfer to the final state that `end` describes.
 
-    Its transaction has left `pending` in the same commit, so that nobody else does.
+    Its transaction has left `pending` in the same commit, so no other driver can do the same.
 
     Args:
         connection: the connection.
-        end: the transfer as it has ended.
+        end: the transfer in its final state.
         before: its status until now.
 
     Raises:
-        ValueError: that is not its status.
+        ValueError: its status is not `before`.
     """
     values = {
         "of_transfer": end.transfer_id,
@@ -213,7 +213,7 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
     """Make of a transfer that waits, for approval or for its payer, what `decided` describes, but its terms.
 
     Returns:
-        Whether it did: False when the transfer no longer waits, and nothing was changed.
+        False if the transfer is no longer pending approval; nothing was changed.
     """
     values = {
         "of_transfer": decided.transfer_id,
@@ -231,7 +231,7 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
 
 
 def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
-    """Return an operator's transfers that wait for approval, newest first, below a sequence number."""
+    """Return an operator's transfers that are pending approval, newest first, below a sequence number."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
 
@@ -243,11 +243,12 @@ def page(
 
     Args:
         connection: the connection.
-        operator_id: whose.
+        operator_id: the operator.
         before: the sequence number.
-        count: at most how many.
-        filters: what `account_id`, `status` and `idempotency_key` must be, and `since_us`, after which they
-            were asked for. The last comes with `before_id`: no identifier of that time or later is below it.
+        count: the most to return.
+        filters: required values of `account_id`, `status` and `idempotency_key`, and `since_us`, the time
+            after which they were created. `since_us` requires `before_id`, an upper bound for older
+            identifiers.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -263,7 +264,7 @@ def next_expiry_us(connection: Connection) -> int | None:
 def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
     """Lock and return up to `count` transfers of each kind that have waited too long: for approval, or since.
 
-    What another transaction has locked is being decided there, and is left out.
+    Rows that another transaction has locked are being decided there, and are skipped.
     """
     values = {"now_us": now_us, "count": count}
     return [TransferRecord(*row) for waiting in _EXPIRED for row in connection.execute(waiting, values)]

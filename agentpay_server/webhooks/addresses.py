@@ -1,12 +1,12 @@
-"""Which network addresses an event may be posted to where money is real: public ones alone (interface W4).
+"""The network addresses that events may be posted to when money is real: only public ones (interface W4).
 
-The resolved address is checked when the connection is made, not the name, so that a name that resolves to a
-public address now and to a private one later gains nothing. Of addresses that contain another address, mapped
-ones are checked as that address, and translated and tunnelled ones are refused.
+The address is checked when the connection is made, not when the name is registered: a name may resolve to a
+public address at first and to a private one later. An IPv4-mapped address is checked as its IPv4 address;
+translated and tunnelled addresses are refused.
 
-The ranges are those of the IANA registries of special-purpose addresses. They are written out because the
-tables of `ipaddress` differ between patch releases of Python. AS112 and AMT ranges are included although they
-are routed: no receiver has an address there. So is the address at which Azure serves its own machines.
+The ranges are those of the IANA registries of special-purpose addresses. They are listed here because the
+tables of `ipaddress` differ between patch releases of Python. AS112 and AMT ranges are routed but included,
+because no receiver has an address there; so is Azure's platform address.
 """
 
 import ipaddress
@@ -54,12 +54,12 @@ _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_https(url: str) -> bool:
-    """Tell whether a webhook's URL, whose form was checked, is one for where money is real."""
+    """Return whether a webhook's URL, whose form was checked, uses https."""
     return url.lower().startswith("https:")
 
 
 def is_public(text: str) -> bool:
-    """Tell whether `text` is an address of the public internet, and carries no other kind inside."""
+    """Return whether `text` is a public internet address with no address of another kind embedded in it."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -79,5 +79,5 @@ def is_public(text: str) -> bool:
 
 
 def _is_global(address: Address) -> bool:
-    """Return whether `ipaddress` considers an address global, as a second opinion."""
+    """Return whether `ipaddress` considers an address global: a second check."""
     return address.is_global and not address.is_multicast and not address.is_reserved

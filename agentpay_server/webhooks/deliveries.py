@@ -1,7 +1,4 @@
-"""Events and their deliveries, as an operator sees them: listed, and replayed (interface W12).
-
-What makes the attempts is `sender.py`.
-"""
+"""Listing and replaying events and their deliveries (interface W12). `sender.py` makes the attempts."""
 
 from agentpay.contract import codec, identifiers
 from agentpay.contract.deliveries import (
@@ -10,7 +7,6 @@ from agentpay.contract.deliveries import (
     DeliveryAttempt,
     ListDeliveries,
     ListEvents,
-    RecordedEvent,
     ReplayEvent,
 )
 from agentpay.contract.errors import FieldFault
@@ -31,7 +27,7 @@ from agentpay_server.webhooks.outbox import new_delivery
 
 
 class Deliveries:
-    """Lists events, their deliveries and what became of each attempt, and replays events."""
+    """Lists events, their deliveries and the result of each attempt, and replays events."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -56,7 +52,7 @@ class Deliveries:
             rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
         )
 
-    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[RecordedEvent]:
+    async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
         """Return a page of the operator's events, newest first.
 
         Raises:
@@ -75,20 +71,20 @@ class Deliveries:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
     async def newest_events(self, count: int) -> list[Event]:
-        """Return the newest events of all operators, newest last: what is shown in process alone."""
+        """Return the newest events of all operators, newest last. For in-process use only."""
         rows = await self._context.database.read(event_store.newest, count)
-        return [codec.structure(codec.parse_json(row.body.encode()), Event) for row in reversed(rows)]
+        return [_event(row.body) for row in reversed(rows)]
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
-        """Return the newest deliveries for all operators, newest last: as `newest_events`."""
+        """Return the newest deliveries of all operators, newest last. For in-process use only."""
         rows = await self._context.database.read(_newest_with_attempts, count)
         return [_delivery(row, attempts) for row, attempts in reversed(rows)]
 
     async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
-        """Start new deliveries of an event: the same bytes, the same identifier.
+        """Create new deliveries of an event, with the same body and identifier.
 
         Raises:
-            Problem: `not_found` of the event; `invalid_request` for an unknown webhook.
+            Problem: `not_found`: no such event; `invalid_request`: unknown webhook.
         """
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
@@ -182,5 +178,5 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
     )
 
 
-def _event(body: str) -> RecordedEvent:
-    return codec.structure(codec.parse_json(body.encode()), RecordedEvent)
+def _event(body: str) -> Event:
+    return codec.structure(codec.parse_json(body.encode()), Event)

@@ -45,7 +45,7 @@ class AttemptRecord:
 
 @frozen
 class DueDelivery:
-    """A delivery that is due, with all that sending it takes but the opened secrets."""
+    """A delivery that is due, with all data needed to send it; its secrets are still sealed."""
 
     delivery_id: str
     webhook_id: str
@@ -60,26 +60,26 @@ class DueDelivery:
 
 
 _INSERT: Final = insert(deliveries)
-# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+# True for every row: the condition makes the engines use the index on `seq`, newest first.
 _NEWEST: Final = (
     select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
 )
 _INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
-"""How many attempts at one endpoint run at a time: a slow one holds up its own deliveries alone."""
+"""How many concurrent attempts one endpoint may have: a slow endpoint delays only its own deliveries."""
 
 OF_ONE_OPERATOR_AT_ONCE: Final = 32
-"""How many attempts for one operator run at a time: slow endpoints of one hold up nobody else's."""
+"""How many concurrent attempts one operator may have: its slow endpoints delay no other operator's."""
 
 
 class _Among(FunctionElement[Any]):
-    """Whether a column has one of the values of a subquery, to be looked up for each row outside of it.
+    """Whether a column has one of the values of a correlated subquery.
 
-    A correlated IN is what SQLite looks up by an index; PostgreSQL before 17 would run the subquery for every
-    row of the table in the place of that, and takes an array instead.
+    SQLite uses an index for a correlated IN. PostgreSQL before 17 would run the subquery for every row of the
+    table, and gets an array instead.
     """
 
-    # It has no type: SQLite has no booleans, and one would be compared with 1, which no index knows.
+    # Untyped: SQLite has no booleans and would compare the result with 1, which prevents the use of an index.
     inherit_cache = True
 
 
@@ -117,13 +117,14 @@ _TO_SEND: Final = (
 _OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_FREE).order_by(
     deliveries.c.due_us, deliveries.c.seq
 )
-# The first few of each endpoint, those that are being sent included, by an index look-up for each endpoint:
-# what a claim costs does not grow with what waits. Of these the first few of each operator, again with those
-# that are being sent in front; and then everybody's first before anybody's second.
+# First the oldest few deliveries of each endpoint, counting those being sent, with an index look-up per
+# endpoint:
+# the cost of a claim does not grow with the backlog. Of these, the first few of each operator, again counting
+# those
+# being sent. Then round-robin: the first of every operator comes before the second of any.
 _one = deliveries.alias("one")
 _waiting = deliveries.alias("waiting")
-# By `seq`, which SQLite looks up directly: joined by the webhook, it would walk along every delivery ever
-# made.
+# By `seq`, which SQLite looks up directly: joined by the webhook, it would scan every delivery ever created.
 _first_few = (
     select(_waiting.c.seq)
     .where(_waiting.c.webhook_id == webhooks.c.webhook_id, _waiting.c.due_us <= bindparam("now_us"))
@@ -150,7 +151,7 @@ _FAIR: Final = (
     _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
     .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
     .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
-    # How much waits at how many endpoints decides how it is best done.
+    # The best way depends on how many deliveries wait at how many endpoints.
     .execution_options(**PLANNED_EACH_TIME)
 )
 _NEXT_DUE: Final = (
@@ -217,45 +218,44 @@ _PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
 
 
 def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
-    """Store deliveries; each row names all columns but `seq`."""
+    """Store deliveries; each row has all columns but `seq`."""
     connection.execute(_INSERT, rows)
 
 
 def due(
     connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
 ) -> list[DueDelivery]:
-    """Return deliveries that are due and that nobody is sending.
+    """Return deliveries that are due and not leased.
 
     Args:
         connection: within a transaction.
         now_us: the server's time.
         real_now_us: real time, for leases.
-        count: at most how many.
-        is_fair: whether endpoints and operators take turns; else the longest due come first, whosever they
-            are.
+        count: the most to return.
+        is_fair: whether endpoints and operators take turns; otherwise the longest due come first.
     """
     values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
     return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
 
 
 def next_due_us(connection: Connection, real_now_us: int) -> int | None:
-    """Return when the next delivery is due that nobody is sending; None when there is none."""
+    """Return when the next delivery without a lease is due; None without one."""
     value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
     return None if value is None else int(value)
 
 
 def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
-    """Keep others from sending a delivery until a time, which is real and not the server's."""
+    """Lease a delivery until a time, in real time rather than the server's."""
     connection.execute(_LEASE, {"of_delivery": delivery_id, "until_us": until_us})
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases: whoever held them is gone."""
+    """Void all leases: their holders no longer run."""
     connection.execute(_FREE_ALL, {})
 
 
 def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
-    """Store an attempt and what follows it; False when it was stored before, or the delivery given up."""
+    """Store an attempt and the next step; False if it was stored before or the delivery was abandoned."""
     values = {
         "of_delivery": attempt.delivery_id,
         "attempts_before": attempt.attempt - 1,
@@ -279,7 +279,7 @@ def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextSte
 
 
 def abandon(connection: Connection, webhook_id: str) -> None:
-    """Give up all deliveries to a webhook that are not final."""
+    """Abandon all deliveries to a webhook that are not final."""
     connection.execute(_ABANDON, {"of_webhook": webhook_id})
 
 
@@ -296,10 +296,10 @@ def page(
 
     Args:
         connection: within a transaction.
-        operator_id: whose.
+        operator_id: the operator.
         before: the sequence number.
-        count: at most how many.
-        filters: values that `status`, `event_id` and `webhook_id` must have.
+        count: the most to return.
+        filters: required values of `status`, `event_id` and `webhook_id`.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}

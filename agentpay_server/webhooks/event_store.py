@@ -1,4 +1,4 @@
-"""Statements about the outbox: an event is stored in the commit that changes the state it tells of."""
+"""Statements about the outbox. An event is stored in the same commit as the change that it reports."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -31,7 +31,7 @@ _PAGE: Final = (
     .order_by(events.c.seq.desc())
     .limit(bindparam("count"))
 )
-# All have a `seq` above 0: said so that they are looked up along it, from the newest on.
+# True for every row: the condition makes the engines use the index on `seq`, newest first.
 _NEWEST: Final = (
     select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
 )
@@ -46,7 +46,7 @@ _PAGES: Final = {
 
 
 def insert_events(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
-    """Store events; each row names all columns but `seq`."""
+    """Store events; each row has all columns but `seq`."""
     connection.execute(_INSERT, rows)
 
 

@@ -1,10 +1,10 @@
-"""Posting an event to an endpoint: headers, one request, an answer or none, where it may go.
+"""Posting an event to an endpoint: the request, its result, and which addresses are allowed.
 
 See interface W4, W5, W8, W9.
 
 Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
-resolved address. So the address that was checked, where money is real, is the one connected to, and no name
-is resolved on the event loop's own threads.
+resolved address. So the address that was checked (if money is real) is the one connected to, and no name is
+resolved on the event loop's own threads.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ _ADDRESSES_MAX: Final = 4
 
 @frozen(kw_only=True)
 class Answer:
-    """What came of a post.
+    """The result of a post.
 
     Attributes:
-        status_code: the HTTP status; None when there was no answer.
-        error: what kept an answer from coming; None when there was one.
-        duration_ms: how long it took.
+        status_code: the HTTP status; None if no response arrived.
+        error: why no response arrived; None if one did.
+        duration_ms: the duration in milliseconds.
     """
 
     status_code: int | None
@@ -51,7 +51,7 @@ class HttpPoster:
     Args:
         public_only: whether only https to public addresses is allowed.
         mounts: transports for receivers within the process, by URL prefix.
-        look_ups: looks names up; by the system's resolver if None.
+        look_ups: resolves names; None uses the system's resolver.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class HttpPoster:
         self._posts = 0
 
     def is_posting(self) -> bool:
-        """Return whether a receiver has yet to answer."""
+        """Whether a post is waiting for its response."""
         return self._posts > 0
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
     ) -> Answer:
-        """Post `body` and return what came of it; nothing is raised for what a receiver does.
+        """Post `body` and return the result; a receiver cannot cause an exception.
 
         Args:
             url: of the receiver.
@@ -90,7 +90,7 @@ class HttpPoster:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 answer = await self._sent(url, headers, body, operator_id)
-            # The status line is the answer; what becomes of the rest changes nothing.
+            # The status line is the result; errors while reading the body do not change it.
             status_code = answer.status_code
             await _drain(answer)
         except TimeoutError:
@@ -104,14 +104,14 @@ class HttpPoster:
         return Answer(status_code=status_code, error=error, duration_ms=int((loop.time() - started) * 1000))
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         for client in self._clients.values():
             await client.aclose()
 
     async def _sent(
         self, url: str, headers: Mapping[str, str], body: bytes, operator_id: str
     ) -> httpx.Response:
-        """Return the answer to a post as soon as its head is there.
+        """Return the response to a post as soon as its headers have arrived.
 
         Raises:
             _ForbiddenAddressError: an address is not public, or the scheme is not https.
@@ -154,12 +154,12 @@ class HttpPoster:
             follow_redirects=False,
             trust_env=False,
             timeout=TIMEOUT_SECONDS,
-            # A pinned connection is known by its address alone: kept open, it would also serve another name
-            # at that address, which its certificate never vouched for.
+            # Kept-alive connections are pooled by address: one would also be used for another name at that
+            # address, whose certificate was never checked.
             limits=httpx.Limits(
                 max_connections=_CONNECTIONS, max_keepalive_connections=0 if scheme == "https" else None
             ),
-            # What one receiver sets is no business of the next.
+            # Cookies of one receiver must not be sent to the next.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             mounts=self._mounts,
         )
@@ -167,12 +167,12 @@ class HttpPoster:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return the TLS context of all posters in this process: reading the CA file takes 20 ms or more."""
+    """Return the TLS context, shared in this process: loading the CA file takes 20 ms or more."""
     return httpx.create_ssl_context(trust_env=False)
 
 
 async def _drain(answer: httpx.Response) -> None:
-    """Read the rest of an answer, so that its connection can be used again; not without end, never shown."""
+    """Read and discard the rest of a response, up to a limit, so that its connection can be reused."""
     with contextlib.suppress(Exception):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
@@ -186,11 +186,11 @@ async def _drain(answer: httpx.Response) -> None:
 
 
 class _ForbiddenAddressError(Exception):
-    """The endpoint is not where an event may be posted to."""
+    """Events may not be posted to this endpoint."""
 
 
 def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: int) -> httpx.Request:
-    """Return `request` for one of the addresses of its host; Host header and TLS keep the name."""
+    """Return `request` for one of its host's addresses; the Host header and TLS keep the name."""
     pinned = httpx.Request(
         request.method, target.copy_with(host=address), headers=request.headers, content=request.content
     )

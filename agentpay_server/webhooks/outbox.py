@@ -1,7 +1,7 @@
-"""The outbox: events, and who is to hear of them, written in the commit that changes what they tell of.
+"""The outbox: events and their deliveries, written in the same commit as the change that they report.
 
-An event that is not in that commit did not happen; a delivery that is not in it is owed to nobody. So a
-webhook hears of all that was committed from its registration on, and of nothing before.
+Both are either committed with that change or not at all. So a webhook receives every event that is committed
+after its registration, and none from before.
 """
 
 from attrs import frozen
@@ -23,7 +23,7 @@ from agentpay_server.webhooks.rules import DeliveryStatus, Subscription
 
 @frozen(kw_only=True)
 class Happening:
-    """Something that happened to an account: the type of the event and its payload."""
+    """An event about an account: its type and its payload."""
 
     type: EventType
     data: object
@@ -35,9 +35,9 @@ class Outbox:
     Args:
         connection: the unit's.
         context: the parts of the server.
-        operator_id: whose account it is.
+        operator_id: the account's operator.
         account_id: the account that the events are about.
-        now_us: when they happen.
+        now_us: the time of the events.
 
     Attributes:
         connection: the unit's.
@@ -58,12 +58,12 @@ class Outbox:
         self._deliveries: list[dict[str, object]] = []
 
     def add(self, happening: Happening) -> None:
-        """Add an event for every webhook that asked for its type and account."""
+        """Add an event for every webhook that is subscribed to its type and account."""
         hearers = [s for s in self._subscriptions if s.hears(happening.type, self._account_id)]
         self._add(happening, hearers)
 
     def hears_of_drop(self, *, before_micro: int, after_micro: int) -> bool:
-        """Return whether a change of the balance crosses the threshold of any webhook."""
+        """Return whether a change of the balance crosses the low-balance threshold of any webhook."""
         return any(
             subscription.hears_of_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
             for subscription in self._subscriptions
@@ -82,7 +82,7 @@ class Outbox:
                 type=EventType.BALANCE_LOW_THRESHOLD,
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
-                    # What is spent as soon as it came, and is booked later, is not in the books.
+                    # Money that is spent before its deposit is booked is missing from the books until then.
                     balance_usdc=from_micro(max(after_micro, 0)),
                     usdc_token_account=account.usdc_token_account,
                 ),
@@ -90,7 +90,7 @@ class Outbox:
             self._add(low, [subscription])
 
     def write(self) -> None:
-        """Store what was added."""
+        """Store the added events."""
         if self._events:
             events.insert_events(self.connection, self._events)
         if self._deliveries:
@@ -98,7 +98,7 @@ class Outbox:
 
     def _add(self, happening: Happening, hearers: list[Subscription]) -> None:
         event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
-        # The envelope of `contract.events.Event`, printed without making one.
+        # The envelope of `contract.events.Event`, serialised without creating an instance.
         envelope = {
             "id": event_id,
             "type": event_type,
@@ -131,7 +131,7 @@ class Outbox:
 def new_delivery(
     *, delivery_id: str, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
 ) -> dict[str, object]:
-    """Return the row of a delivery that is due at once."""
+    """Return the row of a delivery that is due now."""
     return {
         "delivery_id": delivery_id,
         "operator_id": operator_id,

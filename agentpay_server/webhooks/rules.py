@@ -1,13 +1,13 @@
-"""Which endpoints hear of what, and the life of a delivery: pure rules (interface W3, W6 to W8, W11, EV4).
+"""Subscriptions and the states of a delivery: pure rules (interface W3, W6 to W8, W11, EV4).
 
-A delivery is one event to one endpoint, tried until it is received or given up:
+A delivery sends one event to one endpoint, and is retried until it is received or all attempts have failed:
 
     pending ── 2xx ─────────────────────────► delivered
     pending ── anything else ───────────────► retrying ── 2xx ────────────────► delivered
                                               retrying ── the last try fails ─► undelivered
 
-The first attempt is due at once, the others 30 s, 5 min, 30 min and 2 h after the failure before. Every
-attempt sends the same bytes. `delivered` and `undelivered` are final; a replay is a new delivery of the same
+The first attempt is due at once; the others 30 s, 5 min, 30 min and 2 h after the previous failure. All
+attempts send the same bytes. `delivered` and `undelivered` are final; a replay is a new delivery of the same
 event.
 """
 
@@ -23,13 +23,13 @@ from agentpay_server.clock import SECOND_US
 
 @frozen(kw_only=True)
 class Subscription:
-    """What a webhook asked for.
+    """The subscription of a webhook.
 
     Attributes:
         webhook_id: the webhook.
-        events: names of the event types that it receives.
-        account_ids: the accounts that it hears of; empty is all of the operator.
-        low_balance_micro: micro-USDC below which a balance is low; None is never.
+        events: names of the subscribed event types.
+        account_ids: the subscribed accounts; empty means all accounts of the operator.
+        low_balance_micro: micro-USDC below which a balance is low; None means never.
     """
 
     webhook_id: str
@@ -38,14 +38,13 @@ class Subscription:
     low_balance_micro: int | None
 
     def hears(self, event_type: str, account_id: str) -> bool:
-        """Tell whether it receives events of a type about an account."""
+        """Return whether it receives events of a type about an account."""
         return event_type in self.events and (not self.account_ids or account_id in self.account_ids)
 
     def hears_of_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
-        """Tell whether a change of balance goes from at or above the threshold to below it.
+        """Return whether a change of balance goes from at or above the threshold to below it.
 
-        Crossing is what fires: a balance that stays below does not fire again, and one that is back at or
-        above is armed again, without anything to remember.
+        Only the crossing counts: while the balance stays below, no further event is sent. No state is needed.
         """
         threshold = self.low_balance_micro
         return (
@@ -56,17 +55,17 @@ class Subscription:
 
 
 RETRY_DELAYS_US: Final = (30 * SECOND_US, 300 * SECOND_US, 1_800 * SECOND_US, 7_200 * SECOND_US)
-"""How long after each failure the next attempt is due; after one more failure there is none."""
+"""How long after each failure the next attempt is due. No attempt follows the last one."""
 
 TIMEOUT_SECONDS: Final = 10.0
-"""How long a receiver may take to answer."""
+"""How long to wait for a receiver's response."""
 
 LEASE_US: Final = 60 * SECOND_US
-"""How long, in real time, an attempt that was begun keeps others from beginning it again."""
+"""How long, in real time, an attempt in progress keeps other servers from starting the same one."""
 
 
 class DeliveryStatus(StrEnum):
-    """How far a delivery has come."""
+    """The status of a delivery."""
 
     PENDING = "pending"
     RETRYING = "retrying"
@@ -76,23 +75,23 @@ class DeliveryStatus(StrEnum):
 
 @frozen(kw_only=True)
 class NextStep:
-    """What follows an attempt: the new status, and when the next attempt is due, if there is one."""
+    """The result of an attempt: the new status, and when the next attempt is due, if any."""
 
     status: DeliveryStatus
     due_us: int | None = None
 
 
 def is_received(status_code: int | None) -> bool:
-    """Tell whether an answer means that the event was received: a 2xx alone does; None is no answer."""
+    """Return whether a response means that the event was received: only 2xx does. None is no response."""
     return status_code is not None and 200 <= status_code <= 299
 
 
 def after_attempt(attempt: int, status_code: int | None, ended_us: int) -> NextStep:
-    """Return what follows an attempt.
+    """Return the next step after an attempt.
 
     Args:
         attempt: its number, from 1.
-        status_code: the answer, None if there was none.
+        status_code: the response's status, None without a response.
         ended_us: when it ended.
     """
     if is_received(status_code):

@@ -1,11 +1,11 @@
-"""Sending events: deliveries claimed, signed, posted, and booked with what follows (interface W5 to W11).
+"""Sending events: deliveries are claimed, signed, posted, and their results stored (interface W5 to W11).
 
-A delivery is claimed by a lease that is committed before it is posted, and booked after. Whoever dies in
-between leaves a lease that runs out; the same attempt is then made again, so that an event is received at
-least once and always under the same identifier.
+A delivery is leased, in a committed transaction, before it is posted; the result is stored afterwards. If the
+process dies in between, the lease expires and the attempt is repeated. So every event is sent at least once,
+always with the same identifier.
 
-On a running clock attempts run side by side, so many in all and so many to one endpoint, and nobody waits for
-a slow receiver. On a manual clock they run one after the other, in the order in which they fell due.
+On a running clock attempts run concurrently, with limits in total and per endpoint, so that a slow receiver
+delays only its own. On a manual clock they run one after another, in the order in which they fell due.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 ATTEMPTS_AT_ONCE: Final = 256
 
 UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
-"""What is booked for an attempt that could not be signed."""
+"""The error stored for an attempt that could not be signed."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class WebhookSender:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def next_due_us(self) -> int | None:
-        """Return when the next attempt is due that nobody is making; None: there is none, or no room."""
+        """Return when the next unleased attempt is due; None without one, or if the limit is reached."""
         if len(self._under_way) >= ATTEMPTS_AT_ONCE:
             return None
         return await self._context.database.read(store.next_due_us, real_now_us())
 
     async def run_due(self) -> bool:
-        """Begin what is due, as far as there is room; on a manual clock, end it too."""
+        """Start due attempts up to the limit; on a manual clock, also wait for their end."""
         if self._context.clock.is_manual:
             return await self._run_in_order()
         claimed = await self.claim(ATTEMPTS_AT_ONCE - len(self._under_way))
@@ -62,13 +62,12 @@ class WebhookSender:
     async def claim(self, count: int) -> list[DueDelivery]:
         """Lease up to `count` deliveries that are due now.
 
-        On a running clock endpoints and operators take turns; on a manual one the order is that of the due
-        times, whosever they are.
+        On a running clock endpoints and operators take turns; on a manual one the longest due comes first.
         """
         return await self._context.database.run(self._claim, count)
 
     async def attempt(self, delivery: DueDelivery) -> None:
-        """Make one attempt at a claimed delivery, and book it with what follows."""
+        """Make one attempt at a claimed delivery, and store its result."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         answer = await self._answer(delivery, attempt, at_us)
         record = AttemptRecord(
@@ -90,7 +89,7 @@ class WebhookSender:
         )
 
     async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: whoever held them is gone."""
+        """Void all leases, where no other process can hold any: their holders no longer run."""
         await self._context.database.run(store.free_all)
 
     async def _run_in_order(self) -> bool:
@@ -104,7 +103,7 @@ class WebhookSender:
         try:
             await self.attempt(delivery)
         except Exception as error:  # noqa: BLE001 - whatever it is, other deliveries go on
-            # Its lease runs out, and it is attempted again.
+            # Its lease expires, and the attempt is repeated.
             log(logger, logging.ERROR, "delivery.failed", exception=error, delivery_id=delivery.delivery_id)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -114,8 +113,8 @@ class WebhookSender:
     async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
         """Post a delivery and return the result. Only a cancellation of this task is raised.
 
-        An attempt that is not booked is repeated at the end of its lease, without limit. So every exception,
-        of any library, is booked as a failed attempt, and the delivery ends where its operator can see it.
+        An attempt without a stored result is repeated whenever its lease expires, without limit. So every
+        exception of any library is stored as a failed attempt, and the operator can see it.
         """
         started = time.monotonic()
         try:

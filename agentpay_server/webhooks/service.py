@@ -1,4 +1,4 @@
-"""Webhooks: registered, listed, deleted, and given new secrets (interface W1 to W4, W12)."""
+"""Webhooks: registering, listing, deleting, rotating secrets (interface W1 to W4, W12)."""
 
 import json
 from collections.abc import Sequence
@@ -45,18 +45,18 @@ class SealedSecret:
         """Return the secret.
 
         Raises:
-            VaultError: it does not open.
+            VaultError: it cannot be opened.
         """
         return vault.open(self.sealed, self.place)
 
 
 @frozen(kw_only=True)
 class Secrets:
-    """What signs a delivery now.
+    """The secrets that sign a delivery now.
 
     Attributes:
-        current: signs the contract's header.
-        next: signs the second header while a rotation overlaps; None otherwise.
+        current: for the contract's signature header.
+        next: for the second signature header, while a rotation overlaps; None otherwise.
     """
 
     current: SealedSecret
@@ -64,19 +64,19 @@ class Secrets:
 
 
 def secret_place(webhook_id: str) -> Place:
-    """Return where the secret of a webhook is stored."""
+    """Return where the secret of a webhook is stored, as its seal names it."""
     return Place(table="webhooks", column="secret", row=webhook_id)
 
 
 def next_secret_place(webhook_id: str) -> Place:
-    """Return where the secret is stored that takes over when a rotation ends."""
+    """Return where the secret is stored that becomes current when a rotation ends."""
     return Place(table="webhooks", column="next_secret", row=webhook_id)
 
 
 def sealed_secrets(
     webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
 ) -> Secrets:
-    """Return which sealed secrets sign at `now_us`: the next one takes over when the overlap ends.
+    """Return the sealed secrets that sign at `now_us`. The next one becomes current when the overlap ends.
 
     See interface W12.
     """
@@ -96,10 +96,10 @@ class Webhooks:
         self._context = context
 
     async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
-        """Register an endpoint; its secret is shown here and never again (interface W1, W2).
+        """Register an endpoint; its secret is shown only here (interface W1, W2).
 
         Raises:
-            Problem: `invalid_request`, for a URL that events may not be posted to or an unknown account.
+            Problem: `invalid_request`: events may not be posted to the URL, or an account is unknown.
         """
         principal.require_operator("POST /v1/webhooks")
         faults = []
@@ -119,7 +119,7 @@ class Webhooks:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
 
     async def delete(self, principal: Principal, webhook_id: str) -> None:
-        """Delete a webhook; what is still to be delivered to it is given up.
+        """Delete a webhook and abandon its pending deliveries.
 
         Raises:
             Problem: `not_found`.
@@ -127,9 +127,9 @@ class Webhooks:
         await self._context.database.run(self._delete, principal, webhook_id)
 
     async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
-        """Make a new secret; both sign while the rotation overlaps (interface W12).
+        """Create a new secret; both secrets sign while the rotation overlaps (interface W12).
 
-        Two signatures fit into a delivery, so that a rotation waits for the overlap of the one before to end,
+        A delivery has room for two signatures. So a rotation must wait for the previous overlap to end,
         unless it has no overlap itself, as after a leak.
 
         Raises:
@@ -153,7 +153,7 @@ class Webhooks:
         webhook = Webhook(
             webhook_id=webhook_id,
             url=request.url,
-            # As asked for, each once.
+            # In the requested order, without duplicates.
             events=tuple(dict.fromkeys(request.events)),
             account_ids=tuple(dict.fromkeys(request.account_ids)),
             low_balance_threshold_usdc=threshold,
@@ -240,19 +240,19 @@ class Webhooks:
 
 
 def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
-    """Return what the audit trail says of a webhook: what it was registered with, and no secret."""
+    """Return the audit trail's view of a webhook: its registration, without secrets."""
     values = codec.unstructure(webhook)
     return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 
 
 def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
-    """Return a secret sealed for another place than it is stored in; None if it does not open."""
+    """Return a secret resealed for the place of the current one; None if it does not open."""
     if secret.place == place:
         return secret.sealed
     try:
         return vault.seal(secret.opened(vault), place)
     except VaultError:
-        # It signs nothing any more, so that there is nothing to overlap with.
+        # It no longer signs anything, so no overlap is needed.
         return None
 
 

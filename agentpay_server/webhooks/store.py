@@ -30,7 +30,7 @@ class WebhookRecord:
 
     @property
     def subscription(self) -> Subscription:
-        """What it asked for."""
+        """The webhook's subscription."""
         return Subscription(
             webhook_id=self.webhook_id,
             events=json.loads(self.events),
@@ -57,7 +57,7 @@ _DELETE: Final = (
     .where(webhooks.c.webhook_id == bindparam("of_webhook"), _LIVE)
     .values(deleted_us=bindparam("now_us"), next_secret=null())
 )
-# Deleted ones, too: what is sealed of them is as secret as before.
+# Including deleted ones: their sealed secrets must stay secret too.
 _SEALED: Final = select(webhooks.c.webhook_id, webhooks.c.secret, webhooks.c.next_secret).order_by(
     webhooks.c.seq
 )
@@ -78,12 +78,12 @@ _SET_SECRETS: Final = (
 
 
 def insert_webhook(connection: Connection, **values: object) -> None:
-    """Store a webhook; `values` are columns, those left out are NULL."""
+    """Store a webhook. Columns that `values` leaves out are NULL."""
     connection.execute(_INSERT, values)
 
 
 def webhook(connection: Connection, webhook_id: str, *, lock: bool = False) -> WebhookRecord | None:
-    """Return a webhook that is not deleted; with `lock`, nobody else changes it before the end."""
+    """Return a webhook that is not deleted; with `lock`, no other transaction can change it meanwhile."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"webhook_id": webhook_id}).one_or_none()
     return None if row is None else WebhookRecord(*row)
 
@@ -101,7 +101,7 @@ def page(connection: Connection, operator_id: str, before: int, count: int) -> l
 
 
 def delete(connection: Connection, webhook_id: str, now_us: int) -> bool:
-    """Delete a webhook; False when there is none."""
+    """Delete a webhook; False if it does not exist."""
     return connection.execute(_DELETE, {"of_webhook": webhook_id, "now_us": now_us}).rowcount == 1
 
 
@@ -114,7 +114,7 @@ def sealed(connection: Connection) -> list[tuple[str, bytes, bytes | None]]:
 
 
 def reseal(connection: Connection, webhook_id: str, *, secret: bytes, next_secret: bytes | None) -> None:
-    """Store the same secrets of a webhook under another seal."""
+    """Store the same secrets of a webhook, sealed again."""
     values = {"of_webhook": webhook_id, "secret": secret, "next_secret": next_secret}
     connection.execute(_RESEAL, values)
 
@@ -127,7 +127,7 @@ def set_secrets(
     next_secret: bytes | None,
     next_secret_us: int | None,
 ) -> None:
-    """Store the sealed secret in use, and the one that takes its place at a given time."""
+    """Store the current secret and the one that replaces it at a given time, both sealed."""
     connection.execute(
         _SET_SECRETS,
         {

@@ -127,7 +127,7 @@ def test_every_object_is_exact_save_those_that_are_the_callers_own(document):
     assert open_ones <= {
         "CreateAccount/properties/metadata",
         "AccountDetail/properties/metadata",
-        "RecordedEvent/properties/data",
+        "Event/properties/data",
     }
 
 

@@ -10,6 +10,7 @@ from command_line import WAIT_SECONDS, next_json, processing
 from receivers import eventually
 
 from agentpay import AgentPay
+from agentpay.tools import AgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.cli.demo_world import DemoWorld, Step
@@ -49,6 +50,29 @@ def test_people_are_told_where_it_is_and_what_happens() -> None:
     assert "--seed 5 runs the same story again" in result.stdout
     assert "Travel desk" in result.stdout
     assert "max_single_transfer is 5.000000" in result.stdout
+
+
+def test_a_model_gets_the_tools_of_a_limited_account() -> None:
+    first, *_ = story("--steps", "0", "--mcp")
+    (configured,) = first["demo"]["mcpServers"].values()
+    assert configured["env"]["AGENTPAY_API_KEY"].startswith("ap_agent_")
+    shown = demo("--steps", "0", "--mcp").stdout
+    text = shown[shown.index("{") : shown.rindex("}") + 1]
+    assert json.loads(text)["mcpServers"]["agentpay"].keys() == configured.keys()
+    assert "mcpServers" not in demo("--steps", "0").stdout
+
+
+def test_the_account_of_a_model_is_funded_and_limited() -> None:
+    with AgentPayServer() as server:
+        world = DemoWorld(server, 1, lambda step: None)
+        server.listen()
+        (configured,) = world.tools()["mcpServers"].values()
+        tools = AgentTools(server.client(api_key=configured["env"]["AGENTPAY_API_KEY"]))
+        budget = tools.get_budget()
+        assert configured["env"]["AGENTPAY_BASE_URL"] == server.base_url
+    assert budget["available_usdc"] == "100.000000"
+    limits = ("max_single_transfer", "max_daily_spend", "escalation_threshold")
+    assert [budget[name] for name in limits] == [5, 20, 3]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7])

@@ -11,10 +11,9 @@ import pytest
 import stores
 from command_line import WAIT_SECONDS, CommandLine, next_json, processing
 from receivers import Receiver, closed_port, drop, hang
-from server_world import START, Funded
+from server_world import Funded
 
-from agentpay import webhooks
-from agentpay.contract.deliveries import RecordedEvent
+from agentpay import testing, webhooks
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.connection import Address
@@ -233,7 +232,7 @@ async def test_a_receiver_that_fails_is_tried_again_as_by_the_service(receiver: 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={"a": "1.000000"})
+    event = testing.event("transfer.settled")
     receiver.next(500, drop, 302, 204)
     forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
     await forwarder.forward(event)
@@ -255,7 +254,7 @@ async def test_a_receiver_that_never_answers_is_given_up(receiver: Receiver) -> 
 
     async def sleep(_: float) -> None: ...
 
-    event = RecordedEvent(id="evt_1", type="transfer.settled", created_at=START, data={})
+    event = testing.event("transfer.settled")
     forwarder = Forwarder(receiver.url, webhooks.WebhookSecrets(SECRET), told.append, sleep=sleep)
     await forwarder.forward(event)
     await forwarder.close()

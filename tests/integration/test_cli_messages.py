@@ -128,7 +128,7 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
     ("arguments", "says"),
     [
         (["keys", "list"], "AGENTPAY_API_KEY"),
-        (["keys", "list", "--key", "a b"], "the API key holds blanks"),
+        (["keys", "list", "--key", "a b"], "the API key contains blanks"),
         (["keys", "list", "--key", "k", "--url", "localhost"], "--url must be an address"),
         (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
         (["keys", "create", "--key", "k"], "--account"),

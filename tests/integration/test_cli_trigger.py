@@ -9,6 +9,7 @@ from server_world import UNKNOWN_ACCOUNT, Funded
 
 from agentpay import AgentPay
 from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.trigger import trigger
 from agentpay_server.sandbox.faulty_chain import FaultyChain
@@ -17,7 +18,7 @@ from agentpay_server.sandbox.faulty_chain import FaultyChain
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
     """Tell whether the server has recorded an event as it was printed."""
     (recorded,) = (each for each in server.console.events.list() if each.id == event["id"])
-    return (recorded.type, recorded.data) == (event["type"], event["data"])
+    return recorded == Event.from_dict(event)
 
 
 def test_the_help_names_every_type() -> None:

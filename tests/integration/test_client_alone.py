@@ -24,7 +24,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
 def test_the_embedded_server_says_what_to_install():
     ended = run("from agentpay_server import AgentPayServer")
     assert ended.returncode == 1
-    assert f"the server needs httpx2, {ADVICE}" in ended.stderr
+    assert f"the server needs solders, {ADVICE}" in ended.stderr
 
 
 def test_the_command_says_what_to_install_in_one_line():

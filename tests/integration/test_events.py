@@ -385,7 +385,7 @@ def test_events_are_filtered_by_type_and_account(listed):
     console = server.console
 
     def found(**filters):
-        return [(event.type, event.data["account_id"]) for event in console.events.list(**filters)]
+        return [(event.type, event.data.account_id) for event in console.events.list(**filters)]
 
     assert found(type="transfer.settled") == [("transfer.settled", a) for a in (first, second, first)]
     assert found(account_id=second) == [("transfer.settled", second), ("transfer.initiated", second)]

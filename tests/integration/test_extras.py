@@ -25,6 +25,8 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay.integrations.flask": frozenset({"flask"}),
     "agentpay.integrations.opentelemetry": frozenset({"opentelemetry"}),
     "agentpay.integrations.starlette": frozenset({"starlette"}),
+    "agentpay.mcp.__main__": frozenset({"mcp"}),
+    "agentpay.mcp.serving": frozenset({"mcp"}),
     "agentpay_server": frozenset({"server"}),
     "agentpay_server.__init__": frozenset(),
     "agentpay_server.__main__": frozenset(),
@@ -36,6 +38,9 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.database.postgres_connections": frozenset({"server", "postgres"}),
 }
 """What a module may need beside the client's dependencies; the nearest entry above a module decides."""
+
+BROUGHT = {"mcp": {"mcp-types", "starlette", "uvicorn"}}
+"""What the one dependency of an extra brings, and the extra uses: its version is the other's to choose."""
 
 FRAMEWORKS = {
     "django": {"django"},
@@ -94,6 +99,7 @@ def distributions() -> dict[str, frozenset[str]]:
     declared = {"": project["dependencies"], **project["optional-dependencies"]}
     return {
         extra: frozenset(re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements)
+        | BROUGHT.get(extra, set())
         for extra, requirements in declared.items()
     } | {framework: frozenset(names) for framework, names in FRAMEWORKS.items()}
 
@@ -164,6 +170,9 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
         ("agentpay._http", "import starlette"),
         ("agentpay._http", "from agentpay_server.settings import Settings"),
         ("agentpay.integrations.flask", "import starlette"),
+        ("agentpay.tools.reports", "import mcp"),
+        ("agentpay.tools.reports", "from agentpay.mcp.serving import server"),
+        ("agentpay.mcp", "import mcp_types"),
         ("agentpay.integrations.router", "from agentpay.integrations.flask import receiver"),
         ("agentpay.integrations.router", "if TYPE_CHECKING:\n    pass\nelse:\n    import flask"),
     ],

@@ -301,6 +301,13 @@ def test_importing_the_sdk_loads_no_server_no_chain_and_no_events():
         assert name not in loaded
 
 
+def test_the_tools_load_neither_mcp_nor_a_framework():
+    loaded = loaded_by("from agentpay.tools import AgentTools, AsyncAgentTools, TOOLS")
+
+    assert "agentpay._sync.tools" in loaded
+    assert not {"mcp", "mcp_types", "pydantic", "starlette", "agentpay.mcp", "agentpay_server"} & loaded
+
+
 def test_the_metrics_library_is_loaded_at_the_first_look_alone():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 

@@ -473,6 +473,29 @@ def test_async_clients_are_bound_to_no_loop(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
+def test_tools_of_the_account_can_be_started_as_an_mcp_server(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import asyncio
+        from mcp import Client, StdioServerParameters
+
+        def test_it(agentpay_mcp, agentpay_server, agentpay_client, agentpay_account):
+            shop = agentpay_client.accounts.create(name="Shop").account_id
+
+            async def pay():
+                async with Client(StdioServerParameters(**agentpay_mcp)) as model:
+                    arguments = {"payment_ref": "order-0001", "to": shop, "amount_usdc": "5"}
+                    return (await model.call_tool("pay", arguments)).structured_content
+
+            assert asyncio.run(pay())["status"] == "settled"
+            assert agentpay_client.accounts.balance(shop).balance_usdc == 5
+            assert agentpay_server.base_url == agentpay_mcp["env"]["AGENTPAY_BASE_URL"]
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
 def test_a_report_never_fails_for_its_timeline(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
@@ -521,6 +544,7 @@ def test_loading_the_plugin_again_does_nothing() -> None:
         "agentpay_client",
         "agentpay_deliver_to",
         "agentpay_inbox",
+        "agentpay_mcp",
         "agentpay_server",
         "agentpay_server_factory",
         "agentpay_settings",

@@ -159,7 +159,7 @@ def test_a_token_account_that_has_another_owner_by_now_is_not_paid_in_the_payees
     thief = Payee(desk).wallet
     payee.does(lambda: payee.wallet.hand_over(thief.address))
     message = refused(desk.close(session_id), "transfer_failed", "closing", session_id)
-    assert "cannot be given another" in message
+    assert "cannot get another one" in message
     assert shown(desk, session_id)["closing_reason"] == "payee_missing"
     assert payee.holds() == 0
     assert desk.detail().reserved_usdc == 10

@@ -14,10 +14,18 @@ from surfpool import Surfpool
 from virtual_time import VirtualTimeLoop
 from worlds import World
 
+from agentpay_server.database import postgres
+
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+@pytest.fixture(autouse=True)
+def _no_deadlocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a deadlock on PostgreSQL fail the test: all units lock in one order, so there is none."""
+    monkeypatch.setattr(postgres, "_GIVEN_UP", postgres._GIVEN_UP - {"40P01"})
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`agentpay-server simulate`: what it prints, and how it ends."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,7 @@ def test_it_prints_the_seed_and_what_it_did() -> None:
     ended = run(*SMALL, "--runs", "2")
     assert ended.exit_code == 0, ended.output
     assert "first seed: 5" in ended.stderr
-    assert ended.stdout.startswith("2 runs from seed 5: ")
+    assert re.match(r"2 runs from seed 5, \d+ times real time: \d:\d\d:\d\d simulated, ", ended.stdout)
     assert ended.stdout.rstrip().endswith("violations: 0")
 
 
@@ -27,13 +28,15 @@ def test_json_is_one_document() -> None:
     assert (told["first_seed"], told["runs"], told["violations"]) == (5, 1, 0)
     assert told["simulated_seconds"] > 10
     assert told["operations"]
+    assert told["landings"]
+    assert told["times_real_time"] > 1
 
 
 def test_a_random_seed_is_told() -> None:
     ended = run("simulate", "--minutes", "0.1", "--servers", "1", "--agents", "1")
     assert ended.exit_code == 0, ended.output
     seed = ended.stderr.split("first seed: ")[1].split()[0]
-    assert f"seed {seed}:" in ended.stdout
+    assert f"seed {seed}, " in ended.stdout
 
 
 @pytest.mark.parametrize("is_json", [False, True])

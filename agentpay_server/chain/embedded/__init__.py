@@ -1,1 +1,1 @@
-"""The chain within the process."""
+"""The embedded chain: a Solana virtual machine in the process."""

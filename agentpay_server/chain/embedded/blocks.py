@@ -1,11 +1,10 @@
-"""The blocks of the embedded chain: how high it stands, and which blockhashes are valid.
+"""The blocks of the embedded chain: its height, and which blockhashes are valid.
 
-A block takes 0.4 s of the server's clock, whether anything lands in it or not. Heights and blockhashes are
-computed, not produced: a manual clock that jumps by days costs no more than one that stands still. Nothing
-here does any I/O.
+A block takes 0.4 s of the server's clock, with or without transactions. Heights and blockhashes are computed
+rather than produced, so a manual clock that jumps by days costs no more than one that is paused. No I/O.
 
-A blockhash follows from the chain's name, from its height, and from how often the chain had been restored to
-a snapshot by then. Blockhashes of an abandoned future are therefore never valid in another one.
+A blockhash is derived from the chain's name, its height, and how often the chain had been restored to a
+snapshot by then. So blockhashes from before a restore are never valid after it.
 """
 
 import hashlib
@@ -22,20 +21,20 @@ BLOCK_US: Final = 400_000
 """How long a block takes, in microseconds of the server's clock."""
 
 TRANSACTIONS_PER_BLOCK: Final = 1_000
-"""How many a block holds, which bounds what must be remembered for as long as blockhashes are valid."""
+"""Maximum transactions per block, which limits what must be remembered while blockhashes are valid."""
 
 FIRST_SLOT: Final = 435_888_000
-"""The slot of the first block: some day on the real chain, not its beginning."""
+"""The slot of the first block: like a day on the real chain, not its beginning."""
 
 
 def slot_at(height: int) -> int:
-    """Return the slot of the block of a height: no slot is without a block."""
+    """Return the slot of the block at a height: every slot has a block."""
     return FIRST_SLOT + height
 
 
 @frozen
 class Standing:
-    """Where block production stands.
+    """The position of block production.
 
     Attributes:
         height: of the newest block.
@@ -47,10 +46,10 @@ class Standing:
 
 
 class Blocks:
-    """The blocks of one chain. Heights never decrease, even where the clock does.
+    """The blocks of one chain. Heights never decrease, even if the clock does.
 
     Args:
-        genesis: names the chain.
+        genesis: identifies the chain.
         now_us: the server's clock, in microseconds since the epoch.
     """
 
@@ -59,7 +58,7 @@ class Blocks:
         self._now_us = now_us
         self._height = 0
         self._since_us = now_us()
-        # From which height on blockhashes mix in which number of restores.
+        # From which height on blockhashes include which number of restores.
         self._first_heights = [0]
         self._forks = [0]
         self._restores = 0
@@ -71,7 +70,7 @@ class Blocks:
         """Return the height of the newest block."""
         elapsed_us = self._now_us() - self._since_us
         if elapsed_us < 0:
-            # The clock was set back: time goes on from there, and the height from where it is.
+            # The clock was set back: continue from its new time at the current height.
             self._since_us += elapsed_us
         elif elapsed_us >= BLOCK_US:
             count = elapsed_us // BLOCK_US
@@ -80,7 +79,7 @@ class Blocks:
         return self._height
 
     def standing(self) -> Standing:
-        """Return where block production stands, to be kept."""
+        """Return the position of block production, to be stored."""
         return Standing(self.height(), self._since_us)
 
     def latest(self) -> tuple[int, Hash]:
@@ -92,13 +91,14 @@ class Blocks:
         return self._latest
 
     def height_of(self, blockhash: Hash) -> int | None:
-        """Return the height of a valid blockhash's block; None for one that is too old or unknown."""
+        """Return the height of a valid blockhash's block; None for an expired or unknown one."""
         newest = self.height()
         oldest = max(newest - BLOCKHASH_LIFE_BLOCKS, 0)
         found = self._known.get(blockhash)
         if found is None:
-            # Only those that were asked for are known: computing all of a window takes a fraction of a
-            # millisecond, and is for the rare case, such as the first look after a restart.
+            # Only requested blockhashes are cached. Computing a whole window takes a fraction of a
+            # millisecond, and
+            # is rarely needed, such as at the first look-up after a restart.
             missing = set(range(oldest, newest + 1)) - set(self._known.values())
             for height in missing:
                 self._remember(self._hash(height), height)
@@ -106,7 +106,7 @@ class Blocks:
         return found if found is not None and oldest <= found <= newest else None
 
     def land(self) -> int:
-        """Put a transaction into the newest block, and return its height; a block that is full ends."""
+        """Put a transaction into the newest block, and return its height; a full block ends."""
         height = self.height()
         at, count = self._landed
         self._landed = height, count + 1 if at == height else 1
@@ -119,16 +119,15 @@ class Blocks:
         self._height = self.height() + count
 
     def resume(self, standing: Standing) -> None:
-        """Continue after `standing`, and after every block so far, with a block that nobody has seen."""
+        """Continue after `standing`, and after every block so far, with a new block."""
         if standing.height >= self.height():
             self._height, self._since_us = standing.height, standing.since_us
         self.begin()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return what brings the chain back to the block before and begins another one.
+        """Begin a block, and return a function that restores the previous block and begins another one.
 
-        What was handed out before the capture is valid again after a restore; what was handed out since then
-        never is.
+        Blockhashes from before the capture are valid again after a restore; later ones never are.
         """
         height, since_us = self.height(), self._since_us
         first_heights, forks = self._first_heights.copy(), self._forks.copy()
@@ -136,7 +135,7 @@ class Blocks:
 
         def restore() -> None:
             self._restores += 1
-            # The clock is not read: it may not have been brought back yet.
+            # The clock is not read, because it may not be restored yet.
             self._height, self._since_us = height + 1, since_us
             self._first_heights = [*first_heights, self._height]
             self._forks = [*forks, self._restores]
@@ -157,7 +156,7 @@ class Blocks:
         self._known[blockhash] = height
 
     def _forget_forks(self) -> None:
-        """Forget forks whose blocks have all expired: a suite restores thousands of times."""
+        """Forget forks whose blocks have all expired: a test suite restores thousands of times."""
         count = bisect_right(self._first_heights, max(self._height - BLOCKHASH_LIFE_BLOCKS, 0)) - 1
         del self._first_heights[:count]
         del self._forks[:count]

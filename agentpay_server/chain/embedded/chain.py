@@ -1,16 +1,17 @@
 """The embedded chain: LiteSVM, a Solana virtual machine inside the process, behind the `Chain` protocol.
 
-It runs the real System, Token, Token-2022 and Memo programs, and holds a USDC mint at its mainnet address,
-under an authority of ours. A send executes at once and its outcome is final at once. The chain belongs to the
-thread that made it.
+It runs the real System, Token, Token-2022 and Memo programs, and has a USDC mint at the mainnet address,
+under an authority of the server. A send executes at once, and its outcome is final. The chain is bound to the
+thread that created it.
 
-Which blockhashes are valid, `blocks.py` says; the machine's own check of them is off. A message executes at
-most once (`seen_messages.py`), and what is refused before it executes is barred for good.
+`blocks.py` decides which blockhashes are valid; the machine's own check is off. A message executes at most
+once (`seen_messages.py`). A message that is refused before it executes is barred permanently.
 
-Without a ledger it keeps nothing beyond the process, and no coroutine here ever suspends. With one, nothing
-is answered that the ledger does not hold: by turns, the machine executes what has been sent meanwhile and the
-page of it is written, and whoever asks waits for the end of the turn. When a page cannot be written the
-machine is ahead of what will be remembered: it is thrown away, and made again from the ledger.
+Without a ledger, nothing outlives the process, and no coroutine here ever suspends. With a ledger, a call
+returns only information that the ledger holds: in turns, the machine executes the transactions that were sent
+meanwhile, their page is written, and callers wait for the end of the turn. If a page cannot be written, the
+machine is ahead of the
+ledger: it is discarded and rebuilt from the ledger.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.crash_points import ChainPoint, chain_fault_point
 
-_REMEMBERED_STATUSES: Final = 4_096  # With a ledger, which has them all.
+_REMEMBERED_STATUSES: Final = 4_096  # In memory, if there is a ledger, which has all of them.
 _CREDITS_PER_BATCH: Final = 100
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
@@ -76,26 +77,26 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class EmbeddedChain:
-    """A chain of its own, in the process.
+    """A chain within the process.
 
     Attributes:
         history: its newest transactions.
 
     A transaction can land for 150 blocks after that of its blockhash, so "unknown, and the height is above
-    the last valid one" proves that it never will. That holds across restarts: a chain that is made again from
-    its ledger goes on above every height that was told.
+    the last valid one" proves that it never will. This holds across restarts: a chain that is rebuilt from
+    its ledger continues above every reported height.
     """
 
     def __init__(
         self, *, treasury: str, mint_authority: str, now_us: Callable[[], int], ledger: Ledger | None = None
     ) -> None:
-        """Start a chain, owned by the calling thread.
+        """Start a chain, bound to the calling thread.
 
         Args:
-            treasury: address that starts with SOL for every fee and rent.
+            treasury: address that starts with SOL for all fees and rents.
             mint_authority: address that may mint and freeze the USDC of this chain.
             now_us: the time of each transaction, in microseconds since the epoch.
-            ledger: where the chain is kept, and taken up from; None keeps it in memory.
+            ledger: stores the chain, and restores it; None keeps it in memory.
         """
         self._owner_thread = get_ident()
         self._treasury = treasury
@@ -105,22 +106,22 @@ class EmbeddedChain:
         self._slot = FIRST_SLOT
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
         self._blocks = Blocks(self._genesis, now_us)
-        # Which height the ledger must hold before anybody hears of it.
+        # The height that the ledger must hold before it is reported to callers.
         self._told = self._blocks.standing()
-        # LiteSVM forgets; what was executed once must stay known, and must never execute again.
+        # LiteSVM forgets messages; executed ones must stay known, and must never execute again.
         self._statuses: dict[str, SignatureStatus] = {}
         self._names: dict[Hash, str] = {}
         self._seen = SeenMessages()
         self.history: History = History()
         self._ledger = ledger
-        # Whether the machine is not the ledger's: before the first look at it, and when a page was lost.
+        # Whether the machine differs from the ledger: before it is first read, and after a page was lost.
         self._is_astray = ledger is not None
         self._turns = asyncio.Lock()
         self._sent: list[VersionedTransaction] = []
         self._written: ChainState | None = None
         self._draft = Draft()
         self._unwritten: list[Executed] = []
-        # Without a ledger: what came in and nobody has passed yet.
+        # Without a ledger: deposits that no caller has acknowledged yet.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
         self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
@@ -129,10 +130,10 @@ class EmbeddedChain:
             set_accounts(self._svm, self._first_accounts())
 
     async def restore(self) -> None:
-        """Take the chain up from its ledger now, rather than at the first call; without one, do nothing.
+        """Restore the chain from its ledger now rather than at the first call; do nothing without one.
 
         Raises:
-            ForeignLedgerError: the ledger is of a chain that began with other keys.
+            ForeignLedgerError: the ledger's chain began with other keys.
         """
         self._check_thread()
         if self._ledger is not None:
@@ -140,67 +141,67 @@ class EmbeddedChain:
                 await self._restore(self._ledger)
 
     def listen(self, listener: DepositListener) -> None:
-        """Tell `listener` of what comes in from now on, once it is certain to be remembered.
+        """Notify `listener` of deposits from now on, once they are stored.
 
-        What came before is told by `deposits`.
+        `deposits` returns earlier ones.
         """
         self._listener = listener
 
     def observe(self, observer: Callable[[VersionedTransaction, SignatureStatus], None]) -> None:
-        """Tell `observer` of every transaction that executes from now on, and of what became of it."""
+        """Notify `observer` of every transaction that executes from now on, and of its status."""
         self._observer = observer
 
     def release(self) -> None:
-        """Let go of the machine, for the next chain of this process; this one is of no use afterwards."""
+        """Release the machine for the next chain of this process; this one cannot be used any more."""
         self._check_thread()
         machines.give_back(self._svm)
         del self._svm
 
     @property
     def usdc_mint(self) -> str:
-        """The real mint's address: token accounts have the addresses that they have on mainnet."""
+        """The mint's address on mainnet, so that token accounts have the same addresses as there."""
         return USDC_MINTS["mainnet-beta"]
 
     @property
     def cluster_name(self) -> str:
-        """Its own: it is no cluster."""
+        """`embedded`."""
         return "embedded"
 
     @property
     def is_test_chain(self) -> bool:
-        """It is: whoever holds the mint authority makes its money."""
+        """True: the mint authority is the server's."""
         return True
 
     @property
     def landing_seconds(self) -> float:
-        """Nothing: a send executes at once."""
+        """0: a send executes at once."""
         return 0.0
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """Nothing: its height is the truth."""
+        """0: its height is always correct."""
         return 0.0
 
     def explorer_url(self, signature: str) -> str:
-        """Return the page that the explorer would have, were this chain served at the usual local address."""
+        """Return the explorer's link for a chain at the usual local address."""
         return explorer_url(signature, _LOCAL_RPC_URL)
 
     async def latest_blockhash(self) -> Blockhash:
         """Return the blockhash of the newest block."""
         await self._settled()
-        # Nothing is written of it: a restart computes it again, and no proof rests on it.
+        # Not written to the ledger: a restart computes it again, and no proof depends on it.
         height, blockhash = self._blocks.latest()
         return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
         """Return the height of the newest block."""
-        # Once it is told it may prove an expiry, and then no restart may go back behind it.
+        # A reported height may prove an expiry, so no restart may go back behind it.
         self._told = told = self._blocks.standing()
         await self._settled()
         return told.height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction, however long ago; None when it never landed."""
+        """Return the status of a transaction, however old; None if it never landed."""
         await self._settled()
         status = self._statuses.get(signature)
         if status is None and self._ledger is not None:
@@ -236,27 +237,27 @@ class EmbeddedChain:
         return None
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
-        """Return True: it forgets nothing."""
+        """Return True: the chain forgets nothing."""
         return True
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
-        """Wait for `seconds`: what executes does so at once, and there is nothing to notice later."""
+        """Wait for `seconds`: transactions execute at once, so no notification follows later."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Do nothing: what is remembered is written, and the rest ends with the process."""
+        """Do nothing: stored data is written already, the rest ends with the process."""
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
         """Execute a transaction, unless its message was executed before or its blockhash is not valid.
 
-        A transaction that is refused before it executes, for want of a signature or of the fee, is barred:
-        its message never executes. What fails has failed for good, whatever `even_if_failing` says: nothing
-        is ever undone here.
+        A transaction that is refused before it executes, because a signature or the fee is missing, is
+        barred: its message never executes. A failure is final, whatever `even_if_failing` is, because nothing
+            is undone here.
 
         Raises:
-            TransactionTooLargeError: `raw` is more than a packet.
+            TransactionTooLargeError: `raw` is larger than a packet.
             ValueError: `raw` is not a transaction, or one that takes accounts from a look-up table.
-            ChainUnavailableError: the ledger does not answer; whether the transaction landed is unknown.
+            ChainUnavailableError: the ledger does not respond; whether the transaction landed is unknown.
         """
         self._check_thread()
         transaction = transaction_of(raw)
@@ -269,14 +270,14 @@ class EmbeddedChain:
             await self._turn(self._ledger)
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
     async def deposits(
         self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
-        """Yield what came in since a cursor, which is a slot, but for what the listener called its own."""
+        """Yield the deposits since a cursor, which is a slot, except those of the service itself."""
         await self._settled()
         slot = 0 if after is None else int(after)
         self._recent_credits.forget(token_account, slot)
@@ -287,19 +288,19 @@ class EmbeddedChain:
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None where there is none."""
+        """Return lamports and bytes of data of any account; None if it does not exist."""
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        """Return the lamports that exempt an account of `size` bytes from rent."""
         await self._settled()
         return self._svm.minimum_balance_for_rent_exemption(size)
 
     @property
     def genesis_hash(self) -> str:
-        """What names the chain to clients that ask for the hash of its first block."""
+        """The chain's identity, for clients that ask for the genesis hash."""
         return str(Hash.from_bytes(bytes.fromhex(self._genesis)))
 
     @property
@@ -308,7 +309,7 @@ class EmbeddedChain:
         return slot_at(self._blocks.height())
 
     async def look(self, look: Callable[[LiteSVM], T]) -> T:
-        """Return what `look` finds on the machine, which it leaves as it is."""
+        """Run `look` on the machine, which it must not change, and return its result."""
         await self._settled()
         return look(self._svm)
 
@@ -320,7 +321,7 @@ class EmbeddedChain:
     async def simulate(
         self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
     ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
-        """Return how a transaction would fare now, and leave everything as it is.
+        """Simulate a transaction without changing anything, and return the result.
 
         Args:
             transaction: the transaction.
@@ -342,18 +343,18 @@ class EmbeddedChain:
             self._svm.with_sigverify(True)  # noqa: FBT003 - positional only
 
     def expire_blockhash(self) -> None:
-        """Let all blockhashes expire: what was signed before and has not landed never will."""
+        """Expire all blockhashes: transactions that were signed before and have not landed never will."""
         self._check_thread()
         self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
         self._told = self._blocks.standing()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return what brings the chain back to where it stands now and all it remembers.
+        """Begin a block, and return a function that restores the chain's current state and memory.
 
-        What was signed before can then land in any future; what is signed from now on, only in its own.
+        Transactions signed before can still land after a restore; those signed later cannot.
 
         Raises:
-            RuntimeError: it has a ledger, which only ever goes on.
+            RuntimeError: it has a ledger, which cannot go back.
         """
         self._check_thread()
         if self._ledger is not None:
@@ -385,23 +386,24 @@ class EmbeddedChain:
         self._set_clock()
         executed = execute(self._svm, transaction, height=self._blocks.height(), time_us=self._now_us())
         if executed is None:
-            # Of a real chain the height rises until it expires. The clock of this one may stand still, and
-            # whoever waits for it would wait for ever.
+            # On a real chain the height rises until the transaction expires. This chain's clock may stand
+            # still, and
+            # its callers would wait forever.
             self._bar(transaction, message_hash, None)
         else:
             self._record(executed, message_hash)
 
     def _bar(self, transaction: VersionedTransaction, message_hash: Hash, seen: SeenMessage | None) -> None:
-        """Never execute a message, and say so to whoever waits for a transaction with this signature."""
+        """Never execute a message, and report that to callers that wait for this signature."""
         signature = str(transaction.signatures[0])
         if seen is not None and signature in seen.refused:
             return
         if signature in self._statuses or not is_signed_by_payer(transaction):
-            # Under a signature that is another message's, that one would be taken for expired.
+            # If another message has this signature, that one would be considered expired.
             return
         self._seen.refused(message_hash, self._blocks.height(), signature)
         self._note(signature, self._seen.get(message_hash), _REFUSED)
-        # What is signed in its place is another message, even where the clock stands still.
+        # So that a replacement is a different message even if the clock is paused.
         self._blocks.begin()
 
     def _record(self, executed: Executed, message_hash: Hash) -> None:
@@ -419,7 +421,7 @@ class EmbeddedChain:
         self._blocks.land()
 
     def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
-        """Remember what became of a transaction, and put it on the page that is written next."""
+        """Store the status of a transaction, also on the page that is written next."""
         self._statuses[signature] = status
         if seen is not None:
             self._names[seen.message_hash] = signature
@@ -435,7 +437,7 @@ class EmbeddedChain:
             del self._names[next(iter(self._names))]
 
     def _journal(self, executed: Executed) -> None:
-        """Keep what a transaction has brought, for whoever asks for deposits."""
+        """Store the deposits of a transaction."""
         if executed.error is not None:
             return
         before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)
@@ -460,27 +462,27 @@ class EmbeddedChain:
             self._listener.arrived(deposit)
 
     async def _settled(self) -> None:
-        """Wait until the ledger holds all that the machine has executed.
+        """Wait until the ledger holds everything that the machine has executed.
 
         Raises:
-            ChainUnavailableError: it does not answer.
+            ChainUnavailableError: it does not respond.
         """
         self._check_thread()
         if self._ledger is not None and (self._is_astray or self._turns.locked() or self._has_unwritten()):
             await self._turn(self._ledger)
 
     async def _turn(self, ledger: Ledger) -> None:
-        """Execute what has been sent and write the page of it, one caller after the other.
+        """Execute the sent transactions and write their page; one caller at a time.
 
         Raises:
-            ChainUnavailableError: the ledger does not answer.
+            ChainUnavailableError: the ledger does not respond.
         """
         async with self._turns:
             try:
                 if self._is_astray:
                     await self._restore(ledger)
                 sent, self._sent = self._sent, []
-                # Until the ledger says that the page is written nobody knows, whatever goes wrong.
+                # Until the ledger confirms the page, it is unknown whether it was written.
                 self._is_astray = True
                 for transaction in sent:
                     self._execute(transaction)
@@ -506,9 +508,9 @@ class EmbeddedChain:
             self._tell(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
-        """Make the machine again from the ledger, in a new block.
+        """Rebuild the machine from the ledger, in a new block.
 
-        The page of it makes certain that none of before can still be written.
+        Writing its page ensures that no earlier page can still be written.
         """
         found = await ledger.read()
         self._svm = machines.take()
@@ -535,7 +537,7 @@ class EmbeddedChain:
         self._set_clock()
         await self._write_page(ledger)
         self._is_astray = False
-        # The page that nobody knows of may have been written after all.
+        # The page with the unknown outcome may have been written after all.
         self._tell(None)
 
     def _state(self) -> ChainState:

@@ -1,7 +1,7 @@
-"""What a transaction brought to token accounts, and the embedded chain's record of it: pure, and in memory.
+"""The deposits of transactions, and the in-memory journal of the embedded chain. Pure.
 
-Nobody sends a machine's token accounts a statement: what came in is what they hold after a transaction less
-what they held before. Whose accounts they are is not known here, nor what becomes of it.
+A deposit is the difference between the balances of a token account after and before a transaction. The owners
+of the accounts are not known here.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,15 +14,15 @@ _REMEMBERED_CREDITS: Final = 16_384
 
 
 class DepositListener(Protocol):
-    """Who is told of money that comes in, at once and without waiting."""
+    """Receives notifications of deposits. Must not wait."""
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Hear of a deposit that is in the journal; None: there may be some that were not told."""
+        """Process a deposit from the journal. None means that some may not have been reported."""
         ...
 
 
 def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
-    """Return what a transaction brought, from the micro-USDC that token accounts held before and after it."""
+    """Return a transaction's deposits, from the micro-USDC of token accounts before and after it."""
     changes = {
         token_account: after.get(token_account, 0) - before.get(token_account, 0)
         for token_account in {**before, **after}
@@ -41,10 +41,10 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
 
 
 class RecentCredits:
-    """The journal of a chain that keeps nothing beyond the process: what nobody has passed yet.
+    """The journal of a chain without a ledger: deposits that no caller has acknowledged.
 
-    Much of it is about token accounts that nobody looks at: beyond some thousands, whoever has waited longest
-    makes way.
+    Many belong to token accounts that are never read, so the number is limited: beyond some thousands the
+    oldest are dropped.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class RecentCredits:
         self._count = 0
 
     def add(self, credit: Credit) -> None:
-        """Remember a credit."""
+        """Store a credit."""
         self._credits.setdefault(credit.deposit.token_account, []).append(credit)
         self._count += 1
         if self._count > _REMEMBERED_CREDITS:
@@ -72,7 +72,7 @@ class RecentCredits:
         self._count -= len(known) - len(left)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what is remembered now."""
+        """Return a function that restores the current content."""
         credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
 
         def restore() -> None:

@@ -1,6 +1,6 @@
 """The history of the embedded chain: its newest transactions, with everything that an RPC node reports.
 
-It is in memory and ends with the process. The outcome of each signature is kept elsewhere, without a limit.
+It is in memory and ends with the process. The status of each signature is stored elsewhere, without a limit.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from agentpay_server.chain.embedded.virtual_machine import failure_of, read_only
 from agentpay_server.chain.protocol import SignatureStatus
 
 HISTORY_LENGTH: Final = 5_000
-"""How many transactions are kept, at some 5 KB each."""
+"""How many transactions are kept, at about 5 KB each."""
 
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _NO_SIGNATURE: Final = Signature.default()
@@ -28,19 +28,19 @@ _NO_SIGNATURE: Final = Signature.default()
 
 @frozen(kw_only=True, eq=False)
 class Executed:
-    """A transaction that was executed, whether it succeeded or not.
+    """An executed transaction, successful or not.
 
     Attributes:
         signature: base58 text of its first signature.
         transaction: the transaction.
-        height: of the block that it is in.
+        height: of its block.
         time_us: the server's time, in microseconds since the epoch.
-        error: why it failed, as the machine says it; None where it succeeded.
-        status: what became of it.
+        error: why it failed, as the machine reports it; None if it succeeded.
+        status: its status.
         meta: logs, compute units, fee and inner instructions.
-        before: the accounts that it could write to, before it; None for one that was not there.
+        before: its writable accounts before it; None for a missing one.
         after: the same after it.
-        read_only_lamports: what the accounts held that it could only read.
+        read_only_lamports: the balances of its read-only accounts.
     """
 
     signature: str
@@ -58,7 +58,7 @@ class Executed:
 def execute(
     machine: LiteSVM, transaction: VersionedTransaction, *, height: int, time_us: int
 ) -> Executed | None:
-    """Execute a transaction, and return what it did; None where the machine refuses to execute it."""
+    """Execute a transaction, and return its effects; None if the machine refuses to execute it."""
     writable, read_only = writable_accounts(transaction), read_only_accounts(transaction)
     before = {address: machine.get_account(address) for address in writable}
     result = machine.send_transaction(transaction)
@@ -68,7 +68,7 @@ def execute(
     # The machine reports a refusal under the default signature, which an unsigned transaction has too.
     if meta.signature() != signature or signature == _NO_SIGNATURE:
         return None
-    # One that has failed was charged and undone, and nothing on this chain makes that vanish.
+    # A failed transaction was charged its fee and rolled back, and nothing on this chain undoes that.
     status = (
         _SUCCEEDED
         if failed is None
@@ -92,18 +92,18 @@ class History:
     """The newest transactions of a chain, oldest first.
 
     Attributes:
-        first_height: every transaction from this block height on is there.
+        first_height: all transactions from this block height on are included.
     """
 
     def __init__(self) -> None:
         self.first_height: int = 0
         self._executed: dict[str, Executed] = {}
-        # By address; built at the first request for one.
+        # By address; built at the first query for one.
         self._by_address: dict[Pubkey, deque[Executed]] | None = None
         self._listeners: list[Callable[[Executed], None]] = []
 
     def add(self, executed: Executed) -> None:
-        """Add a transaction, and tell the listeners."""
+        """Add a transaction, and notify the listeners."""
         self._executed[executed.signature] = executed
         if self._by_address is not None:
             _index(self._by_address, executed)
@@ -113,7 +113,7 @@ class History:
             listener(executed)
 
     def get(self, signature: str) -> Executed | None:
-        """Return a transaction; None where it is unknown, or was forgotten."""
+        """Return a transaction; None if it is unknown or forgotten."""
         return self._executed.get(signature)
 
     def of_address(self, address: Pubkey) -> Iterator[Executed]:
@@ -128,12 +128,12 @@ class History:
         return len(self._executed)
 
     def listen(self, listener: Callable[[Executed], None]) -> Callable[[], None]:
-        """Tell `listener` of every transaction from now on, and return what ends that."""
+        """Notify `listener` of every transaction from now on, and return a function that stops it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what is kept now."""
+        """Return a function that restores the current content."""
         executed, first_height = self._executed.copy(), self.first_height
 
         def restore() -> None:

@@ -1,8 +1,8 @@
-"""Virtual machines, ready-made: making one takes longer than all else that a server needs to start.
+"""A pool of virtual machines: creating one takes longer than the rest of a server's start.
 
-A machine that a chain has done with is emptied and kept for the next chain of the process. What makes a chain
-one's own is not in the machine: keys, blockhashes and what is known of transactions belong to the
-`EmbeddedChain`, so that one on a used machine behaves, to the last byte, as one on a new machine does.
+A machine that a chain no longer needs is emptied and kept for the next chain of the process. Keys,
+blockhashes and the status of transactions belong to the `EmbeddedChain`, not to the machine, so a chain on a
+used machine behaves exactly like one on a new machine.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ from solders.litesvm import LiteSVM
 
 from agentpay_server.chain.embedded.virtual_machine import accounts_of, bring_back, new_machine
 
-_SPARE_MACHINES: Final = 4  # A test that runs several servers at once finds them all; each holds about 1 MB.
+_SPARE_MACHINES: Final = 4  # Enough for a test with several servers; each holds about 1 MB.
 
-# Chains of several threads take and give: a deque's two ends are safe without a lock.
+# Used by chains of several threads: the two ends of a deque are thread-safe.
 _spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
 
 
 def take() -> LiteSVM:
-    """Return a machine with the programs of Solana on it, and no account besides."""
+    """Return a machine with Solana's programs, and no other accounts."""
     try:
         return _spare.pop()
     except IndexError:
@@ -29,7 +29,7 @@ def take() -> LiteSVM:
 
 
 def give_back(machine: LiteSVM) -> None:
-    """Empty a machine that its chain has done with, for the next one who takes one."""
+    """Empty a machine that its chain no longer needs, for the next chain."""
     bring_back(machine, {})
     if not accounts_of(machine):
         _spare.append(machine)

@@ -1,8 +1,8 @@
-"""What the embedded chain writes down, so that it outlives the process: the protocol, and its vocabulary.
+"""The persistence of the embedded chain: the ledger protocol and its types.
 
-The virtual machine lives in memory and executes first; what a transaction did is then written as one page,
-and only then does anybody hear of it. A process that dies before the page is written takes the memory with
-it: the transaction has not happened. Where pages are kept is not known here (`chain/embedded/store.py`).
+The virtual machine lives in memory and executes first. The effects of a transaction are then written as one
+page, and only after that are they reported. If a process dies before the page is written, the memory is lost
+with it: the transaction has not happened. `chain/embedded/store.py` stores the pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from agentpay_server.chain.protocol import Deposit, SignatureStatus
 
 
 class LedgerMovedError(Exception):
-    """The ledger is not where the writer left it: another process has gone on from there."""
+    """The ledger is not at the position where the writer left it: another process has continued it."""
 
 
 class ForeignLedgerError(Exception):
-    """The ledger is of a chain that began with other keys: nobody could pay, mint or sign on it with ours."""
+    """The ledger's chain began with other keys: this server could not pay, mint or sign on it."""
 
 
 @frozen(kw_only=True)
 class ChainState:
-    """Where a chain stands.
+    """The position of a chain.
 
     Attributes:
-        genesis: names the chain: it follows from the keys that it began with.
+        genesis: identifies the chain; derived from the keys that it began with.
         slot: how many transactions it has processed.
         height: of its newest block.
-        height_since_us: when that block began, in microseconds since the epoch; 0 where that is unknown.
+        height_since_us: when that block began, in microseconds since the epoch; 0 if unknown.
     """
 
     genesis: str
@@ -42,11 +42,11 @@ class ChainState:
 
 @frozen(kw_only=True)
 class Credit:
-    """Money that came into a token account, and when.
+    """A credit of a token account.
 
     Attributes:
-        slot: of the transaction that brought it; there is one in each.
-        deposit: what came.
+        slot: of its transaction; each slot has one transaction.
+        deposit: the deposit.
     """
 
     slot: int
@@ -55,16 +55,15 @@ class Credit:
 
 @frozen(kw_only=True)
 class Page:
-    """What is written at once, all or nothing.
+    """A unit that is written atomically.
 
     Attributes:
-        before: where the chain stood at the last page; None when there is none yet.
-        after: where it stands now.
-        accounts: the accounts that have changed, by address, as Solana serialises them; None for one that is
-            gone.
-        statuses: what became of transactions, by signature.
+        before: the chain's position at the previous page; None for the first page.
+        after: its position now.
+        accounts: the changed accounts, by address, in Solana's serialisation; None for a deleted one.
+        statuses: the statuses of transactions, by signature.
         seen: their messages, by signature.
-        credits: what came into token accounts, in order.
+        credits: the credits of token accounts, in order.
     """
 
     before: ChainState | None
@@ -77,7 +76,7 @@ class Page:
 
 @define
 class Draft:
-    """What is to be on the next page; the attributes are those of `Page`."""
+    """The contents of the next page; the attributes are those of `Page`."""
 
     accounts: dict[str, bytes | None] = field(factory=dict)
     statuses: dict[str, SignatureStatus] = field(factory=dict)
@@ -97,10 +96,10 @@ class Draft:
 
 
 class Ledger(Protocol):
-    """Keeps the pages of one chain."""
+    """Stores the pages of one chain."""
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
+        """Return the chain's position and all its accounts, consistently; None if it never began."""
         ...
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
@@ -108,7 +107,7 @@ class Ledger(Protocol):
         ...
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None when no page tells of it."""
+        """Return the status of a transaction; None if no page contains it."""
         ...
 
     async def name_of(self, message_hash: Hash) -> str | None:
@@ -120,7 +119,7 @@ class Ledger(Protocol):
         ...
 
     async def write(self, page: Page) -> None:
-        """Write a page; on return it outlives whatever happens to the process.
+        """Write a page durably.
 
         Raises:
             LedgerMovedError: the ledger is not at `page.before`; nothing was written.

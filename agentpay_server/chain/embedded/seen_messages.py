@@ -1,8 +1,8 @@
-"""The messages that the embedded chain has executed, and those that it has refused permanently.
+"""The messages that the embedded chain has executed, or refused permanently.
 
-A message is what a transaction's signatures sign. Like a cluster, the chain executes a message at most once,
-whatever signatures come with it: a fee payer can sign one message in any number of valid ways. A message is
-remembered for as long as its blockhash may be valid. Nothing here does any I/O.
+A message is the part of a transaction that its signatures sign. Like a cluster, the chain executes a message
+at most once, whatever its signatures are: a fee payer can sign one message in many valid ways. A message is
+remembered for as long as its blockhash may be valid. No I/O.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ class SeenMessage:
     """A message that a chain has seen.
 
     Attributes:
-        message_hash: names the message.
+        message_hash: identifies the message.
         height: of the block in which it landed, or was refused.
-        refused: the first signatures with which it was refused; empty where it landed.
+        refused: the first signatures with which it was refused; empty if it landed.
     """
 
     message_hash: Hash
@@ -34,12 +34,12 @@ class SeenMessage:
 
 
 def message_hash_of(transaction: VersionedTransaction) -> Hash:
-    """Return what names the message of a transaction."""
+    """Return the identity of a transaction's message."""
     return Message.hash_raw_message(to_bytes_versioned(transaction.message))
 
 
 def is_signed_by_payer(transaction: VersionedTransaction) -> bool:
-    """Return whether the first signature, which names the transaction, is one of its fee payer over it."""
+    """Return whether the first signature, the transaction's identity, is a valid one of its fee payer."""
     message = transaction.message
     return transaction.signatures[0].verify(message.account_keys[0], to_bytes_versioned(message))
 
@@ -48,26 +48,26 @@ class SeenMessages:
     """The messages whose blockhashes may still be valid."""
 
     def __init__(self) -> None:
-        # In the order of their heights.
+        # In the order of heights.
         self._seen: dict[Hash, SeenMessage] = {}
 
     def get(self, message_hash: Hash) -> SeenMessage | None:
-        """Return what is known of a message; None where it is new."""
+        """Return a message's record; None if it is new."""
         return self._seen.get(message_hash)
 
     def landed(self, message_hash: Hash, height: int) -> None:
-        """Remember that a message was executed, successfully or not."""
+        """Record that a message was executed, successfully or not."""
         self._seen[message_hash] = SeenMessage(message_hash, height)
         self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
 
     def refused(self, message_hash: Hash, height: int, signature: str) -> None:
-        """Remember that a message can never land, for callers that ask about `signature`."""
+        """Record that a message can never land, for callers that ask about `signature`."""
         known = self._seen.get(message_hash)
         signatures = _NO_SIGNATURES if known is None else known.refused
         self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
 
     def load(self, seen: Iterable[SeenMessage]) -> None:
-        """Remember what a ledger remembers, oldest first, and nothing else."""
+        """Load the messages of a ledger, oldest first, replacing all others."""
         self._seen = {}
         for message in seen:
             known = self._seen.get(message.message_hash)
@@ -75,7 +75,7 @@ class SeenMessages:
             self._seen[message.message_hash] = SeenMessage(message.message_hash, message.height, refused)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what is remembered now."""
+        """Return a function that restores the current content."""
         seen = self._seen.copy()
 
         def restore() -> None:

@@ -1,4 +1,4 @@
-"""The embedded chain's ledger in the database: accounts, signatures, credits, and where it stands."""
+"""The embedded chain's ledger in the database: accounts, signatures, credits, and the position."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -19,7 +19,7 @@ _STATE: Final = select(
 _BEGIN: Final = insert(chain_state)
 _MOVE: Final = (
     update(chain_state)
-    # Whoever has gone on from the page before is the only one who may.
+    # Only the process that has written the previous page may continue.
     .where(
         chain_state.c.genesis == bindparam("of_genesis"),
         chain_state.c.slot == bindparam("from_slot"),
@@ -69,17 +69,17 @@ _REFUSED_REASON: Final = "refused"
 
 
 class DatabaseLedger:
-    """Keeps the pages of one chain in a database.
+    """Stores the pages of one chain in a database.
 
     Args:
-        database: runs the units of work; the chain's tables are laid out in it.
+        database: runs the units of work; has the chain's tables.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """Return where the chain stands and all of its accounts, of one moment; None when it never began."""
+        """Return the chain's position and all its accounts, consistently; None if it never began."""
         return await self._database.read(_read)
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
@@ -87,7 +87,7 @@ class DatabaseLedger:
         return await self._database.read(_seen, from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None when no page tells of it."""
+        """Return the status of a transaction; None if no page contains it."""
         return await self._database.read(_status, signature)
 
     async def name_of(self, message_hash: Hash) -> str | None:
@@ -99,7 +99,7 @@ class DatabaseLedger:
         return await self._database.read(_credits, token_account, after_slot, count)
 
     async def write(self, page: Page) -> None:
-        """Write a page; on return it is committed.
+        """Write a page and commit it.
 
         Raises:
             LedgerMovedError: the ledger is not at `page.before`; nothing was written.

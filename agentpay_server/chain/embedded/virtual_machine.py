@@ -1,6 +1,6 @@
-"""The virtual machine of the embedded chain: made, furnished, read, and brought back to what it held before.
+"""The virtual machine of the embedded chain: creating it, setting and reading accounts, restoring a state.
 
-What is executed on it, under which blockhash, and what of it is remembered is the chain's business.
+The chain decides what is executed, under which blockhashes, and what is remembered.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ from agentpay_server.chain.protocol import Failure, FailureReason, TokenAccount
 
 HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)
-"""The owners of all accounts that a transaction of this service's can change."""
+"""The owners of all accounts that transactions of this service can change."""
 _TREASURY_LAMPORTS: Final = 10**18
 _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
-"""What a machine takes for nothing at all."""
+"""The machine's value for a missing account."""
 
 
 def new_machine() -> LiteSVM:
-    """Return a machine with the programs and nothing else; the caller says which blockhashes are valid."""
-    # Its own check knows one sequence of blockhashes, from its start, and cannot go back in it.
+    """Return a machine with Solana's programs; its caller checks blockhashes."""
+    # The machine's own check knows a single sequence of blockhashes from its start, and cannot go back.
     return LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
 
 
@@ -45,10 +45,10 @@ def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
 
 
 def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
-    """Let a machine hold these accounts and no others, and forget which transactions it has executed.
+    """Replace all accounts of a machine, and make it forget executed transactions.
 
-    Those that were executed before the accounts were read must be known to the caller: the machine would
-    execute them again. Those that were executed since may be executed again, since what they did is undone.
+    The caller must remember the messages that were executed before the accounts were read, because the
+    machine would execute them again. Later ones may be executed again, because their effects are undone.
     """
     present = accounts_of(machine)
     for address, account in accounts.items():
@@ -63,7 +63,7 @@ def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
 ) -> dict[str, bytes | None]:
-    """Return what a chain begins with, by address, as Solana serialises it: SOL for all fees, and a mint."""
+    """Return a chain's initial accounts as Solana serialises them, by address: SOL for fees, and a mint."""
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
@@ -74,14 +74,14 @@ def first_accounts(
 
 
 def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
-    """Put accounts where they belong; None stands for one that is gone."""
+    """Set accounts; None deletes one."""
     for address, account in accounts.items():
         if account is not None:
             machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
 
 
 def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
-    """Let it be a slot and a time, in microseconds since the epoch."""
+    """Set the slot and the time, in microseconds since the epoch."""
     machine.set_clock(
         Clock(
             slot=slot,
@@ -94,7 +94,7 @@ def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
 
 
 def account_at(machine: LiteSVM, address: str) -> Account | None:
-    """Return the account at an address; None where there is none, or where the text is no address."""
+    """Return the account at an address; None if it is missing or the text is not an address."""
     try:
         pubkey = Pubkey.from_string(address)
     except ValueError:
@@ -103,7 +103,7 @@ def account_at(machine: LiteSVM, address: str) -> Account | None:
 
 
 def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAccount | None:
-    """Return the USDC token account at an address; None where there is none, or one of another mint."""
+    """Return the USDC token account at an address; None if it is missing or of another mint."""
     account = account_at(machine, address)
     if account is None:
         return None
@@ -111,7 +111,7 @@ def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAcc
 
 
 def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
-    """Return why a transaction that was executed has failed."""
+    """Return why an executed transaction has failed."""
     error = result.err()
     logs = result.meta().logs()
     reason = FailureReason.OTHER
@@ -125,7 +125,7 @@ def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetad
 
 
 def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
-    """Return the accounts that a transaction may have changed, the payer of its fee among them."""
+    """Return the accounts that a transaction may have changed, including the payer of its fee."""
     header, keys = transaction.message.header, transaction.message.account_keys
     signers = header.num_required_signatures
     return [
@@ -147,7 +147,7 @@ def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
 
 
 def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
-    """Return accounts as `set_accounts` takes them."""
+    """Return accounts in the form that `set_accounts` takes."""
     return {
         str(address): bytes(account) if account is not None and account.lamports else None
         for address, account in accounts.items()
@@ -155,7 +155,7 @@ def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | N
 
 
 def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
-    """Return the accounts that a transaction may have changed, as `set_accounts` takes them."""
+    """Return the accounts that a transaction may have changed, in the form that `set_accounts` takes."""
     return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
 
 

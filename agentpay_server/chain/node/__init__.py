@@ -1,1 +1,1 @@
-"""A Solana RPC node over the embedded chain: what its methods take and return, without HTTP or sockets."""
+"""A Solana RPC node over the embedded chain: its methods, without HTTP or sockets."""

@@ -1,4 +1,4 @@
-"""Methods of the RPC node that tell what accounts hold."""
+"""Methods of the RPC node about accounts."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,11 @@ _MAX_COMPARED_CHARACTERS: Final = 256
 
 
 class AccountMethods(MethodGroup):
-    """Accounts as they stand."""
+    """Reads accounts."""
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         return {
             "getAccountInfo": self._account_info,
             "getBalance": self._balance,

@@ -17,10 +17,10 @@ def encode(raw: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
-    """Return the bytes that `text` stands for.
+    """Decode base58 text.
 
     Raises:
-        ValueError: it has a character that base58 does not have.
+        ValueError: it has a character that is not in base58.
     """
     number = 0
     for character in text:

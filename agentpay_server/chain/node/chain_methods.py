@@ -28,7 +28,7 @@ class ChainMethods(MethodGroup):
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         return {
             "getBlock": self._block,
             "getBlockHeight": self._block_height,
@@ -97,12 +97,12 @@ class ChainMethods(MethodGroup):
         slot, options = params.count(0), params.options_or_encoding(1)
         if options.text("transactionDetails") != "none":
             raise invalid_params(
-                'this node tells of blocks without transactions alone: transactionDetails "none"'
+                'this node returns blocks only without transactions: transactionDetails "none"'
             )
         height = slot - FIRST_SLOT
         if not self.chain.history.first_height <= height <= await self.chain.block_height():
             raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
-        # Neither hashes nor times of blocks are kept: a blockhash is the latest one while it is handed out.
+        # Hashes and times of blocks are not stored: a blockhash is the latest one while it is handed out.
         return {"blockHeight": height, "parentSlot": max(slot - 1, FIRST_SLOT), "blockTime": None}
 
     async def _genesis_hash(self, _params: Params) -> Json:
@@ -138,7 +138,7 @@ class ChainMethods(MethodGroup):
 
 
 def _fee(message: Message | MessageV0) -> int:
-    """Return what a transaction with a message costs its fee payer."""
+    """Return the fee of a transaction with this message."""
     limit, price, count = None, 0, 0
     for step in message.instructions:
         data = bytes(step.data)

@@ -1,4 +1,4 @@
-"""The errors of the RPC node, with the codes of Solana's own."""
+"""The errors of the RPC node, with Solana's codes."""
 
 from typing import Final
 
@@ -16,12 +16,12 @@ CONTEXT_SLOT_NOT_REACHED: Final = -32016
 
 
 class RpcError(Exception):
-    """A call that is answered with an error.
+    """An error response to a call.
 
     Attributes:
-        code: tells programs what is wrong.
-        message: tells people.
-        data: tells more, as JSON; None where there is nothing more to tell.
+        code: the error code.
+        message: the description.
+        data: additional data, as JSON; None for none.
     """
 
     def __init__(self, code: int, message: str, data: object = None) -> None:

@@ -1,4 +1,4 @@
-"""The base class of the groups of methods of the RPC node."""
+"""The base class of the method groups of the RPC node."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from agentpay_server.chain.node.errors import CONTEXT_SLOT_NOT_REACHED, RpcError
 from agentpay_server.chain.node.params import Options, Params
 
 VERSION = "3.0.0"
-"""The version of Solana whose answers these are."""
+"""The version of Solana that this node corresponds to."""
 
 Json = Any
 
@@ -20,10 +20,10 @@ Method = Callable[[Params], Awaitable[Json]]
 
 
 class MethodGroup:
-    """Some methods of a node.
+    """A group of methods.
 
     Args:
-        chain: the chain that they look at.
+        chain: the chain that they read.
     """
 
     def __init__(self, chain: EmbeddedChain) -> None:
@@ -31,11 +31,11 @@ class MethodGroup:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         raise NotImplementedError
 
     def check(self, options: Options) -> None:
-        """Refuse options that no answer of now can meet."""
+        """Refuse options that the current state cannot satisfy."""
         options.commitment()
         least = options.count("minContextSlot")
         if least is not None and least > self.chain.slot:
@@ -46,12 +46,12 @@ class MethodGroup:
             )
 
     def in_context(self, value: Json) -> Json:
-        """Return a value with the slot that it is of."""
+        """Return a value together with the slot that it is from."""
         return {"context": {"slot": self.chain.slot, "apiVersion": VERSION}, "value": value}
 
 
 def decimals_on(svm: LiteSVM) -> parsed.Decimals:
-    """Return what tells the decimals of a mint, 0 where there is none."""
+    """Return a function that returns the decimals of a mint, 0 for a missing one."""
 
     def decimals(mint: Pubkey) -> int:
         account = svm.get_account(mint)

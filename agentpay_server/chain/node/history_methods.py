@@ -1,7 +1,7 @@
-"""Methods of the RPC node that tell what has happened.
+"""Methods of the RPC node about past transactions.
 
-All of it is final. What was executed longer ago than the history of the chain goes back is not known, as on
-a node that has forgotten it; `getFirstAvailableBlock` says so.
+All of them are final. Transactions older than the chain's history are unknown, as on a node that has
+forgotten them; `getFirstAvailableBlock` returns where it begins.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ _MOST_LINES: Final = 1_000
 
 
 class HistoryMethods(MethodGroup):
-    """Transactions that were executed."""
+    """Reads executed transactions."""
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         return {
             "getSignatureStatuses": self._signature_statuses,
             "getSignaturesForAddress": self._signatures_for_address,
@@ -35,7 +35,7 @@ class HistoryMethods(MethodGroup):
     async def _signature_statuses(self, params: Params) -> Json:
         signatures = params.signatures(0, most=_MOST_SIGNATURES)
         params.options(1)
-        # Wait until everything that has executed is written.
+        # Wait until everything that was executed is stored.
         await self.chain.look(lambda _: None)
         found = [self.chain.history.get(signature) for signature in signatures]
         return self.in_context([None if executed is None else _status(executed) for executed in found])

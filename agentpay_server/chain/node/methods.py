@@ -1,7 +1,7 @@
-"""The RPC node: dispatches calls to the methods by name.
+"""The RPC node: dispatches calls to methods by name.
 
-It keeps to what clients of Solana rely on: names, defaults, error codes, and `null` for missing accounts and
-transactions.
+It follows Solana's node in everything that clients rely on: names, defaults, error codes, and `null` for
+missing accounts and transactions.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 
 class Node:
-    """Answers calls. It belongs to the thread that owns the chain.
+    """Handles calls. Bound to the thread of the chain.
 
     Args:
         chain: the chain.
-        airdrop: gives lamports away; None to refuse airdrops.
+        airdrop: sends lamports from the treasury; None to refuse airdrops.
 
     Attributes:
         chain: the chain.
@@ -46,7 +46,7 @@ class Node:
         """Return the result of a call.
 
         Raises:
-            RpcError: it is refused.
+            RpcError: the call is refused.
         """
         if call.error is not None:
             raise call.error
@@ -56,4 +56,4 @@ class Node:
         try:
             return await method(Params(call.params))
         except ChainUnavailableError:
-            raise RpcError(NODE_UNHEALTHY, "Node is unhealthy: its ledger does not answer") from None
+            raise RpcError(NODE_UNHEALTHY, "Node is unhealthy: its ledger does not respond") from None

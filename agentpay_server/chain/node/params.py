@@ -1,7 +1,6 @@
-"""Reading the parameters of a call: each is what its method takes, or the call is refused. Pure functions.
+"""Parsing and validating the parameters of a call. Pure functions.
 
-As with Solana's own node, a parameter that is left out and one that is null are the same, and options that
-are not known are passed over.
+As in Solana's node, a missing parameter and null are the same, and unknown options are ignored.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +20,7 @@ _MAX_U64: Final = 2**64 - 1
 
 
 class Options:
-    """An object of options; what is null is not there."""
+    """An object of options; null values count as missing."""
 
     def __init__(self, values: dict[str, Any], name: str = "options") -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
@@ -39,33 +38,33 @@ class Options:
         return found
 
     def flag(self, key: str) -> bool:
-        """Return a truth value; False where it is not there."""
+        """Return a boolean; False if missing."""
         return _optional(self._values.get(key), bool, key) or False
 
     def count(self, key: str, *, most: int = _MAX_U64, least: int = 0) -> int | None:
-        """Return a whole number; None where it is not there."""
+        """Return an integer; None if missing."""
         value = self._values.get(key)
         return None if value is None else _count(value, key, least, most)
 
     def items(self, key: str, *, most: int) -> list[Any]:
-        """Return a list; an empty one where it is not there."""
+        """Return a list; empty if missing."""
         found: list[Any] = _optional(self._values.get(key), list, key) or []
         if len(found) > most:
             raise invalid_params(f"{key} holds more than {most}")
         return found
 
     def options(self, key: str) -> "Options | None":
-        """Return an object of options within; None where it is not there."""
+        """Return a nested object of options; None if missing."""
         found: dict[str, Any] | None = _optional(self._values.get(key), dict, key)
         return None if found is None else Options(found, key)
 
     def signature(self, key: str) -> str | None:
-        """Return a signature; None where it is not there."""
+        """Return a signature; None if missing."""
         found = self.text(key)
         return None if found is None else signature_text(found)
 
     def commitment(self) -> str | None:
-        """Return how final an answer must be; None where the caller does not say."""
+        """Return the requested commitment; None if missing."""
         found = self.text("commitment")
         if found is not None and found not in _COMMITMENTS:
             raise invalid_params(f"unknown commitment {found!r}")
@@ -79,7 +78,7 @@ class Params:
         self._values = values
 
     def get(self, index: int) -> Any:  # noqa: ANN401 - whatever JSON holds
-        """Return a parameter, None where it is not there."""
+        """Return a parameter; None if missing."""
         return self._values[index] if index < len(self._values) else None
 
     def text(self, index: int) -> str:
@@ -103,15 +102,15 @@ class Params:
         return signature_text(self.get(index))
 
     def count(self, index: int, *, most: int = _MAX_U64) -> int:
-        """Return a whole number."""
+        """Return an integer."""
         return _count(self.get(index), f"parameter {index + 1}", 0, most)
 
     def options(self, index: int) -> Options:
-        """Return an object of options, an empty one where it is not there."""
+        """Return an object of options; empty if missing."""
         return Options(_optional(self.get(index), dict, f"parameter {index + 1}") or {})
 
     def options_or_encoding(self, index: int) -> Options:
-        """Return an object of options; a text in its place is the encoding."""
+        """Return an object of options; a text instead of it is the encoding."""
         found = self.get(index)
         return Options({"encoding": found}) if isinstance(found, str) else self.options(index)
 
@@ -123,7 +122,7 @@ class Params:
 
 
 def address(value: object) -> Pubkey:
-    """Return the address that a text is."""
+    """Parse an address."""
     text = _exactly(value, str, "an address")
     try:
         return Pubkey.from_string(text)
@@ -132,7 +131,7 @@ def address(value: object) -> Pubkey:
 
 
 def signature_text(value: object) -> str:
-    """Return a text that is a signature, as signatures are written."""
+    """Return `value` if it is the text of a signature."""
     text = _exactly(value, str, "a signature")
     try:
         return str(Signature.from_string(text))

@@ -1,6 +1,6 @@
-"""Accounts and instructions in the encoding `jsonParsed`: those of the programs that payments use.
+"""Accounts and instructions in the encoding `jsonParsed`, for the programs that payments use. Pure functions.
 
-Everything else is told as it is, as a node does with programs that it does not know. Pure functions.
+Others are returned unparsed, as a node does for unknown programs.
 """
 
 import struct
@@ -40,7 +40,7 @@ Parsed = dict[str, Any]
 
 
 def token_amount(amount: int, decimals: int) -> Parsed:
-    """Return an amount of tokens as a node tells it."""
+    """Return an amount of tokens in a node's format."""
     value = Decimal(amount).scaleb(-decimals).normalize() if amount else Decimal(0)
     return {
         "amount": str(amount),
@@ -51,7 +51,7 @@ def token_amount(amount: int, decimals: int) -> Parsed:
 
 
 def token_account(account: Account) -> state.TokenAccount | None:
-    """Return the token account in an account; None where it is none."""
+    """Parse a token account; None if the account is not one."""
     if account.owner not in TOKEN_PROGRAMS or len(account.data) < TOKEN_ACCOUNT_BYTES:
         return None
     try:
@@ -61,7 +61,7 @@ def token_account(account: Account) -> state.TokenAccount | None:
 
 
 def mint(account: Account) -> state.Mint | None:
-    """Return the mint in an account; None where it is none."""
+    """Parse a mint; None if the account is not one."""
     if account.owner not in TOKEN_PROGRAMS or len(account.data) < _MINT_BYTES:
         return None
     try:
@@ -71,9 +71,9 @@ def mint(account: Account) -> state.Mint | None:
 
 
 def parsed_account(account: Account, decimals: Decimals) -> Parsed | None:
-    """Return the parsed data of an account; None where it is of no kind that is parsed here."""
+    """Parse the data of an account; None if its type is not supported."""
     found: Parsed | None = None
-    # With extensions it is told as it is.
+    # An account with extensions is returned unparsed.
     if len(account.data) == TOKEN_ACCOUNT_BYTES and (held := token_account(account)) is not None:
         found = {"type": "account", "info": _token_account_info(held, decimals)}
     elif len(account.data) == _MINT_BYTES and (issued := mint(account)) is not None:
@@ -113,7 +113,7 @@ def _mint_info(issued: state.Mint) -> Parsed:
 
 
 def parsed_instruction(program: Pubkey, accounts: Sequence[str], data: bytes) -> Parsed | None:
-    """Return program and content of an instruction; None where it is of no kind that is parsed here."""
+    """Parse the program and content of an instruction; None if its type is not supported."""
     if program in MEMO_PROGRAMS:
         try:
             return {"program": "spl-memo", "parsed": data.decode("utf-8")}
@@ -125,7 +125,7 @@ def parsed_instruction(program: Pubkey, accounts: Sequence[str], data: bytes) ->
     try:
         found = reader(accounts, data)
     except (struct.error, IndexError, ValueError, LookupError):
-        # Not what the program takes: it is told as it is.
+        # Not a valid instruction of the program: return it unparsed.
         return None
     return None if found is None else {"program": _NAMES[program], "parsed": found}
 

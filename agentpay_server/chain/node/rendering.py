@@ -30,11 +30,11 @@ Json = dict[str, Any]
 
 @frozen(kw_only=True)
 class AccountForm:
-    """How accounts are wanted.
+    """The requested format of accounts.
 
     Attributes:
         encoding: of their data.
-        offset: from which byte of the data on; None for all of it.
+        offset: the first byte of the data to return; None for all of it.
         length: how many bytes.
     """
 
@@ -44,7 +44,7 @@ class AccountForm:
 
 
 def account_form(options: Options, default: str = "binary") -> AccountForm:
-    """Return how the options of a call want accounts."""
+    """Return the format that the options of a call request."""
     part = options.options("dataSlice")
     offset, length = None, 0
     if part is not None:
@@ -55,7 +55,7 @@ def account_form(options: Options, default: str = "binary") -> AccountForm:
 
 
 def account_json(account: Account | None, form: AccountForm, decimals: Decimals) -> Json | None:
-    """Return an account, None where there is none.
+    """Return an account as JSON, None for a missing one.
 
     Raises:
         RpcError: its data is too long for the encoding.
@@ -86,15 +86,15 @@ def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
             )
         text = base58.encode(data)
         return text if form.encoding == "binary" else [text, "base58"]
-    # Of those that compress, none is in the standard library; what is told beside the data is what counts.
+    # None of the compressions is in the standard library; clients need the other fields, not the data.
     return [base64.b64encode(data).decode("ascii"), "base64"]
 
 
 def transaction_json(executed: Executed, encoding: str, most_version: int | None, decimals: Decimals) -> Json:
-    """Return a transaction with all that is known of it.
+    """Return a transaction with all its known data.
 
     Raises:
-        RpcError: its version is one that the caller does not know.
+        RpcError: the caller does not support its version.
     """
     return {
         "slot": slot_at(executed.height),
@@ -106,10 +106,10 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
 
 
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:
-    """Return the version of a transaction as a member, if the caller asked for it.
+    """Return the version of a transaction as a member, if requested.
 
     Raises:
-        RpcError: it is one that the caller does not know.
+        RpcError: the caller does not support it.
     """
     version = _version(transaction)
     if version is not None and (most_version is None or version > most_version):
@@ -123,7 +123,7 @@ def version_json(transaction: VersionedTransaction, most_version: int | None) ->
 
 
 def memo_text(transaction: VersionedTransaction) -> str | None:
-    """Return the memos of a transaction, as the history of an address tells them; None without one."""
+    """Return the memos of a transaction in the format of an address's history; None without one."""
     message = transaction.message
     memos = [
         bytes(step.data)
@@ -136,7 +136,7 @@ def memo_text(transaction: VersionedTransaction) -> str | None:
 def inner_instructions(
     meta: TransactionMetadata, keys: Sequence[Pubkey], encoding: str = "jsonParsed"
 ) -> list[Json]:
-    """Return the instructions that a transaction's own ones called."""
+    """Return the instructions that a transaction's programs called."""
     return [
         {
             "index": index,
@@ -150,7 +150,7 @@ def inner_instructions(
 
 
 def return_data(meta: TransactionMetadata) -> Json | None:
-    """Return what the last program returned; None where that is nothing."""
+    """Return the last program's return data; None if empty."""
     returned = meta.return_data()
     if not returned.data:
         return None
@@ -245,7 +245,7 @@ def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
 
 
 def status_json(error: object) -> Json:
-    """Return how a transaction ended, in the form that came before `err`."""
+    """Return the status in the older format, before `err` existed."""
     return {"Ok": None} if error is None else {"Err": error}
 
 
@@ -280,10 +280,10 @@ def _token_balances(
 
 
 def read_transaction(text: str, encoding: str) -> VersionedTransaction:
-    """Return the transaction that a text stands for; it need not be signed.
+    """Parse an encoded transaction; it need not be signed.
 
     Raises:
-        RpcError: it stands for none.
+        RpcError: it is malformed.
     """
     most = _MAX_TRANSACTION_TEXT[encoding]
     if len(text) > most:

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: from the bytes of a request to calls, and from their outcomes to bytes. Pure functions."""
+"""JSON-RPC 2.0: parsing requests to calls, and encoding their results. Pure functions."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RpcError
 
 MOST_CALLS: Final = 100
-"""How many calls one request may hold."""
+"""The most calls in one request."""
 
 _MAX_ID_CHARACTERS: Final = 256
 
@@ -19,11 +19,11 @@ class RpcCall:
     """A call.
 
     Attributes:
-        id: what the caller names it; whatever JSON has for that.
-        method: which method.
+        id: the caller's id; any JSON value allowed there.
+        method: the method.
         params: its parameters, in order.
-        is_notification: whether the caller wants no answer.
-        error: what is wrong with it; None where it can be made.
+        is_notification: whether the caller wants no response.
+        error: what is wrong with it; None if it is valid.
     """
 
     id: object
@@ -39,7 +39,7 @@ class RpcRequest:
 
     Attributes:
         calls: the calls.
-        is_batch: whether their answers go into a list.
+        is_batch: whether the responses are returned as a list.
     """
 
     calls: tuple[RpcCall, ...]
@@ -47,7 +47,7 @@ class RpcRequest:
 
 
 def read_request(body: bytes) -> RpcRequest:
-    """Return the calls that a body stands for; whatever it holds, it stands for some."""
+    """Parse the calls in a body; an invalid body becomes a single refused call."""
     try:
         content = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -60,12 +60,12 @@ def read_request(body: bytes) -> RpcRequest:
 
 
 def answer(call: RpcCall, result: object) -> dict[str, object]:
-    """Return the answer to a call that has a result."""
+    """Return the response to a successful call."""
     return {"jsonrpc": "2.0", "result": result, "id": call.id}
 
 
 def refusal(call: RpcCall, error: RpcError) -> dict[str, object]:
-    """Return the answer to a call that is refused."""
+    """Return the response to a refused call."""
     told: dict[str, object] = {"code": error.code, "message": error.message}
     if error.data is not None:
         told["data"] = error.data

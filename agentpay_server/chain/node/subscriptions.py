@@ -1,6 +1,6 @@
-"""Subscriptions to the RPC node, as they are made over a WebSocket: to the end of a transaction, to slots.
+"""Subscriptions to the RPC node over a WebSocket: to the status of a transaction, to slots.
 
-Nothing here knows of sockets: messages come in as calls, and go out by a callable that never waits.
+Independent of sockets: messages arrive as calls, and are sent by a callable that never waits.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from agentpay_server.chain.node.requests import RpcCall
 from agentpay_server.chain.node.transaction_errors import error_json
 
 MOST_SUBSCRIPTIONS: Final = 10_000
-"""How many one connection may have: clients that wait for signatures seldom end theirs."""
+"""The most subscriptions of one connection: clients seldom cancel those for signatures."""
 
 _SLOT_SECONDS: Final = 0.1
 
 Tell = Callable[[dict[str, Any]], None]
-"""Sends a message to the other side of a connection."""
+"""Sends a message to the client."""
 
 
 class Subscriptions:
     """The subscriptions of one connection.
 
     Args:
-        node: whose chain it is.
+        node: the node.
         tell: sends a message.
     """
 
@@ -43,10 +43,10 @@ class Subscriptions:
         self._end_listening = self._chain.history.listen(self._executed)
 
     async def result(self, call: RpcCall) -> tuple[Any, Callable[[], None] | None]:
-        """Return the result of a call, and what to do once the caller has it; None for nothing.
+        """Return the result of a call, and an action to run after the result was sent; None for none.
 
         Raises:
-            RpcError: it is refused.
+            RpcError: the call is refused.
         """
         if call.error is not None:
             raise call.error
@@ -64,7 +64,7 @@ class Subscriptions:
                 return await self._node.result(call), None
 
     def close(self) -> None:
-        """End them all."""
+        """Cancel all subscriptions."""
         self._end_listening()
         for number in list(self._slots):
             self._end_slots(number)
@@ -115,7 +115,7 @@ class Subscriptions:
         return True
 
     def _executed(self, executed: Executed) -> None:
-        # A signature is told of once, and that ends the subscription.
+        # There is one notification per signature; it ends the subscription.
         for number in list(self._numbers_of.get(executed.signature, ())):
             self._end_signature(number)
             error = None if executed.error is None else error_json(executed.error)

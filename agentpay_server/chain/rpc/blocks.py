@@ -1,8 +1,8 @@
-"""Whether a node has all blocks of a stretch. One that was down, and began anew from a snapshot, has not.
+"""Detects gaps in a node's blocks, which it has after downtime and a restart from a snapshot.
 
-Such a node knows what was before and what is since, and answers for the time between as if nothing had been.
-Heights give it away, because they count blocks: from one block to another there are as many as their heights
-differ, unless the node lacks some.
+Such a node knows the blocks before and after the gap, and responds as if nothing had happened in between.
+Heights reveal the gap because they count blocks: the difference of two heights equals the number of blocks,
+unless some are missing.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from typing import Final
 from agentpay_server.chain.rpc.replies import Epoch, count, read_slots
 
 _MOST_STEPS: Final = 64
-_MOST_BLOCKS: Final = 100_000  # Of a reply; the stretch of a blockhash has 150.
+_MOST_BLOCKS: Final = 100_000  # Per reply; the blocks of a blockhash's life are 150.
 
 Call = Callable[..., Awaitable[object]]
 
@@ -21,7 +21,7 @@ async def read_height(call: Call, slot: int) -> int:
     options = {
         "transactionDetails": "none",
         "rewards": False,
-        "maxSupportedTransactionVersion": 255,  # No transaction is asked for.
+        "maxSupportedTransactionVersion": 255,  # No transactions are requested.
         "commitment": "finalized",
     }
     return count(await call("getBlock", slot, options), "blockHeight")
@@ -31,13 +31,13 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
     """Return whether a node has every irreversible block from one height to another.
 
     Args:
-        call: makes a call of the node, given method and parameters, and returns what it answers.
-        tip: where the node stands, above the last of them.
+        call: calls a method of the node with parameters, and returns its result.
+        tip: the node's position, above the last of them.
         first_height: of the first block.
         last_height: of the last block.
 
     Raises:
-        ChainUnavailableError: the node does not tell.
+        ChainUnavailableError: the node did not respond.
     """
     wanted = last_height - first_height + 1
     if not 0 < wanted <= _MOST_BLOCKS:
@@ -50,8 +50,8 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
 
 
 async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
-    """Return the slot of the block of a height; None if the node has none, as far as a search tells."""
-    # A step of so many slots passes at most so many blocks: it never goes too far down.
+    """Return the slot of the block at a height; None if the search finds no such block."""
+    # A step of N slots passes at most N blocks, so it never goes too far down.
     slot = tip.slot - (tip.block_height - height)
     for _ in range(_MOST_STEPS):
         if slot < 0:
@@ -64,7 +64,7 @@ async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
             return found[0]
         if above < 0:
             return None
-        # Slots may be empty: then the next block is that of before, and the step must be longer.
+        # Slots may be empty: the next block is then the same as before, and the step must be longer.
         slot = min(slot - 1, found[0] - above)
     return None
 

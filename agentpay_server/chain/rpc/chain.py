@@ -1,16 +1,19 @@
 """A Solana cluster behind the `Chain` protocol: which calls are made, how they are shared, what they prove.
 
-Rules, each for a reason:
+The rules:
 
-1. A missing status counts only if the node that answers stands at least where the node stood that told the
-   block height: behind one URL there may be many nodes, and one that lags has not seen what has landed.
-2. Heights, blockhashes and statuses are asked for once for all who want them at about the same time. A height
-   may be a moment old, which errs on the safe side; a status is never older than the call that asks for it.
-3. Heights, slots and last valid heights are claims, and judged before they are used (`tips.py`).
-4. Every half a minute, and after each outage, the node says again which cluster it serves. From another one
-   nothing is believed.
+1. A missing status counts only from a node whose position is at least the last reported block height: there
+may be
+   many nodes behind one URL, and one that lags has not seen what has landed.
+2. Heights, blockhashes and statuses are requested once for all callers that need them at about the same time.
+A height
+   may be slightly old, which is on the safe side; a status is never older than the call for it.
+3. Heights, slots and last valid heights are claims, and checked for plausibility before use (`tips.py`).
+4. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
+are
+   ignored.
 
-How a call fails is `client.py`'s, what an answer must look like is `replies.py`'s.
+`client.py` handles failures of calls, `replies.py` checks the format of responses.
 """
 
 import asyncio
@@ -52,10 +55,10 @@ from agentpay_server.chain.signing import shape_of, transaction_of
 _IDENTITY_SECONDS: Final = 30.0
 _RENT_SECONDS: Final = 600.0
 _MAX_ACCOUNTS: Final = 100
-_READS_AT_ONCE: Final = 2  # More questions would share less.
+_READS_AT_ONCE: Final = 2  # With more concurrent requests, fewer would be shared.
 _MAX_HISTORY_LINES: Final = 1_000
 _DEPOSIT_BATCH: Final = 100
-# A stranger's transaction may have any version, and what is read of it, balances by account, is in all alike.
+# Foreign transactions may have any version; the balances by account, which are read, are alike in all.
 _ANY_VERSION: Final = 255
 _MAX_DETAIL: Final = 500
 _NO_OPTIONS: Final[Mapping[str, object]] = {}
@@ -64,12 +67,12 @@ _FINALIZED: Final = {"commitment": "finalized"}
 
 
 class RpcChain:
-    """A cluster, reached over JSON-RPC. It belongs to one event loop. Made by `connect`.
+    """A cluster, reached over JSON-RPC. Bound to one event loop. Created by `connect`.
 
     Args:
         client: calls the endpoint.
-        settings: how it is used.
-        cluster: which cluster it must serve.
+        settings: how to use it.
+        cluster: the expected cluster.
     """
 
     def __init__(self, client: RpcCaller, settings: RpcSettings, cluster: Cluster) -> None:
@@ -92,7 +95,7 @@ class RpcChain:
 
     @property
     def genesis_hash(self) -> str:
-        """What names the cluster for good; to be stored with everything that is signed for it."""
+        """The cluster's permanent identity; store it with everything that is signed for it."""
         return self._cluster.genesis_hash
 
     @property
@@ -102,22 +105,22 @@ class RpcChain:
 
     @property
     def is_test_chain(self) -> bool:
-        """Whether it is a cluster of our own; on none that is public the sandbox may do anything."""
+        """Whether it is a private cluster; on public ones the sandbox is disabled."""
         return not self._cluster.is_public
 
     @property
     def landing_seconds(self) -> float:
-        """How long after a send it is hardly worth asking what became of it."""
+        """How long to wait after a send before asking for the status."""
         seconds = self._settings.landing_seconds
         return self._tips.block_seconds if seconds is None else seconds
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """How long a transaction may land after it was signed, by the pace that the cluster has shown."""
+        """How long a transaction may land after it was signed, by the observed pace of the cluster."""
         return self._tips.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """Where a person can look a transaction up (interface T11)."""
+        """Link to a transaction in a block explorer (interface T11)."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
 
     async def latest_blockhash(self) -> Blockhash:
@@ -130,10 +133,10 @@ class RpcChain:
         return (await self._tips.tip()).block_height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return what became of a transaction; None when the chain has not seen it (yet).
+        """Return the status of a transaction; None if the chain has not seen it (yet).
 
-        It is read after every height that `block_height` returned before the call, from a node that stands at
-        least there.
+        It is read after every height that `block_height` returned before this call, from a node whose
+        position is at least that height.
         """
         if not _is_signature(signature):
             return None
@@ -142,7 +145,7 @@ class RpcChain:
             self._tips.check_stands_at_tip(slot)
             return None
         is_irreversible = status.commitment == "finalized"
-        # A failure that vanished with its block could yet be a success.
+        # A failure that disappears with its block could still become a success.
         is_reached = status.commitment == self._settings.finality.value and status.error is None
         is_final = is_irreversible or is_reached
         failure = None
@@ -179,38 +182,39 @@ class RpcChain:
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the node knows all signatures in the blocks from one height to another."""
-        # The last question before an expiry is believed, hence the time to make sure who has been answering.
+        # The last check before an expiry is accepted, so take the time to verify the node's cluster.
         self._identity.forget()
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
         if await blocks.read_height(self._call, first_slot) > first_height:
             return False
-        # Emulators of a cluster, which have no history to lose, count empty blocks in another way.
+        # Emulators of a cluster have no history to lose, and count empty blocks differently.
         if self.is_test_chain:
             return True
-        # However new they are: blocks that a node has are behind it, whatever height it tells.
+        # Even for new blocks: a block that a node has is below its position, whatever height it reports.
         return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        """Wait until it may be worth asking for the status again: until a notice, or for `seconds`."""
+        """Wait until the status may have changed: until a notification, or for `seconds`."""
         await self._notices.wait(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Hand a signed transaction over. Returning tells only that it was handed over.
+        """Send a signed transaction. Returning means only that it was handed over.
 
         Args:
             raw: the transaction.
-            even_if_failing: whether to hand over what the node expects to fail: only on chain is a failure
-                final, and the same for everyone.
+            even_if_failing: whether to send it even if the node expects it to fail: only a failure on chain
+                is final.
 
         Raises:
-            ChainUnavailableError: the node did not take it, or it is unknown whether it did.
-            TransactionTooLargeError: `raw` is more than a packet.
+            ChainUnavailableError: the node did not accept it, or it is unknown whether it did.
+            TransactionTooLargeError: `raw` is larger than a packet.
             ValueError: `raw` is not a signed transaction.
         """
         transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
-        # Both before it can land: then it would not fare as it does the first time, and not every node tells
-        # of what has happened already.
+        # Both before it can land: afterwards a simulation would give another result, and not every node
+        # notifies
+        # of past events.
         await self._budgets.learn(shape, raw)
         await self._notices.expect(signature)
         try:
@@ -219,22 +223,23 @@ class RpcChain:
             if _is_duplicate(refusal):
                 return
             if not (even_if_failing and isinstance(_transaction_error(refusal), dict)):
-                # Nothing that would be recorded, or that should be: a blockhash that this node does not know
-                # (yet), or a fee payer without SOL.
+                # The failure would not be recorded on chain, and should not: this node does not know the
+                # blockhash
+                # (yet), or the fee payer has no SOL.
                 raise
             if "ComputationalBudgetExceeded" in str(_transaction_error(refusal)):
                 self._budgets.forget(shape)
             answer = await self._send(raw, skip_preflight=True)
         if answer != signature:
-            raise malformed("another signature than that of the transaction")
+            raise malformed("the signature of another transaction")
 
     async def simulate(self, raw: bytes) -> Simulation:
-        """Return how a transaction would fare now, without sending it."""
+        """Return the result of simulating a transaction now, without sending it."""
         options = {"encoding": "base64", "sigVerify": False, "replaceRecentBlockhash": True, **_CONFIRMED}
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None where there is none, or one of another mint."""
+        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
         accounts = await self._accounts(addresses)
         return [
             None
@@ -246,12 +251,12 @@ class RpcChain:
         ]
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None where there is none."""
+        """Return lamports and bytes of data of any account; None if it does not exist."""
         (account,) = await self._accounts([address])
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that keep an account of `size` bytes of data alive for good."""
+        """Return the lamports that exempt an account of `size` bytes from rent."""
 
         async def fetch() -> int:
             return replies.read_lamports(await self._call("getMinimumBalanceForRentExemption", size))
@@ -261,7 +266,7 @@ class RpcChain:
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield what came in since a cursor, which is a signature (see `DepositSource`)."""
+        """Yield the deposits since a cursor, which is a signature (see `DepositSource`)."""
         history = await self._history(token_account, after)
         known = await booked() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
@@ -275,7 +280,7 @@ class RpcChain:
             yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
 
     async def close(self) -> None:
-        """Let go of every connection; who waits is told that the chain is gone."""
+        """Close every connection; waiting callers get an error."""
         self._statuses.close()
         self._account_reads.close()
         self._budgets.close()
@@ -295,7 +300,7 @@ class RpcChain:
         except RpcRefusalError:
             raise
         except ChainUnavailableError:
-            # Whoever answers next may be another one.
+            # The next response may come from another cluster.
             self._identity.forget()
             raise
 
@@ -316,7 +321,7 @@ class RpcChain:
         return [(slot, status) for status in statuses]
 
     async def _failure(self, signature: str, status: Status) -> Failure:
-        """Return why a transaction has failed irreversibly, which takes its instructions to tell."""
+        """Return why a transaction failed irreversibly, which requires reading its instructions."""
         options = {"encoding": "json", "maxSupportedTransactionVersion": 0, **_CONFIRMED}
         reply = await self._call("getTransaction", signature, options)
         calls = replies.Calls(programs=(), last_log=None)
@@ -330,7 +335,7 @@ class RpcChain:
         options = {
             "encoding": "base64",
             "maxRetries": 0,
-            "preflightCommitment": "confirmed",  # That of the blockhash.
+            "preflightCommitment": "confirmed",  # The same as for blockhashes.
             "skipPreflight": skip_preflight,
         }
         return replies.signature_text(await self._call("sendTransaction", _base64(raw), options))
@@ -339,7 +344,7 @@ class RpcChain:
         wanted = sorted({address for address in addresses if _is_address(address)})
         reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
         try:
-            # The wait for one's turn included.
+            # Includes the wait for a turn.
             async with asyncio.timeout(self._settings.timeout_seconds):
                 answers = await reads
         except TimeoutError:
@@ -348,7 +353,7 @@ class RpcChain:
         return [found.get(address) for address in addresses]
 
     async def _fetch_accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
-        # As final as settling is: what left in a block that is not final yet is still reserved.
+        # With the finality of settlements: amounts that left in a block that is not final are still reserved.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         return replies.read_accounts(reply, len(addresses))
@@ -360,15 +365,16 @@ class RpcChain:
         lines: list[replies.HistoryLine] = []
         seen: set[str] = set()
         while True:
-            # A node that does not know where a page is to begin may answer with none, as at the end of all:
-            # every page but the first begins with the last line of the page before.
+            # A node that does not know a page's start may return an empty page, as at the end of the history:
+            # every
+            # page but the first begins with the last line of the previous page.
             overlap = lines[-1:]
             options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **more}
             options |= {"until": after} if after else {}
             options |= {"before": lines[-2].signature} if overlap else {}
             page = await self._history_page(token_account, options)
             if overlap and [line.signature for line in page[:1]] != [overlap[0].signature]:
-                raise ChainUnavailableError("a node does not know the history that another has told")
+                raise ChainUnavailableError("a node does not know the history that another node has reported")
             new = page[len(overlap) :]
             if not seen.isdisjoint(line.signature for line in new):
                 raise malformed("a history that repeats itself")
@@ -378,7 +384,7 @@ class RpcChain:
                 break
         if after and lines:
             await self._check_joins(token_account, lines[-1].signature, after)
-        # Not every node heeds the commitment. What comes after a line that may vanish waits for it.
+        # Not every node applies the commitment. Lines after a reversible one must wait for it.
         return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
 
     async def _history_page(
@@ -391,7 +397,7 @@ class RpcChain:
     async def _check_joins(self, token_account: str, oldest: str, after: str) -> None:
         """Raise unless the line before the oldest one is the cursor, so that none is missing in between.
 
-        A node that has forgotten the cursor, or does not know it yet, tells of whatever it has.
+        A node that has forgotten the cursor, or does not know it yet, returns what it has.
         """
         page = await self._history_page(token_account, {"limit": 1, "before": oldest})
         if [line.signature for line in page] != [after]:
@@ -408,7 +414,7 @@ def _transaction_error(refusal: RpcRefusalError) -> object:
 
 
 def _is_duplicate(refusal: RpcRefusalError) -> bool:
-    # Some nodes say it in words alone. Being wrong here costs nothing: the status decides.
+    # Some nodes report it only in the message. A wrong guess is harmless: the status decides.
     return _transaction_error(refusal) == "AlreadyProcessed" or "already been processed" in refusal.detail
 
 

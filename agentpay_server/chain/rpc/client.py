@@ -1,7 +1,7 @@
-"""One JSON-RPC call: an answer within a time, or `ChainUnavailableError`. It knows no method.
+"""A single JSON-RPC call of any method: returns a result in time, or raises `ChainUnavailableError`.
 
-Nothing is sent twice, nothing of the libraries below is let through, and no error or log line says the URL,
-where providers put their keys. While an endpoint limits our rate, calls fail here, without asking it.
+Nothing is retried, no exception of an HTTP library escapes, and no error or log line contains the URL, where
+providers put their keys. While an endpoint limits our rate, calls fail here without a request.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _MAX_DETAIL: Final = 300
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest reply that is read, in bytes as it arrives and as it unfolds to; usual ones are far smaller."""
+"""The largest reply that is read, in bytes before and after decompression; usual ones are far smaller."""
 
 
 class EndpointRefusesError(ChainUnavailableError):
@@ -30,12 +30,12 @@ class EndpointRefusesError(ChainUnavailableError):
 
 
 class RpcRefusalError(ChainUnavailableError):
-    """The node answered with a JSON-RPC error. To whom that means nothing more, it is an unavailable chain.
+    """The node returned a JSON-RPC error. Callers that do not handle it see an unavailable chain.
 
     Attributes:
         code: of the error.
-        detail: its message, as the node says it.
-        data: what the node adds.
+        detail: the node's message.
+        data: additional data of the node.
     """
 
     def __init__(self, method: str, code: int, detail: str, data: object) -> None:
@@ -46,31 +46,31 @@ class RpcRefusalError(ChainUnavailableError):
 
 
 class RpcCaller(Protocol):
-    """Makes JSON-RPC calls: `RpcClient`, or what takes its place where there is no network."""
+    """Makes JSON-RPC calls: `RpcClient`, or a replacement without a network."""
 
     async def call(self, method: str, /, *params: object) -> object:
         """Return the result of a call, as `RpcClient.call` does."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         ...
 
 
 class RpcClient:
-    """Calls an endpoint. It belongs to the event loop on which it is first used.
+    """Calls an endpoint. Bound to the event loop on which it is first used.
 
     Args:
         url: of the endpoint.
-        timeout_seconds: how long a call may take, waiting for a connection included.
-        max_connections: connections at most.
+        timeout_seconds: timeout of a call, including the wait for a connection.
+        max_connections: the most connections.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._quiet_until = 0.0
         self._url = url
-        # It repeats nothing by itself: a send that is posted again must be decided on, not happen.
+        # No automatic retries: whether to resend a transaction must be decided explicitly.
         self._http = httpx2.AsyncClient(
             timeout=timeout_seconds,
             limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
@@ -83,7 +83,7 @@ class RpcClient:
 
         Raises:
             RpcRefusalError: the node answered with an error.
-            ChainUnavailableError: it did not answer, not in time, or not in JSON-RPC.
+            ChainUnavailableError: there was no response in time, or it was not JSON-RPC.
         """
         if asyncio.get_running_loop().time() < self._quiet_until:
             raise ChainUnavailableError(f"{method}: not sent, because the node asked for fewer requests")
@@ -100,11 +100,11 @@ class RpcClient:
             failure = ChainUnavailableError(f"{method}: the answer {error}")
         except Exception as error:  # noqa: BLE001 - whatever the libraries below raise is one thing here
             failure = self._unavailable(method, error)
-        # Outside the handlers: what was caught says the URL, and would be its context in tracebacks.
+        # Outside the handlers: the caught exception contains the URL, and would be shown as context.
         raise failure
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         logging.getLogger("httpx2").removeFilter(self._hidden)
         await self._http.aclose()
 
@@ -137,7 +137,7 @@ class _HideUrl(logging.Filter):
 
 
 def _retry_after_seconds(header: str) -> float:
-    # Its other form, a date, is as good as none: clocks differ.
+    # The header's other form, a date, is ignored: clocks differ.
     if not (header.isascii() and header.isdigit() and len(header) < 9):
         return _QUIET_SECONDS
     return min(float(header), _LONGEST_QUIET_SECONDS)

@@ -1,4 +1,4 @@
-"""The first words with a cluster: which one it is, and whether a server may run on it."""
+"""Connecting to a cluster: identifies it, and checks that a server may run on it."""
 
 import logging
 from collections.abc import Callable
@@ -32,23 +32,23 @@ async def connect(
     stored_genesis_hash: str | None,
     treasury: str,
     mint_authority: str,
-    make_client: Callable[[RpcSettings], RpcCaller] = http_client,
+    make_client: Callable[[RpcSettings], RpcCaller] | None = None,
 ) -> RpcChain:
-    """Return the cluster behind an endpoint, once it is certain that a server may run on it.
+    """Connect to the cluster behind an endpoint, if a server may run on it.
 
     Args:
-        settings: the endpoint and how it is used.
+        settings: the endpoint and how to use it.
         stored_genesis_hash: the genesis hash that the database belongs to; None for a new database, which
             must store `RpcChain.genesis_hash` before anything is signed.
-        treasury: the address that pays fees and rents; it is told when it cannot.
-        mint_authority: the address that mints on a cluster of our own; it is told when it cannot.
-        make_client: returns what calls the endpoint.
+        treasury: the address that pays fees and rents; a warning is logged if it has no SOL.
+        mint_authority: the address that mints on a private cluster; a warning is logged if it cannot.
+        make_client: creates the client for the endpoint; None for a client over HTTP.
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.
-        ChainUnavailableError: the endpoint does not tell.
+        ChainUnavailableError: the endpoint did not respond.
     """
-    client = make_client(settings)
+    client = (make_client or http_client)(settings)
     try:
         cluster = choose_cluster(
             replies.read_hash(await client.call("getGenesisHash")),
@@ -70,8 +70,8 @@ async def connect(
 def _check_mint(cluster: Cluster, account: ChainAccount | None, mint_authority: str) -> None:
     if account is None:
         raise ClusterRefusedError(
-            f"the cluster has no USDC mint at {cluster.usdc_mint}: put one there, with {USDC_DECIMALS} "
-            f"decimals and {mint_authority} as its authority, or name another mint"
+            f"the cluster has no USDC mint at {cluster.usdc_mint}: create one there, with {USDC_DECIMALS} "
+            f"decimals and {mint_authority} as its authority, or set another mint"
         )
     if account.program != str(TOKEN_PROGRAM):
         raise ClusterRefusedError(f"{cluster.usdc_mint} is not a mint of the Token program")

@@ -1,7 +1,7 @@
-"""Reading deposits from transactions that a node describes. Pure; which transactions is decided elsewhere.
+"""Reading deposits from transactions as nodes describe them. Pure functions.
 
-A deposit is what the chain says that the balance was after a transaction, less what it was before, whatever
-instructions did it: transfers, mintings and programs that nobody here has heard of alike.
+A deposit is the difference between the balances that the chain reports after and before a transaction,
+whatever instructions caused it: transfers, mintings or unknown programs.
 """
 
 from typing import Final
@@ -14,22 +14,22 @@ _MAX_U64_DIGITS: Final = 20
 
 
 def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint: str) -> Deposit | None:
-    """Return what a transaction brought in, as `getTransaction` answers it in the encoding `jsonParsed`.
+    """Return the deposit of a transaction, from a `getTransaction` result in the encoding `jsonParsed`.
 
     Args:
-        reply: the answer.
-        signature: which transaction was asked for.
-        token_account: whose deposit.
+        reply: the result.
+        signature: the requested transaction.
+        token_account: the account that may have received.
         usdc_mint: the only mint that counts.
 
     Raises:
-        ChainUnavailableError: the answer is not about this transaction, or makes no sense.
+        ChainUnavailableError: the result is about another transaction, or malformed.
     """
     if reply is None:
         raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
     transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
     if "err" not in meta:
-        raise malformed("no word on whether it failed")
+        raise malformed("no information on whether it failed")
     if meta["err"] is not None:
         return None
     keys = [
@@ -51,7 +51,7 @@ def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint
 
 
 def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[str, int]:
-    """Return what USDC accounts held, by their address."""
+    """Return the balances of USDC accounts, by address."""
     balances: dict[str, int] = {}
     for line in member(meta, name, list):
         index = count(line, "accountIndex")
@@ -70,5 +70,5 @@ def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[
 
 def _amount(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_U64_DIGITS):
-        raise malformed("an amount that is no number")
+        raise malformed("an amount that is not a number")
     return int(text)

@@ -1,8 +1,8 @@
-"""What transactions say of their computing: limits from simulations, and a price, set or following others.
+"""The compute budget of transactions: limits from simulations, and a fixed price or one like the market's.
 
-A transaction of a shape that is new here is simulated before it is first sent, and those of its shape that
-are signed after it are limited by what it used, with a margin. So a limit costs one call for a shape, not one
-for a transaction, and no signed bytes ever change. Where nothing is known, the limit is that of the settings.
+A transaction of a new shape is simulated before it is first sent; later ones of that shape get a limit of
+what it used, with a margin. So a limit costs one call per shape rather than per transaction, and signed bytes
+never change. Without information, the limit is that of the settings.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 
 _PRICE_SECONDS: Final = 10.0
 _LEARNED_SECONDS: Final = 3_600.0
-"""How long what a shape used is believed: programs are upgraded now and then."""
+"""How long a shape's measured use is valid: programs are upgraded occasionally."""
 
 _TRIED_SECONDS: Final = 60.0
-"""How long a shape whose simulation told nothing is left alone."""
+"""How long to wait before simulating a shape again whose simulation gave no result."""
 
 _MARGIN: Final = 1.5
-"""Transactions of one shape differ in the length of their texts, a little."""
+"""Margin: transactions of one shape differ slightly in the length of their texts."""
 
 
 class Budgets:
-    """Learns what transactions need, and follows what others pay.
+    """Measures what transactions need, and follows market prices.
 
     Args:
-        settings: the highest limit, and the price, or its bounds.
-        simulate: runs signed bytes without sending them.
-        recent_prices: asks what others paid of late, in micro-lamports for each compute unit.
+        settings: the highest limit, and the price or its bounds.
+        simulate: simulates signed bytes without sending them.
+        recent_prices: returns recently paid prices, in micro-lamports per compute unit.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Budgets:
 
     @property
     def are_said(self) -> bool:
-        """Whether transactions say anything of their computing."""
+        """Whether transactions have a compute budget at all."""
         return bool(self._least_price or self._most_price)
 
     def current(self) -> ComputeBudget | None:
-        """Return what transactions are to say from now on; None to say nothing. Nobody waits for a price."""
+        """Return the compute budget for new transactions; None for none. Never waits for a price."""
         if self._most_price:
             self._follow()
         if not self._price:
@@ -70,10 +70,10 @@ class Budgets:
         )
 
     async def learn(self, shape: str | None, raw: bytes) -> None:
-        """Learn what a transaction that was not sent yet uses, unless its shape is known.
+        """Measure the use of a transaction that was not sent yet, unless its shape is known.
 
         Args:
-            shape: of the transaction; None for one that tells nothing about others.
+            shape: of the transaction; None for one that says nothing about others.
             raw: its signed bytes.
         """
         now = asyncio.get_running_loop().time()
@@ -90,12 +90,12 @@ class Budgets:
             self._again_at[shape] = now + _LEARNED_SECONDS
 
     def forget(self, shape: str | None) -> None:
-        """Limit transactions of a shape as if nothing were known: one of them needs more."""
+        """Discard the measured limit of a shape: one transaction of it needs more."""
         if shape is not None:
             self._limits.pop(shape, None)
 
     def close(self) -> None:
-        """Ask no longer what others pay."""
+        """Stop asking for prices."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -110,6 +110,6 @@ class Budgets:
             prices = sorted(await self._recent_prices())
         except ChainUnavailableError:
             return
-        # More than three of four slots asked for at least.
+        # Sufficient for at least three of four slots.
         others = prices[len(prices) * 3 // 4] if prices else 0
         self._price = min(max(self._least_price, others), self._most_price)

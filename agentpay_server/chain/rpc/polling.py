@@ -1,9 +1,10 @@
-"""Asking for many at once: what became of all waiting transactions, or what many accounts hold.
+"""Batched requests: the status of all waiting transactions, or the content of many accounts, in one call.
 
-Few questions are under way at a time, however many wait; those who come meanwhile are in the next one.
+Only few requests are in flight at a time, however many callers wait; later callers join the next request.
 
-The order of exactly-once is kept: whoever has read a block height and then asks here for a status gets one
-that was read after that height. Therefore a caller joins the next question, never one that is under way.
+Exactly-once depends on the order: a caller that has read a block height and then asks here for a status must
+get one that was read after that height. Therefore a caller joins the next request, never one that is in
+flight.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 
 
 class Poller(Generic[T]):
-    """Collects names while questions are under way, and asks for all of them in the next one.
+    """Collects names while requests are in flight, and puts all of them into the next request.
 
     Args:
-        fetch: asks for at most `most` names, and returns the answers in their order.
-        interval_seconds: from the start of one question to that of the next, at least.
-        most: how many names one question takes.
-        at_once: how many questions may be under way together.
+        fetch: requests at most `most` names, and returns the results in the same order.
+        interval_seconds: minimum time between the starts of two requests.
+        most: how many names one request takes.
+        at_once: how many requests may be in flight at a time.
     """
 
     def __init__(self, fetch: Fetch[T], interval_seconds: float, *, most: int, at_once: int = 1) -> None:
@@ -43,20 +44,20 @@ class Poller(Generic[T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, name: str) -> T:
-        """Return what the next question tells of a name: a signature, or an address.
+        """Return the next request's result for a name: a signature, or an address.
 
         Raises:
-            ChainUnavailableError: it was not answered.
+            ChainUnavailableError: the request failed.
         """
         loop = asyncio.get_running_loop()
         answer = self._waiting.get(name)
         if answer is None:
             answer = self._waiting[name] = loop.create_future()
-            # Looked at, lest asyncio takes it for lost when nobody waits any more.
+            # Retrieved here, so that asyncio does not report it as never retrieved if no caller waits.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not self._is_collecting and self._asking < self._at_once:
             self._is_collecting = True
-            # Counted here, not by the tasks: one that has ended is still in the set for a turn of the loop.
+            # Counted here, because a finished task stays in the set for one turn of the loop.
             self._asking += 1
             task = loop.create_task(self._ask_while_anyone_waits())
             self._tasks.add(task)
@@ -64,7 +65,7 @@ class Poller(Generic[T]):
         return await asyncio.shield(answer)
 
     def close(self) -> None:
-        """Stop asking; who waits is told that the chain is gone."""
+        """Stop requests; waiting callers get an error."""
         for task in self._tasks:
             task.cancel()
         self._asking, self._is_collecting = 0, False
@@ -75,7 +76,7 @@ class Poller(Generic[T]):
         loop = asyncio.get_running_loop()
         while True:
             self._is_collecting = True
-            # Even without a pause everyone who asks in the same turn of the loop is in the same question.
+            # Even without a pause, all callers of one turn of the loop are in the same request.
             await asyncio.sleep(max(self._asked_at + self._interval_seconds - loop.time(), 0))
             self._asked_at = loop.time()
             self._is_collecting = False
@@ -84,10 +85,10 @@ class Poller(Generic[T]):
             try:
                 await asyncio.gather(*(self._ask(dict(part)) for part in parts))
             finally:
-                # Cut off in the turn in which they were started, they have told nobody.
+                # Tasks cancelled in the turn in which they were started never ran: fail their callers here.
                 _fail(dict(waiting), ChainUnavailableError("the server stops"))
             if not self._waiting or self._is_collecting:
-                # In the turn that found nobody waiting: whoever comes next has to start another.
+                # In the same turn that found no waiting caller, so that the next caller starts a new task.
                 self._asking -= 1
                 return
 
@@ -98,7 +99,7 @@ class Poller(Generic[T]):
             for answer, status in zip(answers.values(), statuses, strict=True):
                 answer.set_result(status)
         except Exception as caught:  # noqa: BLE001
-            # Whatever it is, it belongs to those who wait: they would wait for ever.
+            # Any error is passed on to the waiting callers, or they would wait forever.
             error = caught
         finally:
             _fail(answers, error)
@@ -111,14 +112,14 @@ def _fail(answers: dict[str, asyncio.Future[T]], error: Exception) -> None:
 
 
 class Recent(Generic[T]):
-    """What a chain said a moment ago. Errors are told to those who wait, and not kept.
+    """A recent value from the chain, shared by callers. Errors are passed to waiting callers, and not kept.
 
     Args:
-        fetch: asks for the value.
-        max_age_seconds: how long after it was asked for it may be used.
+        fetch: requests the value.
+        max_age_seconds: how long after the request it may be used.
 
     Attributes:
-        max_age_seconds: the same; it may be changed at any time.
+        max_age_seconds: the same; may be changed at any time.
     """
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], max_age_seconds: float) -> None:
@@ -129,9 +130,9 @@ class Recent(Generic[T]):
         self._asked_at = -math.inf
 
     async def get(self) -> T:
-        """Return the value; giving up on waiting for it disturbs nobody else who waits."""
+        """Return the value. Cancelling one caller does not affect the others."""
         while self._forgotten is not None and not self._forgotten.done():
-            # One question at a time, and this one was asked too early.
+            # One request at a time, and the current one started too early for this caller.
             await asyncio.wait({self._forgotten})
         task = self._task
         now = asyncio.get_running_loop().time()
@@ -147,12 +148,12 @@ class Recent(Generic[T]):
             raise
 
     def forget(self) -> None:
-        """Use no longer what was asked for until now, answered or not."""
+        """Discard the value and any request in flight."""
         self._forgotten = self._task
         self._asked_at = -math.inf
 
     def close(self) -> None:
-        """Stop asking; who waits is told that the chain is gone."""
+        """Stop requests; waiting callers get an error."""
         if self._task is not None:
             self._task.cancel()
 
@@ -162,5 +163,5 @@ async def _awaited(fetch: Callable[[], Awaitable[T]]) -> T:
 
 
 def _failed(task: "asyncio.Task[T]") -> bool:
-    # Looking at the exception also tells asyncio that it is not lost when nobody waits any more.
+    # Reading the exception also prevents asyncio from reporting it as never retrieved.
     return task.cancelled() or task.exception() is not None

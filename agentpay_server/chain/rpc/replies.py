@@ -1,8 +1,8 @@
-"""Reading what a node answers: every field that is used is checked, and nothing is taken for granted.
+"""Validates and parses the results of a node: every field that is used is checked.
 
-Pure functions from JSON to values. A reply that is not what the method promises tells nothing, just like no
-reply, and raises `ChainUnavailableError`. A missing field is never read as its empty value; above all, a
-status without `err` is not a success.
+Pure functions from JSON to values. A malformed result counts as no response, and raises
+`ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status without
+`err` is not a success.
 """
 
 import base64
@@ -18,12 +18,12 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 T = TypeVar("T")
 
 _MAX_U64: Final = 2**64 - 1
-_MAX_STORED: Final = 2**63 - 1  # What a database takes.
+_MAX_STORED: Final = 2**63 - 1  # The largest integer of the database.
 
 
 @frozen(kw_only=True)
 class Epoch:
-    """Where a node stands: a block height, and the slot of the block that has it."""
+    """The position of a node: a block height, and the slot of that block."""
 
     block_height: int
     slot: int
@@ -31,11 +31,11 @@ class Epoch:
 
 @frozen(kw_only=True)
 class Status:
-    """What a node knows of a signature.
+    """A node's information on a signature.
 
     Attributes:
         commitment: `processed`, `confirmed` or `finalized`.
-        error: the transaction's error as the node says it; None when it succeeded.
+        error: the transaction's error as reported; None if it succeeded.
     """
 
     commitment: str
@@ -44,11 +44,11 @@ class Status:
 
 @frozen(kw_only=True)
 class ChainAccount:
-    """Any account.
+    """An account of any kind.
 
     Attributes:
         program: the program that owns it.
-        lamports: what it holds.
+        lamports: its balance.
         data: its data.
     """
 
@@ -62,9 +62,9 @@ class HistoryLine:
     """A transaction in an account's history.
 
     Attributes:
-        signature: which one.
+        signature: its signature.
         failed: whether it moved nothing.
-        finalized: whether it can no longer vanish.
+        finalized: whether it is irreversible.
     """
 
     signature: str
@@ -74,7 +74,7 @@ class HistoryLine:
 
 @frozen(kw_only=True)
 class Calls:
-    """What a transaction called: the program of each instruction, and the last line of its log, if any."""
+    """The calls of a transaction: the program of each instruction, and the last line of its log, if any."""
 
     programs: tuple[str, ...]
     last_log: str | None
@@ -82,11 +82,11 @@ class Calls:
 
 @frozen(kw_only=True)
 class Simulation:
-    """How a transaction would fare now.
+    """The result of simulating a transaction.
 
     Attributes:
         units_consumed: compute units that it used.
-        error: its error as the node says it; None when it would succeed.
+        error: its error as reported; None if it would succeed.
     """
 
     units_consumed: int
@@ -97,38 +97,38 @@ _COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
 
 
 def malformed(what: str) -> ChainUnavailableError:
-    """Return the error of a reply that is not what it should be."""
+    """Return the error for a malformed result."""
     return ChainUnavailableError(f"the node's answer makes no sense: {what}")
 
 
 def member(value: object, name: str, kind: type[T]) -> T:
-    """Return a member of a JSON object, if it is there and of exactly this type: `True` is no `int`."""
+    """Return a required member of a JSON object, of exactly this type: `True` is not an `int`."""
     if not isinstance(value, dict) or name not in value:
         raise malformed(f"no {name}")
     return exactly(value[name], kind, name)
 
 
 def optional_member(value: object, name: str, kind: type[T]) -> T | None:
-    """Return a member of a JSON object, or None where it is absent or null."""
+    """Return a member of a JSON object, or None if it is missing or null."""
     if isinstance(value, dict) and value.get(name) is None:
         return None
     return member(value, name, kind)
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
-    """Return `value`, if its type is exactly `kind`."""
+    """Return `value` if its type is exactly `kind`."""
     if type(value) is not kind:
         raise malformed(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
     return value
 
 
 def count(value: object, name: str) -> int:
-    """Return a member that counts something: an integer that fits 64 bits."""
+    """Return a non-negative integer that fits 64 bits."""
     return _u64(member(value, name, int), name)
 
 
 def signature_text(value: object) -> str:
-    """Return `value`, if it is a signature in base58."""
+    """Return `value` if it is a signature in base58."""
     text = exactly(value, str, "signature")
     try:
         Signature.from_string(text)
@@ -138,7 +138,7 @@ def signature_text(value: object) -> str:
 
 
 def read_hash(reply: object) -> str:
-    """Return a hash in base58, as `getGenesisHash` answers it."""
+    """Parse the base58 hash of a `getGenesisHash` result."""
     text = exactly(reply, str, "hash")
     try:
         Hash.from_string(text)
@@ -148,7 +148,7 @@ def read_hash(reply: object) -> str:
 
 
 def read_blockhash(reply: object) -> tuple[str, int]:
-    """Return blockhash and last valid block height, as `getLatestBlockhash` answers them."""
+    """Parse blockhash and last valid block height of a `getLatestBlockhash` result."""
     value = member(reply, "value", dict)
     height = count(value, "lastValidBlockHeight")
     if height > _MAX_STORED:
@@ -157,7 +157,7 @@ def read_blockhash(reply: object) -> tuple[str, int]:
 
 
 def read_epoch(reply: object) -> Epoch:
-    """Return where the node stands, as `getEpochInfo` answers it."""
+    """Parse the node's position from a `getEpochInfo` result."""
     epoch = Epoch(block_height=count(reply, "blockHeight"), slot=count(reply, "absoluteSlot"))
     if epoch.block_height > epoch.slot:  # Slots may be without a block, never the other way round.
         raise malformed("a block height above its slot")
@@ -165,28 +165,28 @@ def read_epoch(reply: object) -> Epoch:
 
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
-    """Return the slot that the node was at, and `wanted` statuses, as `getSignatureStatuses` answers them."""
+    """Parse the node's slot and `wanted` statuses of a `getSignatureStatuses` result."""
     slot = count(member(reply, "context", dict), "slot")
     return slot, [None if line is None else _status(line) for line in _lines(reply, wanted)]
 
 
 def read_accounts(reply: object, wanted: int) -> list[ChainAccount | None]:
-    """Return `wanted` accounts, as `getMultipleAccounts` answers them in base64; None where there is none."""
+    """Parse `wanted` accounts of a base64 `getMultipleAccounts` result; None for a missing account."""
     return [None if line is None else _account(line) for line in _lines(reply, wanted)]
 
 
 def read_lamports(reply: object) -> int:
-    """Return an amount of lamports, as `getMinimumBalanceForRentExemption` answers it."""
+    """Parse the lamports of a `getMinimumBalanceForRentExemption` result."""
     return _u64(exactly(reply, int, "lamports"), "lamports")
 
 
 def read_slot(reply: object) -> int:
-    """Return a slot, as `getFirstAvailableBlock` answers it."""
+    """Parse the slot of a `getFirstAvailableBlock` result."""
     return _u64(exactly(reply, int, "slot"), "slot")
 
 
 def read_slots(reply: object) -> list[int]:
-    """Return slots, each above the one before, as `getBlocksWithLimit` answers them."""
+    """Parse the slots of a `getBlocksWithLimit` result, in ascending order."""
     lines: list[object] = exactly(reply, list, "slots")
     slots = [read_slot(line) for line in lines]
     if any(slot >= following for slot, following in pairwise(slots)):
@@ -195,7 +195,7 @@ def read_slots(reply: object) -> list[int]:
 
 
 def read_history(reply: object) -> list[HistoryLine]:
-    """Return an account's transactions, newest first, as `getSignaturesForAddress` answers them."""
+    """Parse an account's transactions, newest first, of a `getSignaturesForAddress` result."""
     lines: list[Any] = exactly(reply, list, "history")
     return [
         HistoryLine(
@@ -208,7 +208,7 @@ def read_history(reply: object) -> list[HistoryLine]:
 
 
 def read_transaction(reply: object, signature: str) -> dict[str, Any]:
-    """Return the transaction of an answer to `getTransaction`, if it is the one that was asked for."""
+    """Return the transaction of a `getTransaction` result, if it is the requested one."""
     transaction: dict[str, Any] = member(reply, "transaction", dict)
     signatures: list[object] = member(transaction, "signatures", list)
     if not signatures or signature_text(signatures[0]) != signature:
@@ -217,7 +217,7 @@ def read_transaction(reply: object, signature: str) -> dict[str, Any]:
 
 
 def read_calls(reply: object, signature: str) -> Calls:
-    """Return what a transaction called, as `getTransaction` answers it in the encoding `json`."""
+    """Parse the calls of a transaction from a `getTransaction` result in the encoding `json`."""
     message = member(read_transaction(reply, signature), "message", dict)
     meta = member(reply, "meta", dict)
     keys: list[object] = list(member(message, "accountKeys", list))
@@ -235,13 +235,13 @@ def read_calls(reply: object, signature: str) -> Calls:
 
 
 def read_simulation(reply: object) -> Simulation:
-    """Return how a transaction would fare, as `simulateTransaction` answers it."""
+    """Parse a `simulateTransaction` result."""
     value = member(reply, "value", dict)
     return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
 
 
 def read_prices(reply: object) -> list[int]:
-    """Return what was paid in recent slots, as `getRecentPrioritizationFees` answers it."""
+    """Parse recently paid prices of a `getRecentPrioritizationFees` result."""
     lines: list[object] = exactly(reply, list, "prices")
     return [count(line, "prioritizationFee") for line in lines]
 
@@ -249,12 +249,12 @@ def read_prices(reply: object) -> list[int]:
 def _status(line: object) -> Status:
     commitment = member(line, "confirmationStatus", str)
     if commitment not in _COMMITMENTS:
-        raise malformed("a commitment that nobody knows")
+        raise malformed("an unknown commitment")
     return Status(commitment=commitment, error=_error(line))
 
 
 def _error(line: object) -> object:
-    """Return a transaction's error; that there is none must be said."""
+    """Return a transaction's error, which must be present even if it is null."""
     if not isinstance(line, dict) or "err" not in line:
         raise malformed("no word on whether it failed")
     error = line["err"]

@@ -1,31 +1,32 @@
-"""How a cluster is reached and what is asked of it: the settings of the RPC chain, with their defaults."""
+"""The settings of the RPC chain: how to reach a cluster, and how to use it, with defaults."""
 
 from collections.abc import Callable
 from enum import StrEnum
+from urllib.parse import urlsplit
 
-import httpx2
 from attrs import Attribute, field, frozen, validators
 
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
 
 
 class Finality(StrEnum):
-    """When a transaction counts as settled (interface T12)."""
+    """The commitment at which a transaction counts as settled (interface T12)."""
 
     CONFIRMED = "confirmed"
     """Two thirds of the stake have voted for its block, which takes less than a second."""
 
     FINALIZED = "finalized"
-    """Its block can no longer be undone, some 13 seconds later."""
+    """Its block can no longer be undone, about 13 seconds later."""
 
 
 def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
     def check(_: object, attribute: "Attribute[str]", value: str) -> None:
         try:
-            url = httpx2.URL(value)
-            if url.scheme in schemes and url.host:
+            url = urlsplit(value)
+            # Reading the port checks it.
+            if value.isprintable() and url.scheme in schemes and url.hostname and url.port != 0:
                 return
-        except httpx2.InvalidURL:
+        except ValueError:
             pass
         # Without the URL: it may hold a key.
         raise ValueError(f"{attribute.name} must be a URL with {' or '.join(schemes)} and a host")
@@ -35,30 +36,33 @@ def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
 
 @frozen(kw_only=True)
 class RpcSettings:
-    """An endpoint, and how it is used.
+    """An endpoint, and how to use it.
 
     Attributes:
-        url: of the JSON-RPC endpoint; kept out of `repr`, because providers put their keys into it.
-        websocket_url: of its websocket; None if there is none. It only saves waiting.
+        url: of the JSON-RPC endpoint; not in `repr`, because providers put their keys into it.
+        websocket_url: of its websocket; None for none. It only shortens waiting.
         finality: when a transaction counts as settled.
-        allow_mainnet: whether real money is meant.
-        usdc_mint: the mint to use on a cluster without Circle's USDC; None for the address it has on mainnet.
-        timeout_seconds: how long any call may take, its wait for a connection included.
-        max_connections: connections to the endpoint at most.
+        allow_mainnet: whether real money is allowed.
+        usdc_mint: the mint to use on a cluster without Circle's USDC; None for the same address as on
+            mainnet.
+        timeout_seconds: timeout of any call, including the wait for a connection.
+        max_connections: the most connections to the endpoint.
         blockhash_seconds: how long a blockhash is used for new transactions; None for the time of five
-            blocks, at the pace that the cluster shows, and 5 s at most.
-        landing_seconds: how long a transaction takes to be confirmed, about: after a send its status is asked
-            for no earlier, unless the websocket says so. None for the time of a block, and 1 s at most.
-        status_interval_seconds: pause between two questions about all waiting transactions together.
-        compute_unit_limit: compute units that a transaction may use at most. The default is some three times
-            what the largest of ours used; those that were simulated may use half as much again as that told.
-        priority_fee_micro_lamports: offered for each of these units; at 0 nothing is said of either.
-        priority_fee_cap_micro_lamports: with it the offer follows what others paid of late, from
-            `priority_fee_micro_lamports` up to this; 0 for one that is always the same.
-        deposit_interval_seconds: pause between two looks for money that came into the accounts.
-        fee_payer_key: the 64 bytes of the key that pays fees and rents; None for one of the server's own,
-            whose address the log names until it holds SOL.
-        mint_authority_key: those of the key that mints on a cluster of our own; None for one of the server's.
+            blocks, at the observed pace of the cluster, and at most 5 s.
+        landing_seconds: typical time until a transaction is confirmed: its status is requested no earlier,
+            unless the websocket notifies. None for the time of a block, and at most 1 s.
+        status_interval_seconds: pause between two requests for the statuses of all waiting transactions.
+        compute_unit_limit: maximum compute units of a transaction. The default is about three times the need
+            of the largest transaction; simulated ones get one and a half times what the simulation used.
+        priority_fee_micro_lamports: offered for each of these units; with 0 transactions have no compute
+            budget.
+        priority_fee_cap_micro_lamports: if set, the offer follows recent market prices, from
+            `priority_fee_micro_lamports` up to this; 0 for a fixed offer.
+        deposit_interval_seconds: pause between two scans for deposits.
+        fee_payer_key: the 64 bytes of the key that pays fees and rents; None for a key of the server, whose
+            address is logged until it holds SOL.
+        mint_authority_key: the 64 bytes of the key that mints on a private cluster; None for a key of the
+            server.
     """
 
     url: str = field(repr=False, validator=_url("http", "https"))

@@ -1,8 +1,8 @@
-"""Where a cluster stands, as far as its nodes are believed: block heights, slots, and new blockhashes.
+"""The position of a cluster, as far as its nodes are plausible: block heights, slots, and new blockhashes.
 
-Each number that a node tells is judged before it is used (`heights.py`). What does not fit is asked for
-again, since behind one URL there may be many nodes; after some tries it is replaced by what the claims before
-it say, or refused.
+Each number that a node reports is checked (`heights.py`). An implausible one is requested again, because
+there may be many nodes behind one URL; after some attempts it is replaced by what earlier claims say, or
+refused.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from agentpay_server.chain.rpc.replies import Epoch
 
 _TRIES: Final = 3
 _DEFAULT_BLOCK_SECONDS: Final = 0.4
-"""How long a block takes, for pauses alone, while the cluster has not shown it. No proof rests on it."""
+"""Assumed time of a block until the cluster's pace is known. Only for pauses; no proof depends on it."""
 
 _LONGEST_BLOCK_SECONDS: Final = 1.0
-"""How long a block takes at most, for pauses: wrong heights can make a pace that is far too slow."""
+"""Maximum time of a block, for pauses: wrong heights could suggest a pace that is far too slow."""
 
 _BLOCKHASH_BLOCKS: Final = 5
 _QUIET_SECONDS: Final = 1.0
@@ -43,17 +43,17 @@ Call = Callable[..., Awaitable[object]]
 
 @frozen(kw_only=True)
 class Reading:
-    """What a node told of where it stands, and what is believed of it."""
+    """The position that a node reported, and the plausible one."""
 
     told: Epoch
     believed: Epoch
 
 
 class Tips:
-    """Asks where the cluster stands, once for all who want to know at about the same time.
+    """Reads the cluster's position, once for all callers at about the same time.
 
     Args:
-        call: makes a call of the node, given method and parameters, and returns what it answers.
+        call: calls a method of the node with parameters, and returns its result.
         blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
             blocks.
     """
@@ -70,33 +70,33 @@ class Tips:
 
     @property
     def block_seconds(self) -> float:
-        """How long a block takes, about, and as far as pauses go by it."""
+        """The approximate time of a block, for pauses."""
         pace = self._heights.per_second
         return _DEFAULT_BLOCK_SECONDS if pace is None else min(1 / pace, _LONGEST_BLOCK_SECONDS)
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """How long a transaction may land after it was signed; infinite while the pace is not known."""
+        """How long a transaction may land after it was signed; infinite while the pace is unknown."""
         pace = self._heights.per_second
         return math.inf if pace is None else life_seconds(pace)
 
     async def tip(self) -> Epoch:
-        """Return the newest finalized block that is believed, of a moment ago at most."""
+        """Return the newest finalized block that is plausible, at most a moment old."""
         return (await self._reading.get()).believed
 
     async def blockhash(self) -> Blockhash:
         """Return a blockhash for a new transaction, confirmed, and no older than some blocks.
 
         Raises:
-            ChainUnavailableError: also when none was told that fits the height.
+            ChainUnavailableError: no node responded, or no blockhash fits the height.
         """
         return await self._blockhash.get()
 
     def check_stands_at_tip(self, slot: int) -> None:
-        """Raise unless a node at a slot has seen what was finalized when the height was last read.
+        """Raise unless a node at this slot has seen everything that was finalized at the last height.
 
         Raises:
-            DoubtfulNodeError: it lags behind that, or it cannot be where it says that it is.
+            DoubtfulNodeError: it lags behind that, or reports an implausible slot.
         """
         now = asyncio.get_running_loop().time()
         tip, highest = self._slots.newest_believable(now), self._slots.highest(now)
@@ -104,10 +104,10 @@ class Tips:
             raise DoubtfulNodeError("a node that lags behind does not know a signature")
         if highest is not None and slot > highest + MOST_UNFINALIZED_BLOCKS:
             self._doubt("getSignatureStatuses", slot, highest)
-            raise DoubtfulNodeError("a node that tells an impossible slot does not know a signature")
+            raise DoubtfulNodeError("a node with an implausible slot does not know a signature")
 
     def close(self) -> None:
-        """Stop asking; who waits is told that the chain is gone."""
+        """Stop requests; waiting callers get an error."""
         recents: tuple[Recent[Any], ...] = (self._reading, self._blockhash)
         for recent in recents:
             recent.close()
@@ -137,10 +137,9 @@ class Tips:
         return True
 
     async def _fetch_blockhash(self) -> Blockhash:
-        """Return a blockhash that is new, as far as can be told: one is not signed under that is not.
+        """Return a new blockhash; one that is not new, as far as can be determined, is never signed with.
 
-        The height is read before it: a node that told both stands 150 blocks below the last valid height at
-        least.
+        The height is read first: a node that reports both is at least 150 blocks below the last valid height.
         """
         for _ in range(_TRIES):
             reading = await self._reading.get()
@@ -150,12 +149,12 @@ class Tips:
             if self._is_new(last_valid_height, reading.told.block_height):
                 return Blockhash(value=value, last_valid_block_height=last_valid_height)
             self._doubt("getLatestBlockhash", last_valid_height, reading.told.block_height)
-            # Whichever of the two was wrong.
+            # It is unknown which of the two was wrong.
             self._reading.forget()
         raise ChainUnavailableError("the last valid height of the blockhash does not fit the block height")
 
     def _is_new(self, last_valid_height: int, height: int) -> bool:
-        # A node that tells both wrongly, by as much, is given away by what was told before.
+        # A node that reports both wrongly, by the same amount, is detected by earlier claims.
         lowest = self._heights.lowest(asyncio.get_running_loop().time())
         return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
 
@@ -167,7 +166,7 @@ class Tips:
         )
 
     def _doubt(self, method: str, told: int, expected: int | None) -> None:
-        """Log what is not believed, once a second at most."""
+        """Log an implausible number, at most once a second."""
         now = asyncio.get_running_loop().time()
         if now >= self._doubted_at + _QUIET_SECONDS:
             self._doubted_at = now

@@ -1,7 +1,7 @@
-"""Being told that a transaction is final, over a node's websocket: it saves waiting, and decides nothing.
+"""Notifications of final transactions over a node's websocket. They shorten waiting, and decide nothing.
 
-A notice is not believed, only taken as a reason to ask now. Without a websocket, or while it is down, waiting
-takes its full time and nothing else changes.
+A notification is only a reason to ask now. Without a websocket, or while it is down, waiting takes its full
+time and nothing else changes.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Wakes those who wait for transactions.
+    """Wakes callers that wait for transactions.
 
     Args:
-        url: of the websocket; None if there is none.
-        commitment: what to be told of.
+        url: of the websocket; None for none.
+        commitment: the commitment to be notified of.
     """
 
     def __init__(self, url: str | None, commitment: str) -> None:
@@ -40,25 +40,25 @@ class Notices:
         self._task: asyncio.Task[None] | None = None
 
     async def expect(self, signature: str) -> None:
-        """Ask to be told of a transaction; the earlier, the less can happen before anybody listens."""
+        """Subscribe to a transaction, early, so that the notification is not missed."""
         if self._url is not None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url))
         connected = self._connected
         if connected is None or signature in connected.asked:
             return
         request = connected.subscription(signature, self._commitment)
-        # Nobody who moves money is kept waiting for long by a websocket that hangs.
+        # A hanging websocket must not delay payments for long.
         with suppress(WebSocketException, OSError, TimeoutError):
             async with asyncio.timeout(_ASKING_SECONDS):
                 if len(connected.asked) > _MAX_SUBSCRIPTIONS:
-                    # Those of transactions that never land stay with the node. A new connection has none.
+                    # The node keeps subscriptions of transactions that never land. A new connection has none.
                     await connected.connection.close()
                 await connected.connection.send(request)
 
     async def wait(self, signature: str, seconds: float) -> None:
-        """Return at a notice of a transaction since it was asked for, and after `seconds` at the latest.
+        """Return at a notification of a transaction since its subscription, after `seconds` at the latest.
 
-        A notice ends one wait. Whoever waits again has asked for the status and was not content.
+        A notification ends one wait only: a caller that waits again has already read the status.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -70,7 +70,7 @@ class Notices:
                     connected.notices.pop(signature, None)
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -87,7 +87,7 @@ class Notices:
                     async for message in connection:
                         connected.hear(message)
             except (OSError, ValueError, WebSocketException) as error:
-                # Its text may say the URL, where providers put their keys.
+                # The error's text may contain the URL, where providers put their keys.
                 logger.info("the websocket of the chain is not there: %s", type(error).__name__)
             finally:
                 self._connected = None
@@ -97,15 +97,15 @@ class Notices:
 
 @frozen
 class _Connected:
-    """A connection, and what was asked for and told on it.
+    """A connection with its subscriptions and notifications.
 
     Attributes:
         connection: to the node.
-        asked: the signatures that were asked for, each once.
-        notices: an event for each of them, until somebody has waited for it to its end.
-        requests: the signatures by the numbers of their requests, until the node has named a subscription.
-        subscriptions: the signatures by the subscriptions that the node has named.
-        early: subscriptions that the node told of before it named them.
+        asked: the subscribed signatures, each once.
+        notices: an event per signature, until a wait for it has ended.
+        requests: the signatures by request number, until the node has confirmed the subscription.
+        subscriptions: the signatures by subscription number.
+        early: subscriptions whose notification arrived before their confirmation.
     """
 
     connection: ClientConnection
@@ -117,7 +117,7 @@ class _Connected:
     _numbers: "itertools.count[int]" = Factory(lambda: itertools.count(1))
 
     def subscription(self, signature: str, commitment: str) -> str:
-        """Note that a signature is asked for, and return the request."""
+        """Record a subscription, and return the request for it."""
         number = next(self._numbers)
         self.asked.add(signature)
         self.notices[signature] = asyncio.Event()
@@ -126,7 +126,7 @@ class _Connected:
         return json.dumps({"jsonrpc": "2.0", "id": number, "method": "signatureSubscribe", "params": params})
 
     def hear(self, message: str | bytes) -> None:
-        """Take in what the node says; what makes no sense is as good as silence."""
+        """Process a message of the node; malformed ones are ignored."""
         try:
             told = json.loads(message)
             if "method" in told:
@@ -146,7 +146,7 @@ class _Connected:
 
     def _notified(self, subscription: int) -> None:
         if subscription in self.subscriptions:
-            # A node tells of a signature once.
+            # A node notifies of a signature once.
             self._wake(self.subscriptions.pop(subscription))
         elif len(self.early) < len(self.requests):
             self.early.add(subscription)

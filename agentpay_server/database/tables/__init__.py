@@ -1,7 +1,7 @@
 """The tables, for SQLite and PostgreSQL alike.
 
-Amounts are integers of micro-USDC, times integers of microseconds since 1970. `seq` orders rows by insertion
-and is what cursors point at. Names of columns are those of the contract where it has one.
+Amounts are integers of micro-USDC, times integers of microseconds since 1970. `seq` orders rows by insertion;
+cursors refer to it. Columns have the names of the contract where possible.
 """
 
 from agentpay_server.database.tables.base import metadata

@@ -1,4 +1,4 @@
-"""What all tables have in common."""
+"""Columns that all tables share."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What is kept of the embedded chain (`chain/embedded/persistence.py`): another system, stored here."""
+"""The ledger of the embedded chain (`chain/embedded/persistence.py`)."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ chain_state: Final = Table(
     Column("genesis", Text, primary_key=True),
     Column("slot", BigInteger, nullable=False),
     Column("height", BigInteger, nullable=False),
-    # When the block of that height began; NULL in a row of a version whose heights did not follow the clock.
+    # When the block at that height began; NULL in rows of versions whose heights did not follow the clock.
     Column("height_since_us", BigInteger),
 )
 
@@ -20,7 +20,7 @@ chain_accounts: Final = Table(
     "chain_accounts",
     metadata,
     Column("address", Text, primary_key=True),
-    # The account as Solana serialises it; one that is gone has no row.
+    # The account in Solana's serialisation; a deleted one has no row.
     Column("account", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -29,14 +29,15 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    # Why it moved nothing; NULL when it succeeded; `refused` when it was never executed and never will be.
+    # Why it moved nothing; NULL if it succeeded; `refused` if it was never executed and never will be.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
-    # What the signature signs, and the height of the block: no message is executed twice. NULL in rows of
-    # versions that did not keep them, whose blockhashes have expired.
+    # The hash of the signed message, and its block height: no message is executed twice. NULL in rows of
+    # versions
+    # that did not store them, whose blockhashes have expired.
     Column("message_hash", LargeBinary),
     Column("height", BigInteger),
-    # For the messages whose blockhashes are valid.
+    # To look up the messages with valid blockhashes.
     Index("ix_chain_signatures_height", "height"),
     Index("ix_chain_signatures_message", "message_hash"),
     sqlite_with_rowid=False,
@@ -45,7 +46,7 @@ chain_signatures: Final = Table(
 chain_credits: Final = Table(
     "chain_credits",
     metadata,
-    # What came into a token account, and the slot of the transaction that brought it.
+    # A token account's credit, and the slot of its transaction.
     Column("token_account", Text, primary_key=True),
     Column("slot", BigInteger, primary_key=True),
     Column("signature", Text, nullable=False),

@@ -1,4 +1,4 @@
-"""Accounts, and what the chain holds of their policies."""
+"""Accounts, and the on-chain records of their policies."""
 
 from typing import Final
 
@@ -15,11 +15,11 @@ accounts: Final = Table(
     Column("name", Text, nullable=False),
     Column("handle", Text, nullable=False),
     Column("metadata", Text),
-    # Position of the account's keys in the custody tree; never used twice.
+    # Position of the account's keys in the custody tree; never reused.
     Column("key_index", BigInteger, nullable=False, unique=True),
     Column("chain_address", Text, nullable=False),
     Column("usdc_token_account", Text, nullable=False, unique=True),
-    # The policy as canonical JSON; `paused` repeats one field of it, to be filtered by.
+    # The policy as canonical JSON; `paused` repeats one of its fields, for filters.
     Column("policy", Text, nullable=False),
     Column("paused", Boolean, nullable=False),
     Column("policy_version", BigInteger, nullable=False),
@@ -27,20 +27,20 @@ accounts: Final = Table(
     # Running total of the account's spends, and the time of the newest (money/spending.py).
     Column("spent_total", BigInteger, nullable=False),
     Column("last_spend_us", BigInteger, nullable=False),
-    # What the account holds by the books, which every settled movement changes in its own commit.
+    # The booked balance, which every settled movement changes in its own commit.
     Column("balance", BigInteger, nullable=False),
-    # What signed transfers and openings of sessions that are not final may yet take from the balance.
+    # The amount that signed transfers and session openings, not final yet, may still take from the balance.
     Column("in_flight", BigInteger, nullable=False),
-    # Up to where the token account's history on chain was looked through for deposits; NULL: never.
+    # How far the token account's on-chain history was scanned for deposits; NULL: never.
     Column("deposit_cursor", Text),
-    # Running total of all that was ever in flight: what was added between two looks is the difference.
+    # Running total of everything that was ever in flight: the difference of two values is what was added.
     Column("in_flight_total", BigInteger, nullable=False),
-    # The caps of all sessions that are not settled: they count against the daily limit in full.
+    # The caps of all unsettled sessions: they count against the daily limit in full.
     Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # What has left the balance since `balance.low_threshold` was last judged by it.
+    # How much has left the balance since `balance.low_threshold` was last checked.
     Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
-    # Since when nothing is signed for the account, because a transaction landed that had been believed
+    # Since when the account is blocked, because a transaction landed that had been considered
     # expired.
     Column("stopped_us", BigInteger),
     Index("ix_accounts_operator", "operator_id", "seq"),
@@ -59,10 +59,10 @@ policy_records: Final = Table(
     metadata,
     Column("account_id", Text, primary_key=True),
     Column("address", Text, nullable=False),
-    # The version that the chain holds, 0 before the first write has landed.
+    # The version on chain, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),
-    # When the record is to be written again; NULL when the chain holds the newest version.
+    # When the record must be written again; NULL if the chain has the newest version.
     Column("due_us", BigInteger),
     Column("failures", Integer, nullable=False),
 )

@@ -30,37 +30,37 @@ sessions: Final = Table(
     Column("recipient_token_account", Text, nullable=False),
     Column("category", Text),
     Column("cap", BigInteger, nullable=False),
-    # What is charged so far: never above the cap, and what is settled once the session is no longer open.
+    # The sum of the charges: never above the cap, and settled once the session is no longer open.
     Column("running_total", BigInteger, nullable=False),
     Column("idempotency_key", Text, nullable=False),
     # As for transfers: the key while this session holds it, and until when.
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
-    # Why it failed; of one that is closing, why its settlement was refused.
+    # Why it failed; for a closing one, why its settlement was refused.
     Column("error", Text),
     Column("message", Text),
     Column("escrow_token_account", Text, nullable=False, unique=True),
     Column("tx_signature", Text, nullable=False),
     Column("settlement_tx_signature", Text, unique=True),
-    # How often a settlement was signed: each is another transaction, even of the same amounts.
+    # How many settlements were signed: each is a different transaction, even with the same amounts.
     Column("settlements", Integer, nullable=False),
-    # How often its settlement was found impossible: each time the worker waits longer.
+    # How often its settlement was impossible: the retry interval grows each time.
     Column("put_offs", Integer, nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
-    # When an open session closes by itself, NULL where no limit is set; when the settlement of a closing one
-    # is to be signed (again), NULL once it is.
+    # When an open session closes automatically, NULL without a limit; when the settlement of a closing one
+    # must be signed (again), NULL once it is.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     # Whether it carries the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
-    # Who owns the payee's token account: once that is gone, its owner is paid. NULL for what was opened
-    # before this was stored.
+    # The owner of the payee's token account, who is paid if the account no longer exists. NULL for sessions
+    # opened before this was stored.
     Column("recipient_owner", Text),
-    # Which limit of time has closed it (`ClosingReason`); NULL when a caller has, or nobody yet.
+    # Which time limit has closed it (`ClosingReason`); NULL if a caller has, or if it is not closed.
     Column("closed_by", Text),
-    # What its settlement waits for (`ClosingReason`); NULL when nothing is in the way.
+    # The obstacle to its settlement (`ClosingReason`); NULL without one.
     Column("stuck_reason", Text),
     # When its settlement was signed, if that creates a token account for the payee; else NULL.
     Column("payee_created_us", BigInteger),
@@ -77,7 +77,7 @@ Index(
     sessions.c.operator_id,
     sessions.c.held_key,
     unique=True,
-    # In the words of the statements: SQLite matches no others to a partial index.
+    # The same text as in the statements: SQLite needs that to use a partial index.
     sqlite_where=text("claimed_by_operator = 1"),
     postgresql_where=sessions.c.claimed_by_operator,
 )

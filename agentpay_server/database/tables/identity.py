@@ -1,4 +1,4 @@
-"""Who runs the service: its state across starts, operators, their keys, and what they have changed."""
+"""The server's identity, its operators, their keys, and the audit trail."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
 from agentpay_server.database.tables.base import metadata, seq
 
-# What a server is, across its starts (identity.py).
+# The server's persistent identity (identity.py).
 server_state: Final = Table(
     "server_state",
     metadata,
@@ -36,7 +36,7 @@ api_keys: Final = Table(
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
-    # operator; agent; or lent, an operator key that lasts as long as one run of a server.
+    # operator; agent; or lent, an operator key for one run of a server.
     Column("kind", Text, nullable=False),
     Index("ix_api_keys_operator", "operator_id", "seq"),
 )
@@ -53,7 +53,7 @@ audit: Final = Table(
     metadata,
     seq(),
     Column("operator_id", Text, nullable=False),
-    # The key that did it; NULL for what the server does by itself.
+    # The key that made the change; NULL for automatic changes.
     Column("key_id", Text),
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),

@@ -1,4 +1,4 @@
-"""Transfers, the transactions that were signed for them and for all else, and the history of accounts."""
+"""Transfers, all signed transactions, and the history of accounts."""
 
 from typing import Final
 
@@ -33,14 +33,14 @@ transfers: Final = Table(
     Column("memo", Text),
     Column("category", Text),
     Column("idempotency_key", Text, nullable=False),
-    # The idempotency key again while this is the transfer that it stands for, else NULL; and until when
+    # The idempotency key while this transfer holds it, else NULL; and until when
     # (NULL: not yet final).
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
     Column("error", Text),
     Column("message", Text),
-    # The name of its newest transaction, in `chain_transactions`.
+    # The signature of its newest transaction, in `chain_transactions`.
     Column("tx_signature", Text),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
@@ -63,7 +63,7 @@ Index(
     transfers.c.operator_id,
     transfers.c.held_key,
     unique=True,
-    # In the words of the statements: SQLite matches no others to a partial index.
+    # The same text as in the statements: SQLite needs that to use a partial index.
     sqlite_where=text("claimed_by_operator = 1"),
     postgresql_where=transfers.c.claimed_by_operator,
 )
@@ -157,36 +157,36 @@ chain_transactions: Final = Table(
     "chain_transactions",
     metadata,
     seq(),
-    # The name of a signed transaction, one row for each. Accounts that were provisioned together share one.
+    # The identity of a signed transaction, one row each. Accounts that were provisioned together share one.
     Column("signature", Text, nullable=False),
-    # `Kind`, and what it is for: a transfer_id, a session_id or an account_id.
+    # `Kind`, and its subject: a transfer_id, a session_id or an account_id.
     Column("kind", Text, nullable=False),
     Column("subject_id", Text, nullable=False),
-    # Whose keys have signed it, and how much of its balance it takes: in flight while it is pending.
+    # The account whose keys have signed it, and how much of its balance it takes: in flight while pending.
     Column("account_id", Text, nullable=False),
     Column("held", BigInteger, nullable=False),
-    # The account of this service that is credited when it is booked; NULL when none is.
+    # The account of this service that is credited when it is booked; NULL without one.
     Column("credits_account_id", Text),
-    # Against the daily limit: when, and the account's running total with it. NULL where it does not count.
+    # For the daily limit: its time, and the account's running total with it. NULL if it does not count.
     Column("spent_us", BigInteger),
     Column("spent_total", BigInteger),
-    # `spent_us` again once it is proved that the spend never happened. A column of its own, because SQLite
+    # A copy of `spent_us` once it is proved that the spend never happened. A separate column, because SQLite
     # would read the whole window to find the rows of some states.
     Column("released_us", BigInteger),
     # `State`.
     Column("state", Text, nullable=False),
-    # The bytes, for as long as they may have to be sent (again). They are stored before they are first sent.
+    # The bytes, as long as they may have to be (re)sent. They are stored before they are first sent.
     Column("raw", LargeBinary),
     Column("last_valid_block_height", BigInteger, nullable=False),
-    # JSON of its handler's: what is particular to this transaction.
+    # JSON of its handler, specific to this transaction.
     Column("detail", Text),
-    # When it was told that it was sent, ahead of its end.
+    # When the event that it was sent was emitted, before its outcome.
     Column("announced_us", BigInteger),
-    # What is in flight again of a confirmed one, since it has vanished; 0 while it has not.
+    # How much of a confirmed one is in flight again because it disappeared; 0 otherwise.
     Column("reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
-    # Until when, in real time, a pending one belongs to the process that drives it.
+    # Until when, in real time, a pending one is leased to a process.
     Column("leased_until_us", BigInteger, nullable=False),
     # Of a payment: its name on chain, once it is known. Who pays the fee gives it.
     Column("chain_signature", Text),
@@ -203,9 +203,9 @@ _IS_PENDING: Final = chain_transactions.c.state == "pending"
 _IS_CONFIRMED: Final = chain_transactions.c.state == "confirmed"
 _IS_EXPIRED: Final = chain_transactions.c.state == "expired"
 
-# All but one are partial: they hold what is in flight or watched, and not history.
+# All but one are partial: they contain rows in flight or watched, not history.
 Index(
-    # A subject has one transaction in flight: nobody signs a second one beside it.
+    # A subject has only one transaction in flight.
     "ux_chain_transactions_pending",
     chain_transactions.c.subject_id,
     chain_transactions.c.kind,
@@ -286,7 +286,7 @@ entries: Final = Table(
 )
 
 Index(
-    # A deposit is booked once, however often it is noticed.
+    # A deposit is booked once, however often it is reported.
     "ux_entries_deposit",
     entries.c.account_id,
     entries.c.tx_signature,

@@ -1,4 +1,4 @@
-"""Events, who is told of them, and how that went."""
+"""Events, webhooks, deliveries and their attempts."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ events: Final = Table(
     Column("operator_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
     Column("type", Text, nullable=False),
-    # The envelope as it is sent: every delivery attempt sends these very bytes.
+    # The serialised envelope: every delivery attempt sends exactly these bytes.
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_events_operator", "operator_id", "seq"),
@@ -32,8 +32,9 @@ webhooks: Final = Table(
     Column("events", Text, nullable=False),
     Column("account_ids", Text, nullable=False),
     Column("low_balance_threshold", BigInteger),
-    # Sealed for table, column and webhook. While a rotation overlaps, the next secret stands beside the one
-    # in use, until the time at which it takes its place.
+    # Sealed for table, column and webhook. While a rotation overlaps, the next secret is stored in addition,
+    # until
+    # the time at which it becomes the current one.
     Column("secret", LargeBinary, nullable=False),
     Column("next_secret", LargeBinary),
     Column("next_secret_us", BigInteger),
@@ -59,11 +60,11 @@ deliveries: Final = Table(
     Column("event_type", Text, nullable=False),
     Column("webhook_id", Text, nullable=False),
     Column("status", Text, nullable=False),
-    # Attempts that have ended.
+    # The number of finished attempts.
     Column("attempts", Integer, nullable=False),
-    # When the next attempt is due, on the server's clock; NULL when there is none.
+    # When the next attempt is due, by the server's clock; NULL without one.
     Column("due_us", BigInteger),
-    # Until when, in real time, the attempt that was begun belongs to whoever began it.
+    # Until when, in real time, the running attempt is leased.
     Column("leased_until_us", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_deliveries_operator", "operator_id", "seq"),

@@ -1,4 +1,4 @@
-"""The OpenAPI documents (3.1), printed from the endpoint tables: nothing in them is written a second time."""
+"""The OpenAPI documents (3.1), generated from the endpoint tables."""
 
 from agentpay_server.http.openapi.document import document, printed
 

@@ -1,7 +1,7 @@
-"""The two documents: the contract's operations under `/v1`, and those of the extensions.
+"""The two OpenAPI documents: the contract's operations under `/v1`, and the extensions.
 
-Each says all that the endpoint table knows: who may call, what is sent, every status with its body and its
-header fields, and where an answer leads. The first also has the webhooks.
+Both contain all information of the endpoint table: which keys may call, the request, every status with its
+body and headers, and links to follow-up operations. The first also describes the webhooks.
 """
 
 import json
@@ -26,10 +26,10 @@ from agentpay_server.http.openapi.parts import Headers, header_parameter, json_c
 _CONVENTIONS: Final = (
     "Bodies are JSON. Timestamps are ISO 8601 UTC strings. USDC amounts in responses are decimal strings "
     "with 6 fraction digits; limits and thresholds are exact JSON numbers with at most 6 decimals. Strings "
-    "hold neither NUL nor lone surrogates. Every answer carries `X-Request-Id`.\n\n"
-    "Beside the answers of each operation, any path without a valid key is 401, a path that does not exist "
-    "is 404 `not_found`, a method that a path does not take is 405 `method_not_allowed` with `Allow`, and a "
-    "fault of the server is 500 `internal_error`."
+    "must contain neither NUL nor lone surrogates. Every response has `X-Request-Id`.\n\n"
+    "In addition to the responses of each operation, a request without a valid key gets 401, an unknown path "
+    "404 `not_found`, a method that the path does not support 405 `method_not_allowed` with `Allow`, and an "
+    "internal error 500 `internal_error`."
 )
 _V1: Final = {
     "title": "Agent Payment Account Service Interface",
@@ -40,18 +40,18 @@ _V1: Final = {
 }
 _EXTENSIONS: Final = {
     "title": "Agent Payment Account Service: extensions",
-    "summary": "What the reference server offers outside `/v1`: sessions, the operator API, the sandbox.",
+    "summary": "Features of the reference server outside `/v1`: sessions, the operator API, the sandbox.",
     "version": __version__,
-    "description": f"{_CONVENTIONS} Nothing here is part of the interface; other servers need not have it.",
+    "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them.",
     "license": {"name": "MIT", "identifier": "MIT"},
 }
 _TAGS: Final = {
     "accounts": "Agent accounts, their balance and their history.",
     "policies": "The spending policy of an account.",
     "transfers": "Moving USDC out of an account.",
-    "webhooks": "Endpoints that events are delivered to.",
-    "console": "What an operator does on the dashboard.",
-    "sandbox": "What only a test chain can do.",
+    "webhooks": "Endpoints to which events are delivered.",
+    "console": "Operator actions, as on the dashboard.",
+    "sandbox": "Test features, which need a test chain.",
     "whoami": "The key of a request.",
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
@@ -61,7 +61,7 @@ _SCOPES: Final = {
 }
 _REPEATS: Final = {
     Repeat.ALWAYS: "",
-    Repeat.IF_NOT_PROCESSED: "Not idempotent: repeat it only when it certainly was not processed.",
+    Repeat.IF_NOT_PROCESSED: "Not idempotent: retry only if the request was certainly not processed.",
 }
 _DELIVERY_HEADERS: Final = (
     (
@@ -77,7 +77,7 @@ _DELIVERY_HEADERS: Final = (
     (
         Header(
             name=NEXT_SIGNATURE_HEADER,
-            meaning="The same under the secret that is to come, while a rotation overlaps.",
+            meaning="The same with the next secret, while a rotation overlaps.",
             example="a90c" * 16,
             keywords={"type": "string", "pattern": "^[0-9a-f]{64}$"},
         ),
@@ -95,7 +95,7 @@ _DELIVERY_HEADERS: Final = (
     (
         Header(
             name="X-Service-Delivery-Attempt",
-            meaning="Which attempt this is, from 1.",
+            meaning="The number of this attempt, from 1.",
             example=1,
             keywords={"type": "integer", "minimum": 1},
         ),
@@ -105,10 +105,10 @@ _DELIVERY_HEADERS: Final = (
 
 
 def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, Any]:
-    """Return a document as a JSON value, its exact numbers as `Decimal`.
+    """Return a document as a JSON value, with exact numbers as `Decimal`.
 
     Args:
-        endpoints: all of the server's.
+        endpoints: all endpoints of the server.
         extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
     """
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
@@ -116,7 +116,7 @@ def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, An
 
 
 def printed(endpoints: Iterable[Endpoint], *, extensions: bool) -> str:
-    """Return a document as text: JSON, indented, with a line end."""
+    """Return a document as indented JSON text with a final newline."""
     value = document(endpoints, extensions=extensions)
     return json.dumps(value, indent=2, ensure_ascii=False, default=_number) + "\n"
 
@@ -146,7 +146,7 @@ class _Printer:
             "servers": [
                 {
                     "url": "{base_url}",
-                    "description": "Where the service is reached.",
+                    "description": "The address of the service.",
                     "variables": {"base_url": {"default": "http://127.0.0.1:8402"}},
                 }
             ],
@@ -202,7 +202,7 @@ class _Printer:
                     "name": name,
                     "in": "path",
                     "required": True,
-                    "description": f"Which {name.removesuffix('_id').replace('_', ' ')}, by its `{name}`.",
+                    "description": f"The `{name}` of the {name.removesuffix('_id').replace('_', ' ')}.",
                     "schema": schema,
                     "example": self._examples.of(schema, name),
                 }
@@ -241,13 +241,13 @@ class _Printer:
         return answer
 
     def _links(self, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
-        """Return the operations that take an identifier which this answer holds."""
+        """Return the operations that take an identifier from this response."""
         is_page = get_origin(model) is PageBody
         item = get_args(model)[0] if is_page else model
         held = {wire_name(field) for field in attrs.fields(item)}
         start = "$response.body#/data/0/" if is_page else "$response.body#/"
         if "id" in held:
-            # An event calls its identifier so.
+            # Events name their identifier `id`.
             held.add("event_id")
         links = {}
         for endpoint in self._endpoints:
@@ -282,7 +282,7 @@ class _Printer:
                     "2XX": {"description": "Delivered. Respond immediately and process asynchronously."},
                     "default": {
                         "description": "Not delivered: retried after 30 seconds, 5 minutes, 30 minutes and "
-                        "2 hours, then undelivered. 401 is fit for a signature that does not match."
+                        "2 hours, then undelivered. Use 401 for a signature that does not match."
                     },
                 },
             }
@@ -293,7 +293,7 @@ _STATUS_WORDS: Final = {
     200: "Done.",
     201: "Made.",
     202: "Accepted; not done yet.",
-    204: "Done; there is no body.",
+    204: "Done; no body.",
 }
 
 
@@ -311,6 +311,6 @@ def _path_parameters(endpoint: Endpoint) -> list[str]:
 
 def _number(value: object) -> float | int:
     if isinstance(value, Decimal):
-        # A document is read by programs of any kind: a JSON number, at most 15 digits here.
+        # For generic JSON readers: an ordinary JSON number, with at most 15 digits here.
         return int(value) if value == value.to_integral_value() else float(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")

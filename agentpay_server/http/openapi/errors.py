@@ -1,7 +1,4 @@
-"""The error answers of operations: one for each HTTP status, its codes as an enum, its body exactly.
-
-See interface E1 to E5.
-"""
+"""The error responses of operations, one per HTTP status, with exact bodies and codes (interface E1, E2)."""
 
 import re
 from collections import defaultdict
@@ -17,14 +14,14 @@ from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words
 from agentpay_server.http.openapi.parts import Headers, json_content
 
 _NAMED_BY_CODES = 3
-"""Up to how many codes an answer is named by; those of a payment, which are more, are one set."""
+"""The largest number of codes in the name of a response; those of a payment are more, and have one name."""
 
 
 _NO_FIELDS: Final[Mapping[str, Schema]] = {}
 
 
 class Errors:
-    """The error answers of one document; equal ones are one component."""
+    """The error responses of one document; equal ones share a component."""
 
     def __init__(self, schemas: Schemas, headers: Headers) -> None:
         self._schemas = schemas
@@ -32,7 +29,7 @@ class Errors:
         self.components: dict[str, dict[str, Any]] = {}
 
     def of(self, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
-        """Return the error answers of an endpoint, by status."""
+        """Return the error responses of an endpoint, by status."""
         by_status: dict[int, list[ErrorCode]] = defaultdict(list)
         for code in endpoint.every_error:
             by_status[HTTP_STATUS[code]].append(code)
@@ -42,7 +39,7 @@ class Errors:
             schema = self._body(status, codes, subject)
             name = _name(status, codes)
             if self._schemas.components.get(name, schema) != schema:
-                # The same words for another set: the operation tells them apart.
+                # The same name for a different set of codes: add the operation's name.
                 name += f"Of{_camel(endpoint.name)}"
             unresolved = subject if status == 503 and subject is not None and subject.unknown else None
             answer = self._answer(name, schema, codes, unresolved)
@@ -60,12 +57,13 @@ class Errors:
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
         if unresolved is not None:
             unknown = self._unknown_outcome(unresolved)
-            # A client that takes the first choice with all its required fields must not lose what it names.
+            # The more specific choice comes first: a client may decode the first that has its required
+            # fields.
             content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
             examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(
-                f"With `{unresolved.kind}_id`: the outcome is not known yet; ask for the same again, under "
-                "the same `idempotency_key` if there is one."
+                f"With `{unresolved.kind}_id`: the outcome is not known yet. Repeat the request, with the "
+                "same `idempotency_key` if there is one."
             )
         return {
             "description": "\n\n".join(words),

@@ -1,4 +1,4 @@
-"""The small objects of OpenAPI that operations and errors share."""
+"""Small OpenAPI objects, used by operations and errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,13 +14,13 @@ def json_content(schema: Schema, examples: Mapping[str, object]) -> dict[str, An
 
 
 class Headers:
-    """The header fields of the answers of one document, each a component."""
+    """The response header fields of one document, each a component."""
 
     def __init__(self) -> None:
         self.components: dict[str, dict[str, Any]] = {}
 
     def of(self, headers: Iterable[Header]) -> dict[str, Any]:
-        """Return references to the header fields of an answer, `X-Request-Id` first."""
+        """Return references to the header fields of a response, `X-Request-Id` first."""
         return {header.name: self._reference(header) for header in (REQUEST_ID, *headers)}
 
     def _reference(self, header: Header) -> dict[str, str]:

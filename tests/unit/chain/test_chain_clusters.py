@@ -48,7 +48,7 @@ def test_testnet_has_no_usdc_of_circles() -> None:
 
 @pytest.mark.parametrize("genesis_hash", [MAINNET, DEVNET])
 def test_another_usdc_than_circles_is_refused_where_there_is_circles(genesis_hash: str) -> None:
-    with pytest.raises(ClusterRefusedError, match="drop that setting"):
+    with pytest.raises(ClusterRefusedError, match="remove that setting"):
         choose(genesis_hash, usdc_mint=OURS, allow_mainnet=True)
     right = choose(genesis_hash, allow_mainnet=True).usdc_mint
     assert choose(genesis_hash, usdc_mint=right, allow_mainnet=True).usdc_mint == right

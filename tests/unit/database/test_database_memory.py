@@ -153,7 +153,7 @@ async def test_another_thread_is_refused(database):
     thread.join()
 
     assert len(refusals) == 2
-    assert all("belongs to the thread" in text for text in refusals)
+    assert all("outside the thread" in text for text in refusals)
     assert await database.read(count) == 0
 
 

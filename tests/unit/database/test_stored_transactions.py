@@ -106,5 +106,5 @@ def test_what_has_vanished_is_reserved_once_and_not_forgotten_before_it_is_relea
 
 def test_bytes_that_can_never_be_sent_again_are_not_to_be_had() -> None:
     failed = run(stored(transaction()), store.fail, transaction(), 5)
-    with pytest.raises(ValueError, match="not sent any more"):
+    with pytest.raises(ValueError, match="must not be sent"):
         _ = failed.signed

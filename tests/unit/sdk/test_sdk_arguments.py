@@ -185,7 +185,7 @@ def test_a_key_may_be_a_secret_str(caller):
     ("key", "problem"),
     [
         (SecretStr(""), "no API key"),
-        (SecretStr("a b"), "holds blanks"),
+        (SecretStr("a b"), "contains blanks"),
         (b"ap_operator_hush", "api_key must be a string or a SecretStr, not bytes"),
         (7, "api_key must be a string or a SecretStr, not int"),
     ],

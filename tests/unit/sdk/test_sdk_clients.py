@@ -45,9 +45,9 @@ def test_arguments_come_before_the_environment(caller, monkeypatch):
     [
         ({"api_key": None}, "no API key: pass api_key, or set AGENTPAY_API_KEY"),
         ({"api_key": ""}, "no API key"),
-        ({"api_key": "key\n"}, "holds blanks"),
-        ({"api_key": "ap operator"}, "holds blanks"),
-        ({"api_key": "schlüssel"}, "holds blanks"),
+        ({"api_key": "key\n"}, "contains blanks"),
+        ({"api_key": "ap operator"}, "contains blanks"),
+        ({"api_key": "schlüssel"}, "contains blanks"),
         ({"base_url": None}, "no base URL: pass base_url, or set AGENTPAY_BASE_URL"),
         ({"base_url": ""}, "no base URL"),
         ({"base_url": "api.example.com"}, "must be an address such as"),

@@ -75,7 +75,7 @@ def test_what_was_given_and_used_before_a_fork_is_refused_after_it(given):
         assert said(client) == "acct_a"
         told = in_child(lambda: said(client))
         assert told.startswith("ConfigurationError: ")
-        assert "make the client in each process" in told
+        assert "create the client in each process" in told
         assert said(client) == "acct_a"
 
 

@@ -20,7 +20,7 @@ from sdk_world import (
 )
 from test_sdk_sessions import SESSION
 
-from agentpay import AgentPay, AsyncAgentPay, errors
+from agentpay import AgentPay, AsyncAgentPay, errors, testing
 from agentpay_server import AsyncSandbox, Sandbox
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
@@ -53,7 +53,7 @@ DELIVERY = {
     "attempts": [],
     "next_attempt_at": None,
 }
-EVENT = {"id": "evt_a", "type": "transfer.settled", "created_at": "2026-01-31T12:00:00Z", "data": {}}
+EVENT = testing.event("transfer.settled", id="evt_a").to_dict()
 BUDGET = {
     "account_id": "acct_a",
     "balance_usdc": "5.000000",

@@ -45,9 +45,9 @@ def test_no_repr_shows_the_key(caller):
 @pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_neither_client_nor_key_is_pickled(caller, again):
     caller.script(api_key=None)
-    with pytest.raises(TypeError, match="make it anew"):
+    with pytest.raises(TypeError, match="create it again"):
         again(caller.client)
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         again(caller.client._settings.api_key)
 
 

@@ -171,6 +171,25 @@ def test_every_parameter_is_described(resource):
         (agentpay.CheckTransferParams, Transfers.check),
         (agentpay.OpenSessionParams, Sessions.open),
         (agentpay.ChargeSessionParams, Sessions.charge),
+        (agentpay.ListSessionsParams, Sessions.list),
+        (agentpay.CreateAgentKeyParams, agentpay.AgentKeys.create),
+        (agentpay.CreateOperatorKeyParams, agentpay.OperatorKeys.create),
+        (agentpay.RejectTransferParams, agentpay.Approvals.reject),
+        (agentpay.RotateSecretParams, agentpay.RegisteredWebhooks.rotate_secret),
+        (agentpay.ReplayEventParams, agentpay.Events.replay),
+        (agentpay.ListEventsParams, agentpay.Events.list),
+        (agentpay.ListDeliveriesParams, agentpay.Deliveries.list),
+        *(
+            (agentpay.ListParams, resource.list)
+            for resource in (
+                agentpay.AgentKeys,
+                agentpay.OperatorKeys,
+                agentpay.Approvals,
+                agentpay.RegisteredWebhooks,
+                agentpay.Audit,
+                agentpay.ServedRequests,
+            )
+        ),
     ],
 )
 def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):

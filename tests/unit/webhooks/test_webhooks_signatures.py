@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import pytest
+from pydantic import SecretBytes, SecretStr
 from webhook_world import OTHER, PAYLOAD, SECRET
 
 import agentpay
@@ -75,7 +76,18 @@ def test_payloads_of_every_shape_verify(payload):
 
 
 @pytest.mark.parametrize(
-    "secret", [SECRET, SECRET.encode(), [OTHER, SECRET], (SECRET,), WebhookSecrets(SECRET)]
+    "secret",
+    [
+        SECRET,
+        SECRET.encode(),
+        [OTHER, SECRET],
+        (SECRET,),
+        WebhookSecrets(SECRET),
+        SecretStr(SECRET),
+        SecretBytes(SECRET.encode()),
+        [OTHER, SecretStr(SECRET)],
+        WebhookSecrets(SecretStr(SECRET)),
+    ],
 )
 def test_secrets_of_every_shape_verify(secret):
     verify(PAYLOAD, GOOD, secret)
@@ -93,9 +105,9 @@ def test_a_malformed_header_beside_a_good_one_does_no_harm():
 
 
 REFUSED = {
-    "another payload": (PAYLOAD + b" ", GOOD, "not of this payload"),
-    "another secret": (PAYLOAD, NEW, "not of this payload"),
-    "no payload": (b"", GOOD, "not of this payload"),
+    "another payload": (PAYLOAD + b" ", GOOD, "does not match this payload"),
+    "another secret": (PAYLOAD, NEW, "does not match this payload"),
+    "no payload": (b"", GOOD, "does not match this payload"),
     "text that is not Unicode": ("\ud800", GOOD, "raw bytes"),
     "nothing": (PAYLOAD, None, "no X-Service-Signature"),
     "no headers": (PAYLOAD, {}, "no X-Service-Signature"),
@@ -137,7 +149,24 @@ def test_what_is_not_signed_is_refused(payload, signature, reason):
 
 @pytest.mark.parametrize(
     "secret",
-    [None, "", b"", [], (), [""], [SECRET, ""], [SECRET, None], SECRET + "\n", " " + SECRET, "\ud800", 5, {}],
+    [
+        *(
+            None,
+            "",
+            b"",
+            [],
+            (),
+            [""],
+            [SECRET, ""],
+            [SECRET, None],
+            SECRET + "\n",
+            " " + SECRET,
+            "\ud800",
+            5,
+            {},
+        ),
+        *(SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
+    ],
 )
 def test_a_missing_secret_is_a_mistake_that_never_verifies(secret):
     for signature in (None, GOOD, hmac.new(b"", PAYLOAD, "sha256").hexdigest()):
@@ -207,7 +236,7 @@ def test_no_traceback_shows_a_secret_or_the_signature_that_would_be_right(payloa
 def test_secrets_are_neither_shown_nor_pickled():
     secrets = WebhookSecrets([SECRET, OTHER])
     assert repr(secrets) == "<hidden>"
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(secrets)
 
 

@@ -1,0 +1,410 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""The tools that a model calls: pay, look, and meter, over a client with an agent-scoped key.
+
+Nothing that a model sends can raise once a payment may have been submitted: whatever fails is reported as
+`unknown`, with the reference to repeat. A reference is the idempotency key, and is looked up before it is
+paid, so that it still stands for its purchase after the service has forgotten the key.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from agentpay._sync.client import AgentPay
+from agentpay._sync.session_calls import SessionCalls
+from agentpay.contract.identity import Identity
+from agentpay.contract.transfers import Transfer
+from agentpay.errors import (
+    AgentPayError,
+    APIError,
+    ChainUnavailableError,
+    ConfigurationError,
+    ExtensionNotOfferedError,
+    IdempotencyConflictError,
+    OutcomeUnknownError,
+    TransferFailedError,
+    TransferRejectedError,
+    WaitTimeoutError,
+)
+from agentpay.tools import reports
+from agentpay.tools.arguments import ToolInputError, checked
+from agentpay.tools.reports import idempotency_key
+from agentpay.tools.results import CheckResult, ErrorResult, PaymentList, PaymentResult, SessionResult
+
+logger = logging.getLogger("agentpay.tools")
+
+CALL_SECONDS: Final = 45.0
+"""Longest call of the service by a tool, in seconds: hosts give up on a tool after about a minute."""
+
+OPERATOR_KEY: Final = (
+    "the API key is an operator key: tools for a model need an agent-scoped key (ap_agent_…) of one account, "
+    "which can neither approve payments nor change limits; create one with "
+    "`agentpay-server keys create --account ACCOUNT_ID` or in the console"
+)
+
+
+class AgentTools:
+    """The tools of one account, as typed functions: the same operations and results as over MCP.
+
+    Every method takes and returns plain JSON values. Amounts are strings of USDC. Refusals are results, not
+    exceptions; after a payment may have been submitted nothing raises.
+
+    Args:
+        client: a client with an agent-scoped key. It stays the caller's to close.
+    """
+
+    __module__ = "agentpay.tools"
+
+    def __init__(self, client: AgentPay) -> None:
+        given = client.deadline
+        self._client = client.with_options(
+            deadline=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
+        )
+        self._account_id: str | None = None
+        self._sessions = SessionCalls(self._client, self.account_id)
+
+    @property
+    def base_url(self) -> str:
+        """The address of the service."""
+        return self._client.base_url
+
+    def account_id(self) -> str:
+        """Return the account of the key.
+
+        Raises:
+            ConfigurationError: the key is an operator key.
+            AgentPayError: the service cannot be asked now, or refuses the key.
+        """
+        if self._account_id is None:
+            return self.bind(self._client.whoami())
+        return self._account_id
+
+    def bind(self, identity: Identity) -> str:
+        """Use what `client.whoami` returned, so that it is not asked again; return the account.
+
+        Raises:
+            ConfigurationError: the key is an operator key.
+        """
+        if identity.account_id is None:
+            raise ConfigurationError(OPERATOR_KEY)
+        self._account_id = identity.account_id
+        return identity.account_id
+
+    def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Call a tool by its name: what the adapters and the MCP server do.
+
+        Args:
+            name: one of `TOOLS`.
+            arguments: its arguments, as a model sent them.
+
+        Returns:
+            The result of the tool, or an `ErrorResult` (it has the field `error`, and no `would`) if an
+            argument is invalid or the service cannot be read now.
+        """
+        try:
+            given = checked(name, arguments)
+        except ToolInputError as error:
+            return _error("invalid_arguments", error, "Correct the arguments. Nothing was done.")
+        try:
+            function: Callable[..., Mapping[str, Any]] = getattr(self, name)
+            return function(**given)
+        except AgentPayError as error:
+            code = error.code if isinstance(error, APIError) else None
+            return _error(code or "unavailable", error, "Nothing was done. Try again later.")
+        except Exception as error:
+            # No exception may reach a model as the end of a payment: the methods that pay have caught theirs.
+            logger.exception("%s failed", name)
+            return _error("internal_error", error, "Nothing was paid by this call.")
+
+    def get_budget(self) -> dict[str, Any]:
+        """Return what the account may spend now, as `client.accounts.budget` does.
+
+        Raises:
+            AgentPayError: it cannot be read.
+        """
+        return (self._client.accounts.budget(self.account_id())).to_dict()
+
+    def check_payment(
+        self, *, to: str, amount_usdc: str, category: str | None = None, memo: str | None = None
+    ) -> CheckResult:
+        """Return what a payment would come to. Nothing is reserved.
+
+        Args:
+            to: an `account_id` or a USDC token account.
+            amount_usdc: USDC, such as `"1.50"`.
+            category: spend category.
+            memo: at most 200 characters.
+
+        Raises:
+            ToolInputError: an argument is invalid.
+            AgentPayError: the service cannot be asked.
+        """
+        checked("check_payment", {"to": to, "amount_usdc": amount_usdc, "category": category, "memo": memo})
+        account_id = self.account_id()
+        try:
+            check = self._client.transfers.check(
+                from_=account_id, to=to, amount=amount_usdc, category=category, memo=memo
+            )
+        except (APIError, ValueError) as error:
+            if not reports.is_refusal(error):
+                raise
+            code, message = "invalid_request", str(error)
+            if isinstance(error, APIError):
+                code, message = error.code or code, error.message
+            return CheckResult(would="reject", error=code, message=message, remaining_usdc=None)
+        return reports.check_of(check)
+
+    def pay(
+        self,
+        *,
+        payment_ref: str,
+        to: str,
+        amount_usdc: str,
+        memo: str | None = None,
+        category: str | None = None,
+    ) -> PaymentResult:
+        """Pay once for each reference.
+
+        Args:
+            payment_ref: names the purchase, 8 to 120 characters of `A-Z a-z 0-9 . _ : -`. The same reference
+                never pays twice; another one is another payment.
+            to: an `account_id` or a USDC token account.
+            amount_usdc: USDC, such as `"1.50"`.
+            memo: at most 200 characters.
+            category: spend category.
+
+        Returns:
+            What became of the payment of this reference. A reference that was used for another payment
+            reports that one, and pays nothing.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+        """
+        checked(
+            "pay",
+            {
+                "payment_ref": payment_ref,
+                "to": to,
+                "amount_usdc": amount_usdc,
+                "memo": memo,
+                "category": category,
+            },
+        )
+        try:
+            result = self._paid(payment_ref, to, amount_usdc, memo, category)
+        except Exception as error:  # noqa: BLE001 - it may have been submitted, so nothing raises
+            result = self._unknown(payment_ref, error, to=to, amount_usdc=amount_usdc)
+        return self._with_remaining(result)
+
+    def get_payment(self, *, payment_ref: str, wait_seconds: int = 0) -> PaymentResult:
+        """Return what became of the payment of a reference.
+
+        Args:
+            payment_ref: the reference of `pay` or `fetch_paid`.
+            wait_seconds: seconds to wait for its end, 0 to 50.
+
+        Returns:
+            The payment. A reference that is not found is `unknown`, never unpaid: a request may be on its
+            way.
+
+        Raises:
+            ToolInputError: an argument is invalid.
+        """
+        checked("get_payment", {"payment_ref": payment_ref, "wait_seconds": wait_seconds})
+        try:
+            transfer = self._found(payment_ref)
+            if transfer is None:
+                return reports.payment_without_transfer(
+                    payment_ref,
+                    "unknown",
+                    to=None,
+                    amount_usdc=None,
+                    reason="No payment is recorded under this ref yet; a request may be on its way.",
+                )
+            if wait_seconds and not transfer.is_final:
+                transfer = self._waited(transfer, wait_seconds)
+            result = self._report(transfer, payment_ref)
+        except Exception as error:  # noqa: BLE001 - what cannot be read is unknown
+            result = self._unknown(payment_ref, error)
+        return self._with_remaining(result)
+
+    def list_payments(
+        self, *, status: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> PaymentList:
+        """Return payments of the account, newest first.
+
+        Args:
+            status: only those that are `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
+            limit: 1 to 100; 20 by default.
+            cursor: that of the previous page.
+
+        Raises:
+            ToolInputError: an argument is invalid.
+            AgentPayError: they cannot be read.
+        """
+        checked("list_payments", {"status": status, "limit": limit, "cursor": cursor})
+        page = self._client.transfers.list(
+            account_id=self.account_id(), status=cast("Any", status), limit=limit, cursor=cursor
+        )
+        return PaymentList(
+            payments=[reports.listed(transfer) for transfer in page.data],
+            cursor=page.cursor,
+            has_more=page.has_more,
+        )
+
+    def open_session(
+        self, *, session_ref: str, to: str, cap_usdc: str, category: str | None = None
+    ) -> SessionResult:
+        """Open a session once for each reference: up to a cap, for one payee.
+
+        Args:
+            session_ref: names the session; see `payment_ref` of `pay`.
+            to: an `account_id` or a USDC token account.
+            cap_usdc: the most that can be charged, in USDC.
+            category: spend category.
+
+        Returns:
+            The session of this reference; `money_moved` says whether its cap is reserved.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+        """
+        checked(
+            "open_session",
+            {"session_ref": session_ref, "to": to, "cap_usdc": cap_usdc, "category": category},
+        )
+        return self._sessions.open(session_ref, to, cap_usdc, category)
+
+    def charge_session(self, *, session_ref: str, charge_ref: str, amount_usdc: str) -> SessionResult:
+        """Charge a session once for each charge reference.
+
+        Args:
+            session_ref: the reference of the session.
+            charge_ref: names the charge; see `payment_ref` of `pay`.
+            amount_usdc: USDC, such as `"0.002"`.
+
+        Returns:
+            The session; `money_moved` says whether the charge counts.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+        """
+        checked(
+            "charge_session",
+            {"session_ref": session_ref, "charge_ref": charge_ref, "amount_usdc": amount_usdc},
+        )
+        return self._sessions.charge(session_ref, charge_ref, amount_usdc)
+
+    def close_session(self, *, session_ref: str) -> SessionResult:
+        """Settle a session: pay what was charged, return the rest. It may be repeated.
+
+        Args:
+            session_ref: the reference of the session.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+        """
+        checked("close_session", {"session_ref": session_ref})
+        return self._sessions.close(session_ref)
+
+    def _paid(
+        self, ref: str, to: str, amount_usdc: str, memo: str | None, category: str | None
+    ) -> PaymentResult:
+        account_id = self.account_id()
+        earlier = self._found(ref)
+        if earlier is not None and str(earlier.status) == "settled":
+            # The service forgets a key 24 hours after its transfer has settled; a purchase stays paid.
+            result = self._report(earlier, ref)
+            if reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
+                return result
+            return reports.other_use(result, to=to, amount_usdc=amount_usdc)
+        try:
+            transfer = self._client.transfers.create(
+                from_=account_id,
+                to=to,
+                amount=amount_usdc,
+                memo=memo,
+                category=category,
+                idempotency_key=idempotency_key(ref),
+            )
+        except IdempotencyConflictError as error:
+            held = self._found(ref)
+            if held is None:
+                return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+            return reports.other_use(self._report(held, ref), to=to, amount_usdc=amount_usdc)
+        except (AgentPayError, ValueError) as error:
+            return self._not_made(error, ref, earlier, to, amount_usdc)
+        return self._report(transfer, ref)
+
+    def _not_made(
+        self, error: AgentPayError | ValueError, ref: str, earlier: Transfer | None, to: str, amount_usdc: str
+    ) -> PaymentResult:
+        """Return the result of a request to pay that failed."""
+        if isinstance(error, TransferRejectedError):
+            status = "failed" if isinstance(error, TransferFailedError) else "rejected"
+            changes = {"transfer_id": error.transfer_id}
+            if status == "rejected":
+                changes.update(reports.refusal(error))
+            return self._without(ref, status, error, to, amount_usdc, **changes)
+        held = self._found(ref) if isinstance(error, OutcomeUnknownError) else earlier
+        if held is not None:
+            # What was asked for before is not undone by a call that fails.
+            return cast("PaymentResult", {**self._report(held, ref), "reason": reports.reason_of(error)})
+        if isinstance(error, ChainUnavailableError):
+            return self._without(ref, "failed", error, to, amount_usdc)
+        if reports.is_refusal(error):
+            return self._without(ref, "rejected", error, to, amount_usdc, **reports.refusal(error))
+        return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+
+    def _without(
+        self,
+        ref: str,
+        status: Any,  # noqa: ANN401 - one of the statuses
+        error: Exception,
+        to: str,
+        amount_usdc: str,
+        **changes: Any,  # noqa: ANN401 - fields of the result
+    ) -> PaymentResult:
+        result = reports.payment_without_transfer(
+            ref, status, to=to, amount_usdc=amount_usdc, reason=reports.reason_of(error)
+        )
+        return cast("PaymentResult", {**result, **changes})
+
+    def _found(self, ref: str) -> Transfer | None:
+        """Return the transfer that a reference stands for."""
+        try:
+            page = self._client.transfers.list(
+                account_id=self.account_id(), idempotency_key=idempotency_key(ref), limit=100
+            )
+        except ExtensionNotOfferedError:
+            return None
+        return reports.newest_that_counts(page.data)
+
+    def _waited(self, transfer: Transfer, seconds: float) -> Transfer:
+        try:
+            return self._client.transfers.wait(transfer.transfer_id, timeout=seconds)
+        except WaitTimeoutError as error:
+            return error.transfer or transfer
+
+    def _report(self, transfer: Transfer, ref: str) -> PaymentResult:
+        return reports.payment_of(transfer, ref, base_url=self.base_url)
+
+    def _unknown(
+        self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None
+    ) -> PaymentResult:
+        reason = reports.logged_reason(error)
+        return reports.payment_without_transfer(ref, "unknown", to=to, amount_usdc=amount_usdc, reason=reason)
+
+    def _with_remaining(self, result: PaymentResult) -> PaymentResult:
+        if result["status"] in ("unknown", None):
+            return result
+        try:
+            # One look: a report must not wait for what is only useful.
+            budget = self._client.accounts.budget(self.account_id(), max_retries=0, timeout=5.0)
+        except Exception:  # noqa: BLE001 - the payment is what counts
+            return result
+        return cast("PaymentResult", {**result, "remaining_usdc": budget.to_dict()["remaining_usdc"]})
+
+
+def _error(code: str, error: Exception, next_step: str) -> Mapping[str, Any]:
+    return ErrorResult(error=code, message=reports.reason_of(error), next_step=next_step)

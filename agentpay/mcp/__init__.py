@@ -1,0 +1,22 @@
+"""The tools of `agentpay.tools` as an MCP server: `agentpay-mcp`, or `python -m agentpay.mcp`.
+
+It needs the extra `mcp`. It is a process of its own with an agent-scoped key, over stdio or streamable HTTP;
+`server` makes the server for a host that brings its own transport.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentpay.mcp.serving import bearer_app, server
+
+__all__ = ["bearer_app", "server"]
+
+
+if not TYPE_CHECKING:
+    # Late: `python -m agentpay.mcp` reports a missing extra in one line.
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from agentpay.mcp import serving  # noqa: PLC0415 - as above
+
+        return getattr(serving, name)

@@ -1,0 +1,154 @@
+"""`agentpay-mcp`: serve the tools of one account over stdio, or over streamable HTTP with a bearer token.
+
+Exit codes: 0 when the host closes the connection, 1 when the extra is not installed or the port is taken,
+2 when the configuration is invalid, an operator key above all. One sentence on standard error says why.
+"""
+
+# The extra need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import anyio
+
+from agentpay._async.client import AsyncAgentPay
+from agentpay._async.tools import OPERATOR_KEY
+from agentpay._version import __version__
+from agentpay.errors import (
+    AgentPayError,
+    AuthenticationError,
+    ConfigurationError,
+    ExtensionNotOfferedError,
+    PermissionDeniedError,
+)
+from agentpay.tools import AsyncAgentTools
+
+TOKEN_VARIABLE = "AGENTPAY_MCP_TOKEN"  # noqa: S105 - the name of a variable
+START_SECONDS = 10.0
+"""Longest wait for the service at the start, in seconds. If it does not answer, the first call asks again."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until the host closes the connection."""
+    options = _parser().parse_args(argv)
+    try:
+        import mcp  # noqa: F401, PLC0415 - whether the extra is there
+    except ModuleNotFoundError as error:
+        _end(1, f"{error.name} is not installed: pip install 'agentpay-kit[mcp]'")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="agentpay-mcp: %(message)s")
+    try:
+        anyio.run(_serve, options)
+    except ConfigurationError as error:
+        _end(2, str(error))
+    except KeyboardInterrupt:
+        _end(130, "interrupted")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentpay-mcp",
+        description="Serve payment tools of one account to a model, over stdio. AGENTPAY_BASE_URL is the "
+        "address of the service and AGENTPAY_API_KEY an agent-scoped key of the account.",
+    )
+    parser.add_argument("--version", action="version", version=f"agentpay-mcp, version {__version__}")
+    parser.add_argument(
+        "--http",
+        action="store_true",
+        help=f"Serve streamable HTTP at /mcp instead of stdio. Requests need the bearer token in "
+        f"{TOKEN_VARIABLE}; without that variable, a new token is printed with the address.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="Address for --http (default: %(default)s).")
+    parser.add_argument(
+        "--port", type=int, default=8403, help="Port for --http; 0 chooses a free one (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="Host header to accept with --http in addition to loopback names, such as tools.example.com. "
+        "Repeatable.",
+    )
+    return parser
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    async with AsyncAgentPay(app_info=f"agentpay-mcp/{__version__}") as client:
+        tools = AsyncAgentTools(client)
+        await _check_key(tools, client)
+        if options.http:
+            await _serve_http(tools, options)
+        else:
+            await _serve_stdio(tools)
+
+
+async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:
+    """Refuse a key that is not an agent's.
+
+    Raises:
+        ConfigurationError: it is an operator key, is not valid, or the service cannot say.
+    """
+    if os.environ.get("AGENTPAY_API_KEY", "").startswith(("ap_operator_", "ap_console_")):
+        raise ConfigurationError(OPERATOR_KEY)  # even while the service does not answer
+    try:
+        identity = await client.whoami(deadline=START_SECONDS)
+    except (AuthenticationError, PermissionDeniedError) as error:
+        raise ConfigurationError(f"the service refuses AGENTPAY_API_KEY: {error}") from None
+    except ExtensionNotOfferedError:
+        raise ConfigurationError(
+            "the service at AGENTPAY_BASE_URL does not say which account a key has (GET /whoami)"
+        ) from None
+    except AgentPayError as error:
+        logging.getLogger("agentpay.mcp").warning("the service does not answer yet: %s", error)
+        return
+    tools.bind(identity)
+
+
+async def _serve_stdio(tools: AsyncAgentTools) -> None:
+    from mcp.server.stdio import stdio_server  # noqa: PLC0415 - of the extra
+
+    from agentpay.mcp.serving import server  # noqa: PLC0415 - of the extra
+
+    serving = server(tools)
+    async with stdio_server() as (reading, writing):
+        await serving.run(reading, writing, serving.create_initialization_options())
+
+
+async def _serve_http(tools: AsyncAgentTools, options: argparse.Namespace) -> None:
+    import uvicorn  # noqa: PLC0415 - of the extra
+
+    from agentpay.mcp.serving import PATH, bearer_app, server  # noqa: PLC0415 - of the extra
+
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given is not None and (len(given) < 16 or not given.isascii() or " " in given):
+        raise ConfigurationError(f"{TOKEN_VARIABLE} must have at least 16 ASCII characters and no blanks")
+    token = given or secrets.token_urlsafe(32)
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        _end(1, f"cannot listen on {options.host}:{options.port} ({error.strerror}); pass another --port")
+    port = listening.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    told = {"url": f"http://{host}:{port}{PATH}", "token": None if given else token}
+    print(json.dumps(told), flush=True)  # noqa: T201 - what a program that starts it reads
+    app = bearer_app(server(tools), token, host=options.host, allowed_hosts=tuple(options.allowed_host))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+    await uvicorn.Server(config).serve(sockets=[listening])
+
+
+def _end(code: int, sentence: str) -> NoReturn:
+    print(f"agentpay-mcp: {sentence}", file=sys.stderr)  # noqa: T201 - standard error is its user interface
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

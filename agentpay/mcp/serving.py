@@ -1,0 +1,176 @@
+"""The MCP server: a thin layer over `AsyncAgentTools` that lists the tools, calls them and asks for approval.
+
+What a tool does and says is in `agentpay.tools`. A refusal is a result; `isError` marks calls with invalid
+arguments and reads that failed, after which nothing was paid.
+"""
+
+# The extra need not be installed where types are checked.
+# pyright: reportMissingImports=false
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+import mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import is_version_at_least
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentpay._version import __version__
+from agentpay.tools import INSTRUCTIONS, TOOLS, AsyncAgentTools, ToolSpec
+
+ASK_SECONDS: Final = 30.0
+"""Longest wait for a person to answer a request for approval, in seconds; the payment then stays pending."""
+
+PATH: Final = "/mcp"
+
+_APPROVAL: Final = "approval"
+_STATELESS_SINCE: Final = "2026-07-28"
+"""From this protocol version, a server asks by an interim result, and the host repeats the call."""
+
+
+def server(tools: AsyncAgentTools) -> Server[Any]:
+    """Return an MCP server of the tools of one account.
+
+    Args:
+        tools: the tools. Their client stays the caller's to close.
+    """
+    listing = types.ListToolsResult(tools=[_tool(spec) for spec in TOOLS.values()])
+
+    async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:  # noqa: ANN401 - of the SDK
+        return listing
+
+    async def call_tool(
+        context: Any,  # noqa: ANN401 - of the SDK
+        params: types.CallToolRequestParams,
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        if params.name not in TOOLS:
+            raise MCPError(types.INVALID_PARAMS, f"unknown tool; available: {', '.join(TOOLS)}")
+        result = await tools.call(params.name, params.arguments)
+        # Only where a payment is asked for: a model may look at one many times.
+        if TOOLS[params.name].moves_money and result.get("approval_url"):
+            asked = await _asked(context, params, result)
+            if isinstance(asked, types.InputRequiredResult):
+                return asked
+            if asked:
+                result = {**result, **await tools.get_payment(payment_ref=result["payment_ref"])}
+        return _answer(result)
+
+    return Server(
+        "agentpay",
+        version=__version__,
+        title="AgentPay",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def bearer_app(
+    mcp_server: Server[Any], token: str, *, host: str, allowed_hosts: tuple[str, ...] = ()
+) -> ASGIApp:
+    """Return the server as an ASGI application at `/mcp`: streamable HTTP, with a bearer token.
+
+    Args:
+        mcp_server: the server.
+        token: what `Authorization: Bearer` must carry.
+        host: where it listens. On a loopback address, Host and Origin of requests must be loopback names.
+        allowed_hosts: further values of Host, such as `tools.example.com`, or `tools.example.com:*`.
+    """
+    names = [*_LOOPBACK, *allowed_hosts] if host in _LOOPBACK_ADDRESSES or allowed_hosts else []
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(names),
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
+    )
+    return _Bearer(
+        mcp_server.streamable_http_app(streamable_http_path=PATH, transport_security=security), token
+    )
+
+
+_LOOPBACK_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
+_LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*", "127.0.0.1", "localhost", "[::1]")
+
+
+class _Bearer:
+    """Answers 401 to a request without the token, before anything of it is read."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._digest = hashlib.sha256(token.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and not self._is_allowed(scope):
+            headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"application/json")]
+            body = b'{"error":"unauthorized","message":"Send Authorization: Bearer with the token"}'
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        values = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+        if scope["type"] != "http" or len(values) != 1 or values[0][:7].lower() != b"bearer ":
+            return False
+        return hmac.compare_digest(hashlib.sha256(values[0][7:].strip()).digest(), self._digest)
+
+
+def _tool(spec: ToolSpec) -> types.Tool:
+    return types.Tool(
+        name=spec.name,
+        description=spec.description,
+        input_schema=dict(spec.input_schema),
+        output_schema=None if spec.output_schema is None else dict(spec.output_schema),
+        annotations=types.ToolAnnotations(
+            read_only_hint=spec.read_only,
+            destructive_hint=spec.destructive,
+            idempotent_hint=spec.idempotent,
+            open_world_hint=spec.open_world,
+        ),
+    )
+
+
+def _answer(result: Mapping[str, Any]) -> types.CallToolResult:
+    text = json.dumps(result, ensure_ascii=False)
+    return types.CallToolResult(
+        content=[types.TextContent(text=text)],
+        structured_content=dict(result),
+        is_error="error" in result and "would" not in result,
+    )
+
+
+async def _asked(
+    context: Any,  # noqa: ANN401 - of the SDK
+    params: types.CallToolRequestParams,
+    result: Mapping[str, Any],
+) -> types.InputRequiredResult | bool:
+    """Ask a person to open the page of the approval, where the host can show one.
+
+    Returns:
+        What a host of the newer protocol must answer first; else whether anybody was asked.
+    """
+    capabilities = context.session.client_capabilities
+    elicitation = None if capabilities is None else capabilities.elicitation
+    if elicitation is None or elicitation.url is None:
+        return False
+    message = f"Approve the payment of {result['amount_usdc']} USDC to {result['to']}?"
+    url = result["approval_url"]
+    if is_version_at_least(context.protocol_version, _STATELESS_SINCE):
+        if params.input_responses is not None:
+            return True
+        request = types.ElicitRequest(params=types.ElicitRequestURLParams(message=message, url=url))
+        return types.InputRequiredResult(input_requests={_APPROVAL: request})
+    with anyio.move_on_after(ASK_SECONDS):
+        try:
+            await context.session.elicit_url(
+                message, url, elicitation_id=result["transfer_id"], related_request_id=context.request_id
+            )
+        except Exception:  # noqa: BLE001 - the payment waits for approval whether or not the host can ask
+            return False
+        return True
+    return True

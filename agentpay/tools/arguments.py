@@ -1,0 +1,73 @@
+"""Arguments of a tool against its JSON Schema: the few keywords that the tools use, and no more.
+
+A model may send anything. What does not fit is refused before anything else happens, with one sentence that
+names the argument.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentpay.tools.specs import TOOLS, ToolSpec
+
+
+class ToolInputError(ValueError):
+    """The tool does not exist, or an argument is missing or invalid. Nothing was done."""
+
+
+def checked(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of a tool. Those that are null and optional are left out.
+
+    Raises:
+        ToolInputError: there is no such tool, or an argument is missing, unknown or invalid.
+    """
+    spec = TOOLS.get(name)
+    if spec is None:
+        raise ToolInputError(f"unknown tool {name!r}; available: {', '.join(TOOLS)}")
+    given = dict(arguments or {})
+    properties, required = spec.input_schema["properties"], spec.input_schema.get("required", ())
+    unknown = [repr(key) for key in given if key not in properties]
+    if unknown:
+        raise ToolInputError(f"{name} takes no {', '.join(unknown)}; it takes {_names(spec)}")
+    given = {key: value for key, value in given.items() if value is not None or key in required}
+    missing = [key for key in required if given.get(key) is None]
+    if missing:
+        raise ToolInputError(f"{name} needs {', '.join(missing)}")
+    for key, value in given.items():
+        problem = _problem(properties[key], value)
+        if problem:
+            raise ToolInputError(f"{key} {problem}")
+    return given
+
+
+def _names(spec: ToolSpec) -> str:
+    return ", ".join(spec.input_schema["properties"]) or "no arguments"
+
+
+def _problem(schema: Mapping[str, Any], value: object) -> str | None:
+    kind = schema["type"]
+    if kind == "string":
+        return _string_problem(schema, value)
+    if kind == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        is_in = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return None if is_in else f"must be an integer from {low} to {high}"
+    if not isinstance(value, Mapping):
+        return "must be an object"
+    is_text = all(isinstance(name, str) and isinstance(item, str) for name, item in value.items())
+    return None if is_text else "must be an object whose values are strings"
+
+
+def _string_problem(schema: Mapping[str, Any], value: object) -> str | None:
+    if not isinstance(value, str):
+        return "must be a string, amounts included"
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        return "must not contain lone surrogates"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"must be one of {', '.join(schema['enum'])}"
+    # `fullmatch`: `$` would let a line end pass.
+    if "pattern" in schema and not re.fullmatch(schema["pattern"].strip("^$"), value, re.ASCII):
+        return f"must match {schema['pattern']}"
+    if len(value) > schema.get("maxLength", len(value)):
+        return f"must have at most {schema['maxLength']} characters"
+    return None

@@ -1,0 +1,153 @@
+"""The types of what the tools return: plain JSON objects, the same for every framework.
+
+A result describes the reference, not the attempt: what became of the payment or the session that it names.
+"""
+
+from typing import Literal, TypedDict
+
+PaymentStatus = Literal["settled", "submitted", "pending_approval", "rejected", "failed", "unknown"]
+SessionStatusOrRefusal = Literal["opening", "open", "closing", "settled", "failed", "rejected", "unknown"]
+YesNo = Literal["yes", "no", "unknown"]
+
+
+class UntrustedContent(TypedDict):
+    """What a site sent to `fetch_paid`: data of a stranger, never instructions.
+
+    Attributes:
+        notice: says so, to a model.
+        http_status: HTTP status of the last response.
+        content_type: media type, as the site claims.
+        body: text of the body, or a sentence that it is not text.
+        truncated: whether the body was longer than what is shown.
+    """
+
+    notice: str
+    http_status: int
+    content_type: str | None
+    body: str
+    truncated: bool
+
+
+class PaymentResult(TypedDict):
+    """What became of the payment that a reference names.
+
+    Attributes:
+        status: how far it has come; None where `fetch_paid` had nothing to pay.
+        money_moved: whether money has left the account under this reference.
+        may_retry_with_same_ref: whether the same call with the same reference is sensible. It is always safe.
+        payment_ref: the reference.
+        transfer_id: the transfer, `txn_…`.
+        amount_usdc: USDC of the payment under this reference, 6 decimals.
+        to: who is paid under this reference.
+        tx_signature: signature of the on-chain transaction.
+        remaining_usdc: USDC that `max_daily_spend` still allows; None without that limit, or if it could not
+            be read.
+        reason: why it is not settled, or what is special about it.
+        next_step: what to do now.
+        approval_url: where a person approves it, while it is `pending_approval`.
+    """
+
+    status: PaymentStatus | None
+    money_moved: YesNo
+    may_retry_with_same_ref: bool
+    payment_ref: str
+    transfer_id: str | None
+    amount_usdc: str | None
+    to: str | None
+    tx_signature: str | None
+    remaining_usdc: str | None
+    reason: str | None
+    next_step: str | None
+    approval_url: str | None
+
+
+class FetchResult(PaymentResult):
+    """The result of `fetch_paid`: that of a payment, and what the site sent.
+
+    Attributes:
+        untrusted_content: the response; None where there was none.
+    """
+
+    untrusted_content: UntrustedContent | None
+
+
+class CheckResult(TypedDict):
+    """What a payment would come to.
+
+    Attributes:
+        would: `settle`, `escalate` or `reject`.
+        error: the error code that it would be rejected with.
+        message: the rule, with its value and what was asked.
+        remaining_usdc: USDC that `max_daily_spend` allows before the payment; None without that limit.
+    """
+
+    would: str
+    error: str | None
+    message: str | None
+    remaining_usdc: str | None
+
+
+class ListedPayment(TypedDict):
+    """One payment of a list. `payment_ref` is None for a payment that no tool made."""
+
+    payment_ref: str | None
+    transfer_id: str
+    status: str
+    amount_usdc: str
+    to: str
+    memo: str | None
+    tx_signature: str | None
+    settled_at: str | None
+
+
+class PaymentList(TypedDict):
+    """A page of payments, newest first; `cursor` fetches the next one while `has_more`."""
+
+    payments: list[ListedPayment]
+    cursor: str
+    has_more: bool
+
+
+class SessionResult(TypedDict):
+    """What became of a session, or of a charge.
+
+    Attributes:
+        status: how far the session has come; `rejected` where a call was refused.
+        money_moved: whether what was asked for was done: the cap is reserved, the charge counts, the session
+            is settled.
+        may_retry_with_same_ref: whether the same call with the same references is sensible.
+        session_ref: the reference of the session.
+        charge_ref: the reference of the charge; None for other calls.
+        session_id: the session, `sess_…`.
+        to: the payee.
+        cap_usdc: the most that can be charged.
+        running_total_usdc: charged so far.
+        settled_usdc: paid to the payee, once settled.
+        returned_usdc: returned to the account, once settled.
+        tx_signature: signature of the settling transaction, or of the opening one before.
+        reason: why it was not done.
+        next_step: what to do now.
+    """
+
+    status: SessionStatusOrRefusal
+    money_moved: YesNo
+    may_retry_with_same_ref: bool
+    session_ref: str
+    charge_ref: str | None
+    session_id: str | None
+    to: str | None
+    cap_usdc: str | None
+    running_total_usdc: str | None
+    settled_usdc: str | None
+    returned_usdc: str | None
+    tx_signature: str | None
+    reason: str | None
+    next_step: str | None
+
+
+class ErrorResult(TypedDict):
+    """A tool could not answer: an argument is invalid, or the service cannot be read now."""
+
+    error: str
+    message: str
+    next_step: str

@@ -1,0 +1,350 @@
+"""The MCP server, driven by the official client over stdio and HTTP, in both protocol eras."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import mcp_types as types
+import pytest
+from attrs import frozen
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from server_world import START
+
+from agentpay.mcp import server as mcp_server
+from agentpay.tools import TOOLS, AsyncAgentTools
+from agentpay_server import AgentPayServer
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-token-of-32-characters-or-more"
+ERAS = {"legacy": LATEST_HANDSHAKE_VERSION, "auto": LATEST_MODERN_VERSION}
+
+HINTS = {
+    "get_budget": (True, False, True, False),
+    "check_payment": (True, False, True, False),
+    "pay": (False, True, True, True),
+    "get_payment": (True, False, True, False),
+    "list_payments": (True, False, True, False),
+    "fetch_paid": (False, True, False, True),
+    "open_session": (False, True, True, True),
+    "charge_session": (False, True, True, True),
+    "close_session": (False, True, True, True),
+}
+"""Read-only, destructive, idempotent, open world."""
+
+INPUTS = {
+    "get_budget": ([], []),
+    "check_payment": (["to", "amount_usdc"], ["category", "memo"]),
+    "pay": (["payment_ref", "to", "amount_usdc"], ["memo", "category"]),
+    "get_payment": (["payment_ref"], ["wait_seconds"]),
+    "list_payments": ([], ["status", "limit", "cursor"]),
+    "fetch_paid": (["url", "max_usdc", "payment_ref"], ["method", "headers", "body"]),
+    "open_session": (["session_ref", "to", "cap_usdc"], ["category"]),
+    "charge_session": (["session_ref", "charge_ref", "amount_usdc"], []),
+    "close_session": (["session_ref"], []),
+}
+
+
+@frozen
+class Place:
+    """A service on a port, an account with an agent's key, and a payee."""
+
+    server: AgentPayServer
+    payer: str
+    payee: str
+    key: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"AGENTPAY_BASE_URL": self.server.base_url, "AGENTPAY_API_KEY": self.key}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with AgentPayServer(clock=START) as server:
+        server.listen()
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 100)
+        client.policies.update(payer, max_single_transfer=10, escalation_threshold=5)
+        yield Place(server, payer, payee, server.console.agent_keys.create(payer).key)
+
+
+def command(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
+    """What starts a program in this environment, without what the caller's environment says of AgentPay."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
+    return {"args": [sys.executable, "-m", "agentpay.mcp", *arguments], "env": {**inherited, **env}}
+
+
+@pytest.fixture(scope="module")
+def over_http(place: Place) -> Iterator[str]:
+    """The address of the tools over HTTP."""
+    started = command("--http", "--port", "0", env={**place.env, "AGENTPAY_MCP_TOKEN": TOKEN})
+    with subprocess.Popen(**started, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert told["token"] is None
+        yield told["url"]
+        process.terminate()
+
+
+@asynccontextmanager
+async def connected(
+    place: Place, url: str, transport: str, mode: str, **options: Any
+) -> AsyncIterator[Client]:
+    if transport == "stdio":
+        program = StdioServerParameters(command=sys.executable, args=["-m", "agentpay.mcp"], env=place.env)
+        async with Client(program, mode=mode, **options) as client:
+            yield client
+        return
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        httpx2.AsyncClient(headers=headers) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode, **options) as client,
+    ):
+        yield client
+
+
+async def called(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
+    """Call a tool, which must not fail, and return its structured result, which its text repeats."""
+    result = await client.call_tool(name, arguments)
+    assert isinstance(result, types.CallToolResult)
+    assert not result.is_error, result
+    (block,) = result.content
+    assert isinstance(block, types.TextContent)
+    assert json.loads(block.text) == result.structured_content
+    return dict(result.structured_content)
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_every_tool_is_listed_and_called(
+    place: Place, over_http: str, transport: str, mode: str
+) -> None:
+    prefix = f"{transport}-{mode}"
+    async with connected(place, over_http, transport, mode) as client:
+        assert client.session.protocol_version == ERAS[mode]
+        listing = await client.list_tools()
+        assert {tool.name for tool in listing.tools} == TOOLS.keys()
+
+        assert (await called(client, "get_budget"))["account_id"] == place.payer
+        check = await called(client, "check_payment", to=place.payee, amount_usdc="11")
+        assert (check["would"], check["error"]) == ("reject", "policy_violation")
+        order = {"payment_ref": f"{prefix}-order", "to": place.payee, "amount_usdc": "0.25"}
+        paid = await called(client, "pay", **order)
+        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert await called(client, "pay", **order) == paid
+        assert await called(client, "get_payment", payment_ref=order["payment_ref"]) == paid
+        page = await called(client, "list_payments", limit=1)
+        assert page["payments"][0]["payment_ref"] == order["payment_ref"]
+        session = {"session_ref": f"{prefix}-session"}
+        await called(client, "open_session", **session, to=place.payee, cap_usdc="1")
+        await called(client, "charge_session", **session, charge_ref="charge-1", amount_usdc="0.25")
+        assert (await called(client, "close_session", **session))["settled_usdc"] == "0.250000"
+
+
+async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Place) -> None:
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+    for mode in ERAS:
+        async with Client(tools, mode=mode) as client:
+            listing = await client.list_tools()
+        plain = listing.model_dump(by_alias=True, exclude_none=True, mode="json")
+        assert len(json.dumps(plain)) < 8_000
+        for tool in listing.tools:
+            hints = tool.annotations
+            assert hints is not None
+            assert HINTS[tool.name] == (
+                hints.read_only_hint,
+                hints.destructive_hint,
+                hints.idempotent_hint,
+                hints.open_world_hint,
+            )
+            schema = tool.input_schema
+            required, optional = INPUTS[tool.name]
+            assert schema.get("required", []) == required
+            assert set(schema["properties"]) == {*required, *optional}
+            assert schema["additionalProperties"] is False
+            for name, field in schema["properties"].items():
+                if name.endswith("_usdc"):
+                    assert field["type"] == "string"
+                if name.endswith("_ref"):
+                    assert field["pattern"] == "^[A-Za-z0-9._:-]{8,120}$"
+        pay = next(tool.description for tool in listing.tools if tool.name == "pay")
+        for said in (
+            "names the purchase, not the attempt",
+            "SAME ref",
+            "new ref is a new payment",
+            "another way",
+        ):
+            assert said in str(pay)
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize(
+    ("transport", "action"),
+    [("http", "accept"), ("http", "decline"), ("http", "cancel"), ("stdio", "accept")],
+)
+async def test_a_host_that_can_opens_the_page_of_the_approval(
+    place: Place, over_http: str, transport: str, mode: str, action: Any
+) -> None:
+    asked: list[types.ElicitRequestURLParams] = []
+
+    async def show(_context: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return types.ElicitResult(action=action)
+
+    ref = f"{transport}-{mode}-{action}"
+    async with connected(place, over_http, transport, mode, elicitation_callback=show) as client:
+        result = await called(client, "pay", payment_ref=ref, to=place.payee, amount_usdc="5")
+        # The model cannot approve, whatever the person clicks: the console alone does.
+        assert (result["status"], result["money_moved"]) == ("pending_approval", "no")
+        assert (await called(client, "get_payment", payment_ref=ref))["status"] == "pending_approval"
+    (params,) = asked
+    assert params.mode == "url"
+    page = f"{place.server.base_url}/dashboard#/transfers/{result['transfer_id']}"
+    assert params.url == page == result["approval_url"]
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_what_is_approved_while_the_page_is_shown_is_reported_settled(place: Place, mode: str) -> None:
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+
+    async def approve(_context: Any, params: Any) -> types.ElicitResult:
+        await place.server.async_console.approvals.approve(params.url.rpartition("/")[2])
+        return types.ElicitResult(action="accept")
+
+    async with Client(tools, mode=mode, elicitation_callback=approve) as client:
+        result = await called(client, "pay", payment_ref=f"approved-{mode}", to=place.payee, amount_usdc="5")
+    assert (result["status"], result["approval_url"]) == ("settled", None)
+
+
+async def test_a_host_that_cannot_gets_the_page_in_the_result(place: Place) -> None:
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+    async with Client(tools) as client:
+        result = await called(client, "pay", payment_ref="no-dialogs", to=place.payee, amount_usdc="5")
+    assert result["approval_url"].endswith(f"/dashboard#/transfers/{result['transfer_id']}")
+
+
+async def test_refusals_are_results_and_invalid_arguments_are_errors(place: Place) -> None:
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+    async with Client(tools) as client:
+        refused = await called(client, "pay", payment_ref="too-much", to=place.payee, amount_usdc="11")
+        assert (refused["status"], refused["money_moved"]) == ("rejected", "no")
+        wrong = await client.call_tool(
+            "pay", {"payment_ref": "too-much", "to": place.payee, "amount_usdc": 1}
+        )
+        assert wrong.is_error
+        assert "amount_usdc must be a string" in wrong.structured_content["message"]
+        with pytest.raises(MCPError, match="unknown tool"):
+            await client.call_tool("approve", {"transfer_id": "txn_1"})
+
+
+# --- The process
+
+
+def ended(*arguments: str, env: dict[str, str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    started = command(*arguments, env=env)
+    return subprocess.run(**started, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+
+
+def one_sentence(process: "subprocess.CompletedProcess[str]") -> str:
+    (line,) = process.stderr.splitlines()
+    assert process.stdout == ""
+    assert line.startswith("agentpay-mcp: ")
+    return line
+
+
+def test_an_operator_key_ends_it_at_the_start(place: Place) -> None:
+    done = ended(env={**place.env, "AGENTPAY_API_KEY": place.server.operator_key})
+    assert done.returncode == 2
+    assert "agent-scoped key" in one_sentence(done)
+
+
+def test_an_operator_key_ends_it_while_the_service_does_not_answer(place: Place) -> None:
+    away = {"AGENTPAY_BASE_URL": "http://127.0.0.1:9", "AGENTPAY_API_KEY": place.server.operator_key}
+    done = ended(env=away)
+    assert done.returncode == 2
+    assert "agent-scoped key" in one_sentence(done)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"AGENTPAY_API_KEY": ""}, "no API key"),
+        ({"AGENTPAY_BASE_URL": ""}, "base"),
+        ({"AGENTPAY_API_KEY": "ap_agent_nonsense"}, "AGENTPAY_API_KEY"),
+        ({"AGENTPAY_MCP_TOKEN": "short"}, "AGENTPAY_MCP_TOKEN must have at least 16"),
+    ],
+)
+def test_a_wrong_configuration_ends_it_with_one_sentence(
+    place: Place, env: dict[str, str], said: str
+) -> None:
+    arguments = ["--http", "--port", "0"] if "AGENTPAY_MCP_TOKEN" in env else []
+    done = ended(*arguments, env={**place.env, **env})
+    assert done.returncode == 2
+    assert said in one_sentence(done)
+
+
+def test_it_ends_when_the_host_closes_the_connection(place: Place) -> None:
+    done = ended(env=place.env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['mcp'] = None; from agentpay.mcp.__main__ import main; main([])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert one_sentence(done) == "agentpay-mcp: mcp is not installed: pip install 'agentpay-kit[mcp]'"
+
+
+def test_a_port_that_is_taken_ends_it(place: Place) -> None:
+    port = place.server.base_url.rpartition(":")[2]
+    done = ended("--http", "--port", port, env=place.env)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in one_sentence(done)
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "Bearer", "Bearer wrong-token-of-32-characters-xx", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN],
+)
+def test_http_needs_the_token(over_http: str, authorization: str | None) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    response = httpx2.post(over_http, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_http_answers_to_loopback_names_alone(over_http: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "evil.example", "Accept": "application/json"}
+    response = httpx2.post(over_http, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+    assert response.status_code == 421
+
+
+def test_http_without_a_token_makes_one_and_shows_it_once(place: Place) -> None:
+    started = command("--http", "--port", "0", env=place.env)
+    with subprocess.Popen(**started, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        process.terminate()
+    assert len(told["token"]) >= 32
+
+
+async def test_it_starts_before_the_service_does(place: Place) -> None:
+    """A host starts its tools at login; a service that is not there yet is asked again by the first call."""
+    program = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "agentpay.mcp"],
+        env={**place.env, "AGENTPAY_BASE_URL": "http://127.0.0.1:9"},
+    )
+    async with Client(program) as client:
+        result = await called(client, "pay", payment_ref="early-bird", to=place.payee, amount_usdc="1")
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
