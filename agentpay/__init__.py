@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     )
     from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
     from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+    from agentpay._async.origins import AsyncOrigins
     from agentpay._async.paging import AsyncPage, AsyncPages
+    from agentpay._async.payments import AsyncPayments
     from agentpay._async.policies import AsyncPolicies
     from agentpay._async.sessions import AsyncSessions
     from agentpay._async.transfers import AsyncTransfers
     from agentpay._async.webhooks import AsyncWebhooks
     from agentpay._options import CallOptions
     from agentpay._params import (
+        AuthorizePaymentParams,
         ChargeSessionParams,
         CheckTransferParams,
         CreateAccountParams,
@@ -43,13 +46,16 @@ if TYPE_CHECKING:
         ListDeliveriesParams,
         ListEventsParams,
         ListParams,
+        ListPaymentsParams,
         ListSessionsParams,
         ListTransactionsParams,
         ListTransfersParams,
         OpenSessionParams,
+        PinOriginParams,
         PolicyParams,
         RejectTransferParams,
         ReplayEventParams,
+        ReportOutcomeParams,
         RotateSecretParams,
     )
     from agentpay._raw import RawResponse
@@ -58,7 +64,9 @@ if TYPE_CHECKING:
     from agentpay._sync.console import AccountDetails, Approvals, Audit, Console, ServedRequests
     from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
     from agentpay._sync.keys import AgentKeys, OperatorKeys
+    from agentpay._sync.origins import Origins
     from agentpay._sync.paging import Page
+    from agentpay._sync.payments import Payments
     from agentpay._sync.policies import Policies
     from agentpay._sync.sessions import Sessions
     from agentpay._sync.transfers import Transfers
@@ -176,8 +184,10 @@ __all__ = [
     "AsyncDeliveries",
     "AsyncEvents",
     "AsyncOperatorKeys",
+    "AsyncOrigins",
     "AsyncPage",
     "AsyncPages",
+    "AsyncPayments",
     "AsyncPolicies",
     "AsyncRegisteredWebhooks",
     "AsyncServedRequests",
@@ -187,6 +197,7 @@ __all__ = [
     "Audit",
     "AuditEntry",
     "AuthenticationError",
+    "AuthorizePaymentParams",
     "Balance",
     "Budget",
     "CallOptions",
@@ -226,6 +237,7 @@ __all__ = [
     "ListDeliveriesParams",
     "ListEventsParams",
     "ListParams",
+    "ListPaymentsParams",
     "ListSessionsParams",
     "ListTransactionsParams",
     "ListTransfersParams",
@@ -237,6 +249,7 @@ __all__ = [
     "OpenSessionParams",
     "OperatorKey",
     "OperatorKeys",
+    "Origins",
     "Outcome",
     "OutcomeUnknownError",
     "Page",
@@ -244,8 +257,10 @@ __all__ = [
     "PaymentHeader",
     "PaymentOutcome",
     "PaymentProtocol",
+    "Payments",
     "PendingTransfer",
     "PermissionDeniedError",
+    "PinOriginParams",
     "PinnedOrigin",
     "Policies",
     "Policy",
@@ -259,6 +274,7 @@ __all__ = [
     "RegisteredWebhooks",
     "RejectTransferParams",
     "ReplayEventParams",
+    "ReportOutcomeParams",
     "RotateSecretParams",
     "ServedRequest",
     "ServedRequests",
@@ -318,6 +334,14 @@ _HOMES = {
     "AsyncRegisteredWebhooks": "agentpay._async.deliveries",
     "AsyncServedRequests": "agentpay._async.console",
     "AsyncSessions": "agentpay._async.sessions",
+    "AsyncPayments": "agentpay._async.payments",
+    "AsyncOrigins": "agentpay._async.origins",
+    "Payments": "agentpay._sync.payments",
+    "Origins": "agentpay._sync.origins",
+    "AuthorizePaymentParams": "agentpay._params",
+    "ListPaymentsParams": "agentpay._params",
+    "ReportOutcomeParams": "agentpay._params",
+    "PinOriginParams": "agentpay._params",
     "AsyncTransfers": "agentpay._async.transfers",
     "AsyncWebhooks": "agentpay._async.webhooks",
     "Audit": "agentpay._sync.console",

@@ -199,7 +199,11 @@ def _quoted(name: str, value: object) -> str:
 
 def _free_text(name: str, value: object) -> str:
     """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`."""
-    return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
+    text = check_text(name, value)
+    if "//" in text:
+        # An empty part would be another path to whatever normalizes it.
+        return quote(text, safe="")
+    return "/".join(_quoted(name, part) for part in text.split("/"))
 
 
 def _query_text(name: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""A seller behind HTTP 402 on the embedded chain: it asks in any protocol, and broadcasts what it is given."""
+"""A seller behind HTTP 402 on the embedded chain: it asks in any protocol, and broadcasts its payments."""
 
 import base64
 import json

@@ -23,6 +23,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from agentpay._async.console import AsyncConsole
+    from agentpay._async.payments import AsyncPayments
     from agentpay._async.raw import AsyncRawAgentPay
     from agentpay._async.sessions import AsyncSessions
     from agentpay.contract.identity import Identity
@@ -134,6 +135,13 @@ class AsyncAgentPay:
         from agentpay._async.sessions import AsyncSessions  # noqa: PLC0415 - few need it
 
         return AsyncSessions(self._caller)
+
+    @cached_property
+    def payments(self) -> "AsyncPayments":
+        """An extension: sellers behind HTTP 402 are paid, each purchase at most once."""
+        from agentpay._async.payments import AsyncPayments  # noqa: PLC0415 - few need it
+
+        return AsyncPayments(self._caller)
 
     @cached_property
     def console(self) -> "AsyncConsole":

@@ -5,6 +5,7 @@ from typing import Unpack
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+from agentpay._async.origins import AsyncOrigins
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -170,6 +171,7 @@ class AsyncConsole(AsyncResource):
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
+        origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
     """
@@ -185,6 +187,7 @@ class AsyncConsole(AsyncResource):
         self.webhooks: AsyncRegisteredWebhooks = AsyncRegisteredWebhooks(caller)
         self.events: AsyncEvents = AsyncEvents(caller)
         self.deliveries: AsyncDeliveries = AsyncDeliveries(caller)
+        self.origins: AsyncOrigins = AsyncOrigins(caller)
         self.audit: AsyncAudit = AsyncAudit(caller)
         self.requests: AsyncServedRequests = AsyncServedRequests(caller)
 

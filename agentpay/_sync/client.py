@@ -24,6 +24,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from agentpay._sync.console import Console
+    from agentpay._sync.payments import Payments
     from agentpay._sync.raw import RawAgentPay
     from agentpay._sync.sessions import Sessions
     from agentpay.contract.identity import Identity
@@ -135,6 +136,13 @@ class AgentPay:
         from agentpay._sync.sessions import Sessions  # noqa: PLC0415 - few need it
 
         return Sessions(self._caller)
+
+    @cached_property
+    def payments(self) -> "Payments":
+        """An extension: sellers behind HTTP 402 are paid, each purchase at most once."""
+        from agentpay._sync.payments import Payments  # noqa: PLC0415 - few need it
+
+        return Payments(self._caller)
 
     @cached_property
     def console(self) -> "Console":

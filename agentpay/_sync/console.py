@@ -6,6 +6,7 @@ from typing import Unpack
 from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.origins import Origins
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -171,6 +172,7 @@ class Console(Resource):
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
+        origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
     """
@@ -186,6 +188,7 @@ class Console(Resource):
         self.webhooks: RegisteredWebhooks = RegisteredWebhooks(caller)
         self.events: Events = Events(caller)
         self.deliveries: Deliveries = Deliveries(caller)
+        self.origins: Origins = Origins(caller)
         self.audit: Audit = Audit(caller)
         self.requests: ServedRequests = ServedRequests(caller)
 

@@ -44,7 +44,7 @@ class Sight:
         in_flight_micro: micro-USDC that may or may not have left that balance already.
         in_flight_total_micro: running total of all that was ever in flight.
         others: whom else it pays.
-        newest_signature: of the newest transaction of the source, where others broadcast the one to be signed.
+        newest_signature: the source's newest transaction; None where this service broadcasts.
     """
 
     balance_micro: int

@@ -270,7 +270,7 @@ class ApprovedPayment(PaymentAcceptance):
     """
 
     is_approved = True
-    again = "send the same key again"
+    again = "retry with the same key"
 
     def __init__(
         self, context: Context, principal: Principal, purchase: Purchase, approved: TransferRecord

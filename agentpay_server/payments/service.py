@@ -92,7 +92,7 @@ class Payments:
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
                 answer = await self._new(principal, request, offer, view, deadline)
             elif held.status == TransferStatus.APPROVED:
-                answer = await self._approved(principal, request, offer, view, held, deadline)
+                answer = await self._approved(principal, request, offer, view, deadline)
             else:
                 answer = await self._replayed(held, offer)
             if answer is not None:
@@ -166,7 +166,7 @@ class Payments:
         if not payable:
             raise Problem(
                 ErrorCode.NOTHING_PAYABLE,
-                "This 402 offers nothing that can be paid here: no USDC on this network, nothing that is still "
+                "This 402 offers nothing that can be paid here: no USDC on this network, nothing still "
                 "valid, or nothing up to max_amount.",
             )
         return payable
@@ -221,10 +221,11 @@ class Payments:
         request: AuthorizePayment,
         offer: Offer,
         view: _View,
-        held: TransferRecord,
         deadline: float,
     ) -> Payment | None:
         """Have it decided about a payment that an operator has approved; None as for a new one."""
+        held = view.held.holder
+        assert held is not None  # noqa: S101 - it is what was approved
         expires_us = held.approval_expires_us
         if expires_us is not None and expires_us <= self._context.clock.now_us():
             raise Problem(

@@ -32,7 +32,7 @@ class New(Acceptance):
     """
 
     is_approved = False
-    again = "send the same key again"
+    again = "retry with the same key"
     action: ClassVar[str]
     """What the audit trail calls it."""
 

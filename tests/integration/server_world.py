@@ -30,6 +30,7 @@ UNKNOWN = {
     "key_id": f"key_{_ULID}",
     "snapshot_id": f"snap_{_ULID}",
     "name": "unknown",
+    "origin": "https://unknown.example",
 }
 """Identifiers of the right form that nothing has, by the name that they have in paths."""
 

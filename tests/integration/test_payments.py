@@ -6,6 +6,9 @@ import pytest
 from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
+from agentpay_server.accounts import store as account_store
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import SignatureStatus
 
 LANDED = SignatureStatus(is_final=True)
@@ -62,7 +65,9 @@ def events(server) -> list[tuple[str, Any]]:
 @every_protocol
 @pytest.mark.parametrize("is_sponsored", [True, False], ids=["sponsored", "own fee"])
 def test_a_402_is_paid(http, seller, paid, account, client, protocol, is_sponsored) -> None:
-    payment = paid(seller.ask(protocol, 1_500, is_sponsored=is_sponsored), url=f"{ORIGIN}/forecast", memo="rain")
+    payment = paid(
+        seller.ask(protocol, 1_500, is_sponsored=is_sponsored), url=f"{ORIGIN}/forecast", memo="rain"
+    )
 
     assert payment["status"] == "submitted"
     assert payment["protocol"] == protocol
@@ -131,7 +136,9 @@ def test_every_leg_of_a_split_is_paid(http, seller, paid) -> None:
     ],
     ids=["price", "fees", "memo"],
 )
-def test_other_terms_under_the_key_are_a_conflict_that_names_the_payment(seller, paid, authorize, change) -> None:
+def test_other_terms_under_the_key_are_a_conflict_that_names_the_payment(
+    seller, paid, authorize, change
+) -> None:
     payment = paid(seller.ask())
 
     body = refused(authorize(seller.ask(**change)), "idempotency_conflict")
@@ -153,7 +160,9 @@ def test_a_transfer_cannot_take_the_key_of_a_payment(http, seller, paid, account
     paid(seller.ask())
 
     body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
-    refused(http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}), "idempotency_conflict")
+    refused(
+        http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}), "idempotency_conflict"
+    )
 
 
 def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, account) -> None:
@@ -168,7 +177,9 @@ def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, ac
 
 
 @every_protocol
-def test_a_payment_that_nobody_broadcasts_expires(server, http, seller, paid, authorize, client, protocol) -> None:
+def test_a_payment_that_nobody_broadcasts_expires(
+    server, http, seller, paid, authorize, client, protocol
+) -> None:
     payment = paid(seller.ask(protocol))
     account_id = payment["account_id"]
     assert str(client.accounts.budget(account_id).available_usdc) == "9.999000"
@@ -178,7 +189,9 @@ def test_a_payment_that_nobody_broadcasts_expires(server, http, seller, paid, au
     ended = client.transfers.get(payment["transfer_id"])
     assert (ended.status, ended.error, ended.tx_signature) == ("failed", "payment_expired", None)
     assert str(client.accounts.budget(account_id).available_usdc) == "10.000000"
-    assert refused(authorize(seller.ask(protocol)), "payment_expired")["transfer_id"] == payment["transfer_id"]
+    assert (
+        refused(authorize(seller.ask(protocol)), "payment_expired")["transfer_id"] == payment["transfer_id"]
+    )
     # What was handed out is worth nothing any more.
     assert seller.settle(payment["header"]) is None
     server.sandbox.clock.advance(1)
@@ -216,8 +229,6 @@ def test_a_payment_that_the_chain_refuses_has_failed(server, http, seller, paid,
 
     async def drain() -> None:
         # Behind the service's back.
-        from agentpay_server.chain import transactions
-
         (source,) = await server._running.server.context.database.read(_accounts)
         signed = transactions.transfer(
             context.signer,
@@ -243,9 +254,7 @@ def test_a_payment_that_the_chain_refuses_has_failed(server, http, seller, paid,
 
 
 def _accounts(connection):
-    from agentpay_server.accounts import store
-
-    return store.accounts_after(connection, 0, 10)
+    return account_store.accounts_after(connection, 0, 10)
 
 
 # --- The policy decides
@@ -284,7 +293,10 @@ def test_a_paused_account_pays_nothing(http, seller, authorize, account) -> None
 def test_an_allowlist_must_name_every_leg(http, seller, authorize, account) -> None:
     policy(http, account, allowed_counterparties=[seller.wallet.address])
 
-    assert seller.split.address in refused(authorize(seller.ask("mpp", split=100)), "policy_violation")["message"]
+    assert (
+        seller.split.address
+        in refused(authorize(seller.ask("mpp", split=100)), "policy_violation")["message"]
+    )
     assert authorize(seller.ask("mpp"), "other").status_code == 201
     policy(http, account, allowed_counterparties=[seller.wallet.token_account, seller.split.address])
     assert authorize(seller.ask("mpp", split=100), "third").status_code == 201
@@ -325,9 +337,10 @@ def test_a_shortage_that_unpresented_payments_cause_is_refused_at_once(
 
     body = refused(authorize(seller.ask(amount=6_000_000), "two"), "insufficient_balance")
     seller.settle(held["header"])
-    assert refused(authorize(seller.ask(amount=6_000_000), "two"), "insufficient_balance")["transfer_id"] != body[
-        "transfer_id"
-    ]
+    assert (
+        refused(authorize(seller.ask(amount=6_000_000), "two"), "insufficient_balance")["transfer_id"]
+        != body["transfer_id"]
+    )
     assert authorize(seller.ask(amount=4_000_000), "three").status_code == 201
 
 
@@ -375,7 +388,7 @@ def test_pins_are_read_listed_and_deleted(http) -> None:
     ]
     pin(http, blocked=True)
     assert http.get(path).json()["category"] is None
-    assert [each["origin"] for each in http.get("/console/origins").json()["data"]][0] == ORIGIN
+    assert http.get("/console/origins").json()["data"][0]["origin"] == ORIGIN
     assert http.delete(path).status_code == 204
     refused(http.get(path), "not_found")
     refused(http.delete(path), "not_found")
@@ -475,9 +488,9 @@ def test_the_account_itself_is_no_seller(seller, authorize, account) -> None:
     refused(authorize(seller.ask(payTo=account.chain_address)), "invalid_recipient")
 
 
-def test_a_fee_payer_that_is_an_address_of_ours_is_refused(server, seller, authorize, account, client) -> None:
-    from agentpay_server.chain.custody import TREASURY
-
+def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
+    server, seller, authorize, account, client
+) -> None:
     other = client.accounts.create(name="Other")
     treasury = server._running.server.context.signer.address(TREASURY)
     for address in (account.chain_address, other.chain_address, treasury):
@@ -527,9 +540,7 @@ def test_a_plain_transfer_is_no_payment(http, seller, account) -> None:
     transfer = http.post("/v1/transfers", json={**body, "idempotency_key": "plain"}).json()
 
     refused(http.get(f"/payments/{transfer['transfer_id']}"), "not_found")
-    refused(
-        http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found"
-    )
+    refused(http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found")
 
 
 def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> None:
@@ -547,7 +558,9 @@ def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> No
 # --- Snapshots
 
 
-def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(server, http, seller, paid) -> None:
+def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
+    server, http, seller, paid
+) -> None:
     payment = paid(seller.ask())
     before = server.sandbox.snapshot()
     seller.settle(payment["header"])

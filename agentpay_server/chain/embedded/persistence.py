@@ -111,7 +111,7 @@ class Ledger(Protocol):
         ...
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """Return the signature under which a message landed, or was refused; None when no page tells of it."""
+        """Return the signature under which a message landed or was refused; None if it never was."""
         ...
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:

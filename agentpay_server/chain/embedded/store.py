@@ -91,7 +91,7 @@ class DatabaseLedger:
         return await self._database.read(_status, signature)
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """Return the signature under which a message landed, or was refused; None when no page tells of it."""
+        """Return the signature under which a message landed or was refused; None if it never was."""
         return await self._database.read(_name_of, message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:

@@ -1,4 +1,4 @@
-"""Finding a transaction whose fee somebody else pays: by its message, in the history of what it takes from."""
+"""Finding a transaction whose fee somebody else pays: by its message, in the history of its source."""
 
 import base64
 import binascii

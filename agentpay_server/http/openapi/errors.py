@@ -86,7 +86,9 @@ class Errors:
         if status == 409 and subject is not None and subject.is_named_by_conflicts:
             name = f"{subject.kind}_id"
             optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}
-        return _exactly(f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields, optional)
+        return _exactly(
+            f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields, optional
+        )
 
     def _unknown_outcome(self, subject: Subject) -> Schema:
         fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"]

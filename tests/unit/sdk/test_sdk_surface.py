@@ -21,26 +21,31 @@ from agentpay.contract.requests import UnsetType
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
-    APIConnectionError APIError APITimeoutError Account AccountDetail AccountPausedError
-    AccountPolicy AccountStatus Accounts AgentKey AgentPay AgentPayError AnswerMismatchError
-    AsyncAccounts AsyncAgentPay AsyncPage AsyncPages AsyncPolicies AsyncTransfers AsyncWebhooks
-    AuditEntry AuthenticationError Balance Budget CallOptions ChainUnavailableError
-    ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
-    ConflictError ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
-    DecodingError Delivery DeliveryAttempt Direction ErrorBody ErrorCode EventType
-    ExtensionNotOfferedError FieldFault IdempotencyConflictError Identity InsecureConnectionWarning
-    InsufficientBalanceError InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams
-    ListTransactionsParams ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret
-    NotFoundError OpenSessionParams OperatorKey Outcome OutcomeUnknownError Page
-    Payment PaymentHeader PaymentOutcome PaymentProtocol PendingTransfer PinnedOrigin
-    PermissionDeniedError Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitedError RawResponse RecordedEvent RegisteredWebhook
-    ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError SessionOutcomeUnknownError SessionStatus Transaction TransactionStatus
-    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError TransferStatus Transfers UNSET
-    UnpayableChallengeError
-    WaitTimeoutError Webhook WebhookError WebhookPayloadError WebhookSignatureError Webhooks
+    Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
+    AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
+    APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
+    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys AsyncPage
+    AsyncPages AsyncPolicies AsyncRegisteredWebhooks AsyncServedRequests AsyncSessions
+    AsyncTransfers AsyncWebhooks Audit AuditEntry AuthenticationError Balance Budget CallOptions
+    ChainUnavailableError ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason
+    ConfigurationError ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
+    CreateOperatorKeyParams CreateTransferParams CreateWebhookParams DecodingError Deliveries
+    Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType ExtensionNotOfferedError
+    FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
+    InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
+    ListEventsParams ListParams ListSessionsParams ListTransactionsParams ListTransfersParams Model
+    NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeys
+    Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
+    PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
+    RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
+    RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
+    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
+    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks WebhookSignatureError
+    Payment PaymentHeader PaymentOutcome PaymentProtocol Payments PinnedOrigin Origins AsyncPayments
+    AsyncOrigins UnpayableChallengeError AuthorizePaymentParams ListPaymentsParams ReportOutcomeParams
+    PinOriginParams
     __version__
 """
 
@@ -50,12 +55,14 @@ METHODS = {
     "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
+    "payments": ["authorize", "get", "list", "report_outcome"],
     "console.accounts": ["allow_signing", "get"],
     "console.agent_keys": ["create", "list", "revoke"],
     "console.approvals": ["approve", "list", "reject"],
     "console.audit": ["list"],
     "console.deliveries": ["list"],
     "console.events": ["list", "replay"],
+    "console.origins": ["delete", "get", "list", "put"],
     "console.operator_keys": ["create", "list", "revoke"],
     "console.webhooks": ["delete", "list", "rotate_secret"],
 }
@@ -141,7 +148,9 @@ def test_both_clients_have_the_same_surface():
             assert (kinds[-1] is inspect.Parameter.VAR_KEYWORD) == (name != "wait")
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             first = parameters[next(iter(parameters))]
-            leads_with_id = first.name.endswith("_id") and first.default is inspect.Parameter.empty
+            leads_with_id = (
+                first.name.endswith("_id") or first.name == "origin"
+            ) and first.default is inspect.Parameter.empty
             leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == int(leads_with_id)
             assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))

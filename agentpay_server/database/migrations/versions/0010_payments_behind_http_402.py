@@ -30,7 +30,8 @@ def upgrade() -> None:
         sa.Column("outcome_receipt", sa.Text(), nullable=True),
         sa.Column("outcome_duration_ms", sa.BigInteger(), nullable=True),
         sa.CheckConstraint(
-            "(raw IS NULL) = (blockhash IS NULL) AND (raw IS NULL) = (nonce IS NULL) AND (raw IS NULL) = (expires_us IS NULL)",
+            "(raw IS NULL) = (blockhash IS NULL) AND (raw IS NULL) = (nonce IS NULL) "
+            "AND (raw IS NULL) = (expires_us IS NULL)",
             name="ck_payments_signed",
         ),
         sa.PrimaryKeyConstraint("seq"),
