@@ -9,6 +9,7 @@ quickstart                           the example in the README
 picture                              the picture in the README, from a run of the quickstart
 screenshots                          the pictures of the operator console
 bench                                benchmarks, as ratios to a minimum measured in the same run
+peers                                sellers with the packages of others, each in its own environment
 validator                            the behaviour tests and the network faults, on a real validator
 deep                                 tests that take minutes to hours
 """
@@ -37,7 +38,7 @@ CODE = [
     "conftest.py",
 ]
 
-EVERY_RUN = "not deep and not validator"
+EVERY_RUN = "not deep and not peers and not validator"
 BEHAVIOUR = [
     f"tests/integration/test_{subject}.py"
     for subject in (
@@ -194,6 +195,16 @@ def validator(session: nox.Session) -> None:
     for chain in ("surfpool", "embedded-rpc"):
         session.run("pytest", *together, "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """Run the tests of sellers that are built with the packages of others, all of which must install."""
+    install(session, "test")
+    session.run(
+        *("pytest", "--timeout=900", *(session.posargs or ["tests/peers"])),
+        env={"AGENTPAY_PEERS_REQUIRED": "1"},
+    )
 
 
 @nox.session

@@ -12,6 +12,7 @@ from agentpay._version import __version__
 
 if TYPE_CHECKING:
     from agentpay import errors as errors
+    from agentpay import payments as payments
     from agentpay import testing as testing
     from agentpay import webhooks as webhooks
     from agentpay._async.accounts import AsyncAccounts
@@ -137,6 +138,9 @@ if TYPE_CHECKING:
         InvalidRequestError,
         NotFoundError,
         OutcomeUnknownError,
+        PaymentOutcomeUnknownError,
+        PaymentPendingApprovalError,
+        PaymentRefusedError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -256,6 +260,8 @@ __all__ = [
     "Payment",
     "PaymentHeader",
     "PaymentOutcome",
+    "PaymentOutcomeUnknownError",
+    "PaymentPendingApprovalError",
     "PaymentProtocol",
     "Payments",
     "PendingTransfer",
@@ -328,8 +334,10 @@ _HOMES = {
     "AsyncDeliveries": "agentpay._async.deliveries",
     "AsyncEvents": "agentpay._async.deliveries",
     "AsyncOperatorKeys": "agentpay._async.keys",
+    "AsyncOrigins": "agentpay._async.origins",
     "AsyncPage": "agentpay._async.paging",
     "AsyncPages": "agentpay._async.paging",
+    "AsyncPayments": "agentpay._async.payments",
     "AsyncPolicies": "agentpay._async.policies",
     "AsyncRegisteredWebhooks": "agentpay._async.deliveries",
     "AsyncServedRequests": "agentpay._async.console",
@@ -346,6 +354,7 @@ _HOMES = {
     "AsyncWebhooks": "agentpay._async.webhooks",
     "Audit": "agentpay._sync.console",
     "AuditEntry": "agentpay.contract.console",
+    "AuthorizePaymentParams": "agentpay._params",
     "Balance": "agentpay.contract.accounts",
     "Budget": "agentpay.contract.spending",
     "CallOptions": "agentpay._options",
@@ -373,6 +382,7 @@ _HOMES = {
     "ListDeliveriesParams": "agentpay._params",
     "ListEventsParams": "agentpay._params",
     "ListParams": "agentpay._params",
+    "ListPaymentsParams": "agentpay._params",
     "ListSessionsParams": "agentpay._params",
     "ListTransactionsParams": "agentpay._params",
     "ListTransfersParams": "agentpay._params",
@@ -383,12 +393,14 @@ _HOMES = {
     "OpenSessionParams": "agentpay._params",
     "OperatorKey": "agentpay.contract.operator_keys",
     "OperatorKeys": "agentpay._sync.keys",
+    "Origins": "agentpay._sync.origins",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
     "Payment": "agentpay.contract.payments",
     "PaymentHeader": "agentpay.contract.payments",
     "PaymentOutcome": "agentpay.contract.payments",
     "PaymentProtocol": "agentpay.contract.choices",
+    "Payments": "agentpay._sync.payments",
     "PendingTransfer": "agentpay.contract.approvals",
     "PinnedOrigin": "agentpay.contract.payments",
     "Policies": "agentpay._sync.policies",
@@ -400,12 +412,14 @@ _HOMES = {
     "RegisteredWebhooks": "agentpay._sync.deliveries",
     "RejectTransferParams": "agentpay._params",
     "ReplayEventParams": "agentpay._params",
+    "ReportOutcomeParams": "agentpay._params",
     "RotateSecretParams": "agentpay._params",
     "ServedRequest": "agentpay.contract.console",
     "ServedRequests": "agentpay._sync.console",
     "Session": "agentpay.contract.sessions",
     "SessionStatus": "agentpay.contract.choices",
     "Sessions": "agentpay._sync.sessions",
+    "PinOriginParams": "agentpay._params",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",
@@ -424,7 +438,7 @@ _HOMES = {
 if not TYPE_CHECKING:
     # Type checkers take a module with `__getattr__` for one that has every name.
     def __getattr__(name: str) -> object:
-        if name in ("errors", "testing", "webhooks"):
+        if name in ("errors", "payments", "testing", "webhooks"):
             return import_module(f"agentpay.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from agentpay import Account, AgentPay, AsyncAgentPay
     from agentpay_server import AgentPayServer, Settings, WebhookInbox
+    from agentpay_server.paywall import Paywall
 
 MARKER: Final = "agentpay"
 SECTION: Final = "agentpay timeline"
@@ -162,6 +163,18 @@ def agentpay_deliver_to(agentpay_server: "AgentPayServer") -> "Callable[..., Web
     the event loop of that test.
     """
     return agentpay_server.deliver_to
+
+
+@pytest.fixture
+def agentpay_paywall(agentpay_server: "AgentPayServer") -> "Iterator[Paywall]":
+    """A seller of paid API calls that settles on the chain of `agentpay_server`.
+
+    It sells `/` for 0.01 USDC by x402 version 2, honestly; `sell` adds paths, and `mode` makes it hostile.
+    """
+    from agentpay_server.paywall import Paywall  # noqa: PLC0415 - not before a test needs it
+
+    with Paywall(agentpay_server, {"/": "0.01"}) as paywall:
+        yield paywall
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ class AsyncAgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
+        payments: an extension: payments that answer a seller's 402.
         console: an extension: the operator API of the dashboard.
     """
 

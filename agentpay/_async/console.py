@@ -174,6 +174,7 @@ class AsyncConsole(AsyncResource):
         origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
+        origins: what is known of sellers, and held against their challenges.
     """
 
     __module__ = "agentpay"
@@ -190,6 +191,7 @@ class AsyncConsole(AsyncResource):
         self.origins: AsyncOrigins = AsyncOrigins(caller)
         self.audit: AsyncAudit = AsyncAudit(caller)
         self.requests: AsyncServedRequests = AsyncServedRequests(caller)
+        self.origins: AsyncOrigins = AsyncOrigins(caller)
 
     async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).

@@ -219,6 +219,7 @@ class AsyncRawConsole(AsyncRawResource):
         self.origins: AsyncRawOrigins = AsyncRawOrigins(console.origins)
         self.audit: AsyncRawAudit = AsyncRawAudit(console.audit)
         self.requests: AsyncRawServedRequests = AsyncRawServedRequests(console.requests)
+        self.origins: AsyncRawOrigins = AsyncRawOrigins(console.origins)
 
 
 class AsyncRawAgentPay(AsyncRawResource):

@@ -175,6 +175,7 @@ class Console(Resource):
         origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
+        origins: what is known of sellers, and held against their challenges.
     """
 
     __module__ = "agentpay"
@@ -191,6 +192,7 @@ class Console(Resource):
         self.origins: Origins = Origins(caller)
         self.audit: Audit = Audit(caller)
         self.requests: ServedRequests = ServedRequests(caller)
+        self.origins: Origins = Origins(caller)
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).

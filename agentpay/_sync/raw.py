@@ -220,6 +220,7 @@ class RawConsole(RawResource):
         self.origins: RawOrigins = RawOrigins(console.origins)
         self.audit: RawAudit = RawAudit(console.audit)
         self.requests: RawServedRequests = RawServedRequests(console.requests)
+        self.origins: RawOrigins = RawOrigins(console.origins)
 
 
 class RawAgentPay(RawResource):

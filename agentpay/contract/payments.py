@@ -104,7 +104,7 @@ class PaymentHeader(Model):
     """
 
     name: str
-    value: str
+    value: str = field(repr=False)
 
 
 @frozen(kw_only=True)

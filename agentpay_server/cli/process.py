@@ -67,12 +67,14 @@ class Announcement:
         operator_key: key of the first operator, if it was created now.
         is_key_given: whether the user passed the key, which is then not printed.
         rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
+        facilitator_url: URL of the x402 facilitator, which is served with it.
     """
 
     base_url: str
     operator_key: str | None = field(repr=False)
     is_key_given: bool
     rpc_url: str | None = None
+    facilitator_url: str | None = None
 
     def line(self) -> str:
         """Return the line of JSON; without `operator_key` if an earlier start created the key."""
@@ -81,6 +83,7 @@ class Announcement:
             fields["operator_key"] = self.operator_key
         if self.rpc_url is not None:
             fields["rpc_url"] = self.rpc_url
+            fields["facilitator_url"] = self.facilitator_url
         return json.dumps(fields)
 
     def to_paste(self) -> str:
@@ -105,7 +108,8 @@ def run(
     """Serve until a signal arrives.
 
     Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
-    key, null if it was passed, omitted if an earlier start created it; and `rpc_url` if the chain is served.
+    key, null if it was passed, omitted if an earlier start created it; and `rpc_url` and
+    `facilitator_url` if the chain is served.
     Events are logged to standard error.
 
     Raises:
@@ -183,10 +187,14 @@ async def _serve_until_told(
     application = Application(server)
     app: ASGIApp = application
     if serves_chain:
-        from agentpay_server.http import chain_rpc  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.http import chain_rpc, facilitator  # noqa: PLC0415 - seldom asked for
 
-        announcement = evolve(announcement, rpc_url=url_of(sock) + chain_rpc.PATH)
-        app = chain_rpc.Mounted(chain_rpc.chain_rpc(server), application)
+        announcement = evolve(
+            announcement,
+            rpc_url=url_of(sock) + chain_rpc.PATH,
+            facilitator_url=url_of(sock) + facilitator.PATH,
+        )
+        app = chain_rpc.mounted(server, chain_rpc.node_of(server), application)
     port = _Server(application, app, hosts, server, announcement, with_websockets=serves_chain)
     lost = server.storage.lost
     watch = asyncio.create_task(port.stop_when(lost))

@@ -162,8 +162,8 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 @click.option(
     "--chain-rpc",
     is_flag=True,
-    help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, without a key. Requires a "
-    "loopback --host.",
+    help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, and an x402 facilitator at "
+    "/sandbox/x402, without a key. Requires a loopback --host.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
@@ -230,8 +230,8 @@ def serve(
     """Run a server.
 
     Once it accepts requests, it prints one JSON line on standard output: base_url; operator_key, the new key,
-    or null if you passed one; and with --chain-rpc, rpc_url. On a terminal, export lines to paste follow on
-    standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
+    or null if you passed one; and with --chain-rpc, rpc_url and facilitator_url. On a terminal, export lines
+    to paste follow on standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(

@@ -1,11 +1,11 @@
-"""A running server in process, and the ways into it: clients without a socket, and a port beside them."""
+"""A running in-process server and its access: clients without a socket, and a port."""
 
 import logging
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._options import CallOptions
@@ -19,13 +19,17 @@ from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http.app import Application
+from agentpay_server.http.port.server import Served
 from agentpay_server.logs import log
 from agentpay_server.server import Server
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.node.methods import Node
 
 T = TypeVar("T")
 
 IN_PROCESS_URL = "http://agentpay.invalid"
-"""What clients of a server without a port take for its address."""
+"""The base URL of clients of a server without a port."""
 
 _HOST: Final = "127.0.0.1"
 
@@ -33,11 +37,11 @@ logger: logging.Logger = logging.getLogger("agentpay_server")
 
 
 class CannotListenError(OSError):
-    """The port is in use, or the process may not have it; the message names it and says what to do."""
+    """The port is in use, or not permitted; the message names it and says what to do."""
 
 
 class _Clock(SandboxClock):
-    """A clock that is not moved where that would wait for the caller's own event loop."""
+    """A clock that refuses to advance if that would wait for the caller's own event loop."""
 
     def __init__(self, client: AgentPay, inboxes: InboxTransport) -> None:
         super().__init__(client._caller)  # noqa: SLF001 - as the sandbox does
@@ -52,7 +56,7 @@ class _Clock(SandboxClock):
         days: float = 0,
         **options: Unpack[CallOptions],
     ) -> datetime:
-        """Do as every clock does.
+        """Advance the clock.
 
         Raises:
             RuntimeError: a receiver of `deliver_to` runs on the event loop of the caller.
@@ -62,13 +66,13 @@ class _Clock(SandboxClock):
 
 
 class World:
-    """A running server, and the ways into it.
+    """A running server and its access.
 
     Args:
         server: the server.
-        owner: the thread that it lives on.
+        owner: its thread.
         inboxes: receivers of events within the process.
-        recorder: what keeps requests and transactions for a test to look at.
+        recorder: records requests and transactions for tests.
     """
 
     def __init__(
@@ -89,7 +93,8 @@ class World:
         server.snapshots.include(recorder)
         self._listener: Listener | None = None
         self._rpc_listener: Listener | None = None
-        self._rpc_path = ""
+        self._guests: list[Listener] = []
+        self._node: Node | None = None
         self._opening = threading.Lock()
         assert server.operator.key is not None  # noqa: S101 - one is lent where none is known
         key = server.operator.key
@@ -142,32 +147,77 @@ class World:
         return self.base_url
 
     def rpc_url(self) -> str:
-        """Return where the chain is reached by JSON-RPC; the first call opens a port for it.
+        """Return the chain's JSON-RPC address; the first call opens a port for it.
 
         Raises:
             ValueError: the chain is a cluster.
             RuntimeError: called on the server's own thread.
         """
+        from agentpay_server.http import chain_rpc  # noqa: PLC0415 - most servers are never asked for it
+
+        return self._chain_port() + chain_rpc.PATH
+
+    def facilitator_url(self) -> str:
+        """Return where the x402 facilitator is reached, on the same port.
+
+        Raises:
+            ValueError: the chain is a cluster.
+            RuntimeError: called on the server's own thread.
+        """
+        from agentpay_server.http import facilitator  # noqa: PLC0415 - most servers are never asked for it
+
+        return self._chain_port() + facilitator.PATH
+
+    def _chain_port(self) -> str:
+        node = self.node
         with self._opening:
             if self._rpc_listener is None:
-                # Most servers are never asked for it, and start the sooner.
-                from agentpay_server.http import chain_rpc  # noqa: PLC0415
+                from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
 
-                self._rpc_path = chain_rpc.PATH
-                app = chain_rpc.Mounted(chain_rpc.chain_rpc(self.server))
-                sock = bound_socket(_HOST, 0)
-                listener = Listener(self._application, app, sock, with_websockets=True)
+                app = chain_rpc.mounted(self.server, node)
+                listener = Listener(self._application, app, bound_socket(_HOST, 0), with_websockets=True)
                 self._owner.call(listener.start())
                 self._rpc_listener = listener
-            return self._rpc_listener.base_url + self._rpc_path
+            return self._rpc_listener.base_url
+
+    @property
+    def owner(self) -> OwnerThread:
+        """The thread that the server lives on."""
+        return self._owner
+
+    @property
+    def node(self) -> "Node":
+        """The RPC node of the chain, for callers on the server's thread.
+
+        Raises:
+            ValueError: the chain is a cluster.
+        """
+        with self._opening:
+            if self._node is None:
+                from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
+
+                self._node = chain_rpc.node_of(self.server)
+            return self._node
+
+    def open_port(self, application: Served, port: int) -> Listener:
+        """Open a port for another application, on the server's thread, and close it with the server.
+
+        Raises:
+            CannotListenError: the port is in use, or the process may not have it.
+            ValueError: `port` is out of range.
+        """
+        listener = Listener(application, application, _socket(port))
+        self._owner.call(listener.start())
+        self._guests.append(listener)
+        return listener
 
     def close(self) -> None:
-        """Finish what is under way, close the ports, stop the thread."""
+        """Finish running work, close the ports, stop the thread."""
         self._owner.stop(self._end)
 
     async def _end(self) -> None:
         try:
-            for listener in (self._listener, self._rpc_listener):
+            for listener in (self._listener, self._rpc_listener, *self._guests):
                 if listener is not None:
                     await listener.close()
         finally:

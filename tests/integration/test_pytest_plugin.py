@@ -544,6 +544,7 @@ def test_loading_the_plugin_again_does_nothing() -> None:
         "agentpay_client",
         "agentpay_deliver_to",
         "agentpay_inbox",
+        "agentpay_paywall",
         "agentpay_mcp",
         "agentpay_server",
         "agentpay_server_factory",

@@ -30,6 +30,9 @@ class RpcError(Exception):
         self.message = message
         self.data = data
 
+    def __str__(self) -> str:
+        return self.message
+
 
 def invalid_params(message: str) -> RpcError:
     """Return the error of a call whose parameters are wrong."""

@@ -6,18 +6,21 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.http.app import Application
+from agentpay_server.errors import Problem
+from agentpay_server.http.errors import Headers
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.acceptor import Acceptor
 from agentpay_server.http.port.connections import Connections, connection_limit
 from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
 from agentpay_server.logs import log
+from agentpay_server.metrics import Metrics
+from agentpay_server.settings import Settings
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -29,6 +32,26 @@ def parser() -> type[Guarded]:
     from agentpay_server.http.port.fast import GuardedHttptools  # noqa: PLC0415 - an extra's
 
     return GuardedHttptools
+
+
+class Served(Protocol):
+    """An application that a port can serve.
+
+    Attributes:
+        settings: its limits on connections and waits.
+        metrics: what the port counts.
+    """
+
+    settings: Settings
+    metrics: Metrics
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        """Return status, headers and body of a refusal of malformed HTTP."""
+        ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ...
 
 
 class PortServer(uvicorn.Server):
@@ -44,7 +67,7 @@ class PortServer(uvicorn.Server):
 
     def __init__(
         self,
-        application: Application,
+        application: Served,
         *,
         hosts: Hosts,
         shutdown_seconds: int,

@@ -24,18 +24,21 @@ PUBLIC = """
     Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
     AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
     APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
-    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys AsyncPage
-    AsyncPages AsyncPolicies AsyncRegisteredWebhooks AsyncServedRequests AsyncSessions
-    AsyncTransfers AsyncWebhooks Audit AuditEntry AuthenticationError Balance Budget CallOptions
-    ChainUnavailableError ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason
-    ConfigurationError ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
+    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys
+    AsyncOrigins AsyncPage AsyncPages AsyncPayments AsyncPolicies AsyncRegisteredWebhooks
+    AsyncServedRequests AsyncSessions AsyncTransfers AsyncWebhooks Audit AuditEntry
+    AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
+    ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
+    ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
     CreateOperatorKeyParams CreateTransferParams CreateWebhookParams DecodingError Deliveries
     Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType ExtensionNotOfferedError
     FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
     InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
-    ListEventsParams ListParams ListSessionsParams ListTransactionsParams ListTransfersParams Model
-    NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeys
-    Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
+    ListEventsParams ListParams ListPaymentsParams ListSessionsParams ListTransactionsParams
+    ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams
+    OperatorKey OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
+    PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentProtocol
+    PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin Policies Policy
     PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
     RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
     RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
@@ -106,6 +109,8 @@ def test_importing_the_package_loads_only_what_is_used():
         # Extensions, which few programs use.
         "agentpay._sync.sessions",
         "agentpay._sync.console",
+        "agentpay._sync.payments",
+        "agentpay.payments",
         "agentpay.contract.sessions",
         "agentpay.contract.console",
     ):
@@ -181,6 +186,10 @@ def test_every_parameter_is_described(resource):
         (agentpay.OpenSessionParams, Sessions.open),
         (agentpay.ChargeSessionParams, Sessions.charge),
         (agentpay.ListSessionsParams, Sessions.list),
+        (agentpay.AuthorizePaymentParams, agentpay.Payments.authorize),
+        (agentpay.ListPaymentsParams, agentpay.Payments.list),
+        (agentpay.ReportOutcomeParams, agentpay.Payments.report_outcome),
+        (agentpay.PinOriginParams, agentpay.Origins.put),
         (agentpay.CreateAgentKeyParams, agentpay.AgentKeys.create),
         (agentpay.CreateOperatorKeyParams, agentpay.OperatorKeys.create),
         (agentpay.RejectTransferParams, agentpay.Approvals.reject),

@@ -1,0 +1,98 @@
+"""The local facilitator over HTTP, for sellers' x402 packages. It needs no key.
+
+It is only for test chains and for loopback, next to the chain's JSON-RPC and under the same rules: a page in
+a browser cannot use it, since a request with a body must say that it is JSON.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from starlette.types import Receive, Scope, Send
+
+from agentpay.contract import json_text
+from agentpay.contract.json_text import InvalidJsonError
+from agentpay_server.chain.node.methods import Node
+from agentpay_server.errors import Problem
+from agentpay_server.http.requests import JSON_TYPE, DisconnectedError, read_body, require_json
+from agentpay_server.logs import log
+from agentpay_server.sandbox.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
+from agentpay_server.sandbox.facilitator.service import Facilitator, InvalidRequestError
+
+PATH: Final = "/sandbox/x402"
+"""Where it is served: sellers' packages append `/supported`, `/verify` and `/settle`."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class FacilitatorHttp:
+    """The facilitator as ASGI, at the paths below `PATH`.
+
+    Args:
+        facilitator: verifies and settles.
+        body_timeout_seconds: how long the body of a request may take to arrive.
+    """
+
+    def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
+        self._facilitator = facilitator
+        self._body_timeout_seconds = body_timeout_seconds
+        self._takes_body: Mapping[str, Callable[[object], Awaitable[dict[str, Any]]]] = {
+            "/verify": facilitator.verify,
+            "/settle": facilitator.settle,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path, method = scope["path"].removeprefix(PATH), scope["method"]
+        if path == "/supported":
+            if method == "GET":
+                await _respond(send, 200, self._facilitator.supported())
+            else:
+                await _respond(send, 405, {"error": "This path takes GET."}, allow=b"GET")
+        elif path in self._takes_body:
+            if method == "POST":
+                await self._post(path, scope, receive, send)
+            else:
+                await _respond(send, 405, {"error": "This path takes POST."}, allow=b"POST")
+        else:
+            await _respond(send, 404, {"error": f"The facilitator is at {PATH}/supported, /verify, /settle."})
+
+    async def _post(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
+            # A request without a type is one that a page in a browser can send without a preflight.
+            require_json({**headers, "content-type": headers.get("content-type", "")})
+            told = await self._takes_body[path](json_text.parse_request_json(body))
+        except DisconnectedError:
+            return
+        except Problem as problem:
+            await _respond(send, problem.http_status, {"error": problem.message})
+        except InvalidJsonError as error:
+            await _respond(send, 400, {"error": f"The body {error}."})
+        except InvalidRequestError as error:
+            await _respond(send, 400, {"error": f"Not a request of x402: {error}."})
+        except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+            log(logger, logging.ERROR, "facilitator.failed", exception=error)
+            await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})
+        else:
+            await _respond(send, 200, told)
+
+
+def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHttp:
+    """Return the facilitator of a node's chain.
+
+    Its key follows from the chain, so that it stays the same across restarts: a challenge that is paid after
+    one still names it.
+    """
+    fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
+    return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)
+
+
+async def _respond(send: Send, status: int, content: dict[str, Any], *, allow: bytes | None = None) -> None:
+    body = json_text.print_json(content)
+    headers = [(b"content-type", JSON_TYPE), (b"content-length", str(len(body)).encode("ascii"))]
+    if allow is not None:
+        headers.append((b"allow", allow))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

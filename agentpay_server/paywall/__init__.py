@@ -1,0 +1,12 @@
+"""Paid APIs for tests: a seller that speaks x402 and MPP, honest or hostile as a test needs.
+
+`Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles what it is paid on a
+test chain. What it can do wrong, `Mode` lists.
+"""
+
+from agentpay_server.payments.terms import Protocol
+from agentpay_server.paywall.modes import Mode
+from agentpay_server.paywall.paywall import Paywall
+from agentpay_server.paywall.records import PaywallRequest, Sale
+
+__all__ = ["Mode", "Paywall", "PaywallRequest", "Protocol", "Sale"]

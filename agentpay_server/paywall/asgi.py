@@ -1,0 +1,89 @@
+"""The seller as an ASGI application, which any event loop can run: it hands requests to the seller's own."""
+
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.errors import Problem
+from agentpay_server.http.errors import Headers, rendered
+from agentpay_server.http.requests import DROP, REFUSED, WHOLE
+from agentpay_server.metrics import Metrics
+from agentpay_server.paywall.seller import LostReplyError, Reply, Seller
+from agentpay_server.settings import Settings
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class SellerApp:
+    """A seller as ASGI, and what a port needs to serve it.
+
+    Attributes:
+        settings: limits of a port.
+        metrics: what a port counts.
+    """
+
+    def __init__(self, seller: Seller, owner: OwnerThread) -> None:
+        self.settings: Settings = Settings()
+        self.metrics: Metrics = Metrics()
+        self._seller = seller
+        self._owner = owner
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        """Return the response to malformed HTTP."""
+        status, headers, body = rendered(problem, "none")
+        return status, [*headers, (b"content-length", str(len(body)).encode("ascii"))], body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        refused: Problem | None = scope.get(REFUSED)
+        if refused is not None:
+            status, headers, content = self.refusal(refused)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+            return
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            if not message.get("more_body", False):
+                break
+        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        work = self._seller.respond(scope["method"], _url(scope, dict(fields)), fields)
+        try:
+            reply = await self._owner.call_async(work)
+        except LostReplyError:
+            await _drop(scope, receive)
+            return
+        await _send(reply, send)
+
+
+async def _send(reply: Reply, send: Send) -> None:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def _drop(scope: Scope, receive: Receive) -> None:
+    drop = scope.get(DROP)
+    if drop is not None:
+        drop()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    elif WHOLE not in scope:
+        # Neither our port nor our transport: whatever serves it ends the connection on an error.
+        raise ConnectionResetError("the seller dropped the connection, as lose_reply says")
+
+
+def _url(scope: Scope, headers: dict[str, str]) -> str:
+    query = scope["query_string"].decode("latin-1")
+    host = headers.get("host")
+    if host is None:
+        name, port = scope.get("server") or ("localhost", None)
+        default = _DEFAULT_PORTS.get(scope["scheme"])
+        host = name if port in (None, default) else f"{name}:{port}"
+    path = scope.get("raw_path") or scope["path"].encode()
+    return f"{scope['scheme']}://{host}{path.decode('latin-1')}{'?' if query else ''}{query}"

@@ -1,0 +1,274 @@
+"""Challenges as sellers write them, and payments as sellers read them. Pure functions.
+
+The challenges of hostile modes are in `hostile.py`.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from agentpay.contract import json_text
+from agentpay.contract.fields import format_timestamp
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
+from agentpay_server.clock import SECOND_US, from_us
+from agentpay_server.payments import fields
+from agentpay_server.payments.terms import Network, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.sandbox.facilitator.checking import PaymentRefusedError
+from agentpay_server.sandbox.facilitator.service import NETWORKS
+
+Headers = list[tuple[str, str]]
+
+REALM: Final = "agentpay paywall"
+_SECRET: Final = b"agentpay paywall: binds challenges of tests, protects nothing"
+_CHALLENGE_SECONDS: Final = 300
+_TIMEOUT_SECONDS: Final = 60
+_V1, _V2 = Protocol.X402_V1, Protocol.X402_V2
+_MAINNETS: Final = {_V2: "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp", _V1: "solana"}
+_PAYMENT_HEADERS: Final = {
+    "payment-signature": _V2,
+    "x-payment": _V1,
+    "payment-authorization": Protocol.MPP,
+    "authorization": Protocol.MPP,
+}
+
+
+@frozen(kw_only=True)
+class Challenge:
+    """What a challenge says beyond its terms.
+
+    Attributes:
+        url: of the resource.
+        description: text for people.
+        category: what the seller says it sells; None to say nothing.
+        error: why the last payment was refused; None for the first challenge.
+        now_us: the seller's time, in microseconds since 1970.
+    """
+
+    url: str
+    description: str
+    category: str | None
+    error: str | None
+    now_us: int
+
+
+@frozen(kw_only=True)
+class Presented:
+    """A payment as a request presents it.
+
+    Attributes:
+        protocol: the protocol.
+        transaction: the bytes of the transaction.
+        echo: what the payment repeats of the challenge.
+    """
+
+    protocol: Protocol
+    transaction: bytes = field(repr=False)
+    echo: Mapping[str, Any]
+
+
+# --- Writing
+
+
+def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
+    """Return headers and body of a 402 that offers some terms."""
+    headers: Headers = []
+    content: dict[str, Any] = {}
+    for terms in offers:
+        if terms.protocol is Protocol.MPP:
+            headers.append(("www-authenticate", _mpp(terms, challenge)))
+        elif terms.protocol is _V2:
+            headers.append(("payment-required", encoded(_v2(terms, challenge))))
+        else:
+            content = _v1(terms, challenge)
+    if challenge.error is not None:
+        content = {"error": challenge.error, **content}
+    return headers, json_text.print_json(content)
+
+
+def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[str, Any]:
+    """Return the entry of an x402 challenge, with which a payment of version 2 must repeat it."""
+    extra: dict[str, Any] = {}
+    if terms.fee_payer is not None:
+        extra["feePayer"] = terms.fee_payer
+    if terms.legs[0].memo is not None:
+        extra["memo"] = terms.legs[0].memo
+    version = 2 if terms.protocol is _V2 else 1
+    is_main = terms.network is Network.MAINNET
+    entry = {
+        "scheme": "exact",
+        "network": _MAINNETS[terms.protocol] if is_main else NETWORKS[version],
+        "asset": terms.mint,
+        "amount" if version == 2 else "maxAmountRequired": str(terms.amount_micro),
+        "payTo": terms.recipient,
+        "maxTimeoutSeconds": _TIMEOUT_SECONDS,
+        "extra": extra,
+    }
+    if version == 2:
+        return entry
+    return {**entry, "resource": url, "description": description, "mimeType": "application/json"}
+
+
+def _v2(terms: Terms, challenge: Challenge) -> dict[str, Any]:
+    return {
+        "x402Version": 2,
+        "error": challenge.error or "Payment required",
+        "resource": {
+            "url": challenge.url,
+            "description": challenge.description,
+            "mimeType": "application/json",
+        },
+        "accepts": [requirements(terms)],
+    }
+
+
+def _v1(terms: Terms, challenge: Challenge) -> dict[str, Any]:
+    entry = requirements(terms, url=challenge.url, description=challenge.description)
+    return {"x402Version": 1, "error": challenge.error or "Payment required", "accepts": [entry]}
+
+
+def _mpp(terms: Terms, challenge: Challenge) -> str:
+    parameters = {
+        "realm": REALM,
+        "method": "solana",
+        "intent": "charge",
+        "request": encoded_for_url(mpp_request(terms)),
+        "expires": format_timestamp(from_us(challenge.now_us + _CHALLENGE_SECONDS * SECOND_US)),
+    }
+    if challenge.category is not None:
+        parameters["opaque"] = encoded_for_url({"category": challenge.category})
+    if challenge.description:
+        parameters["description"] = challenge.description
+    return "Payment " + ", ".join(
+        f'{name}="{_quoted(value)}"' for name, value in {"id": _mac(parameters), **parameters}.items()
+    )
+
+
+def mpp_request(terms: Terms) -> dict[str, Any]:
+    """Return what an MPP challenge asks for."""
+    primary, *others = terms.legs
+    details: dict[str, Any] = {
+        "network": terms.network.value,
+        "decimals": USDC_DECIMALS,
+        "tokenProgram": str(TOKEN_PROGRAM),
+    }
+    if terms.fee_payer is not None:
+        details |= {"feePayer": True, "feePayerKey": terms.fee_payer}
+    if others:
+        details["splits"] = [{"recipient": leg.recipient, "amount": str(leg.amount_micro)} for leg in others]
+    request: dict[str, Any] = {
+        "amount": str(terms.amount_micro),
+        "currency": terms.mint,
+        "recipient": terms.recipient,
+        "methodDetails": details,
+    }
+    if primary.memo is not None:
+        request["externalId"] = primary.memo
+    return request
+
+
+def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
+    """Return the header that tells a payer what it has paid; `signature` is empty for none."""
+    if presented.protocol is Protocol.MPP:
+        told = {
+            "status": "success",
+            "method": "solana",
+            "reference": signature,
+            "challengeId": str(presented.echo.get("id", "")),
+            "timestamp": format_timestamp(from_us(now_us)),
+        }
+        return "payment-receipt", encoded_for_url(told)
+    version = 2 if presented.protocol is _V2 else 1
+    content = {"success": True, "payer": payer, "transaction": signature, "network": NETWORKS[version]}
+    return "payment-response" if version == 2 else "x-payment-response", encoded(content)
+
+
+# --- Reading
+
+
+def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
+    """Return the payment that a request presents; None where it presents none.
+
+    Raises:
+        PaymentRefusedError: it cannot be read.
+    """
+    for name, value in headers:
+        protocol = _PAYMENT_HEADERS.get(name.lower())
+        if protocol is None or (protocol is Protocol.MPP and value[:8].lower() != "payment "):
+            continue
+        try:
+            return _presented(protocol, value)
+        except UnreadableChallengeError as error:
+            raise PaymentRefusedError("invalid_payload", f"{name} cannot be read: {error}") from None
+    return None
+
+
+def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
+    """Check that a payment answers a challenge that this seller has issued for `terms`.
+
+    Raises:
+        PaymentRefusedError: it does not.
+    """
+    if presented.protocol is Protocol.MPP:
+        _require_own_mpp(presented.echo, terms, now_us)
+    elif presented.protocol is _V2:
+        if presented.echo != requirements(terms):
+            raise PaymentRefusedError(
+                "no_matching_payment_requirements", "accepted is no offer of this seller"
+            )
+    elif (presented.echo.get("scheme"), presented.echo.get("network")) != ("exact", NETWORKS[1]):
+        raise PaymentRefusedError(
+            "no_matching_payment_requirements", "scheme and network are no offer of this seller"
+        )
+
+
+def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
+    told = {name: str(value) for name, value in echo.items() if name != "id"}
+    if not hmac.compare_digest(_mac(told), str(echo.get("id", ""))):
+        raise PaymentRefusedError("payment_invalid", "the challenge is none of this seller's")
+    if told["request"] != encoded_for_url(mpp_request(terms)):
+        raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
+    if told["expires"] < format_timestamp(from_us(now_us)):
+        raise PaymentRefusedError("payment_expired", "the challenge has expired")
+
+
+def _presented(protocol: Protocol, value: str) -> Presented:
+    if protocol is Protocol.MPP:
+        content = fields.base64_object(value[8:].strip(), "the payment", is_url=True)
+        echo = fields.member(content, "challenge", dict)
+    else:
+        content = fields.base64_object(value.strip(), "the payment")
+        version = 2 if protocol is _V2 else 1
+        if fields.member(content, "x402Version", int) != version:
+            raise UnreadableChallengeError(f"x402Version must be {version}")
+        echo = fields.member(content, "accepted", dict) if protocol is _V2 else content
+    text = fields.member(fields.member(content, "payload", dict), "transaction", str)
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise UnreadableChallengeError("transaction is not base64") from None
+    return Presented(protocol=protocol, transaction=raw, echo=echo)
+
+
+def encoded(content: object) -> str:
+    """Return JSON in standard base64."""
+    return base64.b64encode(json_text.print_json(content)).decode("ascii")
+
+
+def encoded_for_url(content: object) -> str:
+    """Return canonical JSON in unpadded base64 for URLs."""
+    canonical = json_text.print_canonical_json(content)
+    return base64.urlsafe_b64encode(canonical).rstrip(b"=").decode("ascii")
+
+
+def _mac(parameters: Mapping[str, str]) -> str:
+    # Without state: a challenge is this seller's if its identifier follows from the rest of it.
+    content = json_text.print_canonical_json(dict(parameters))
+    return hmac.new(_SECRET, content, hashlib.sha256).hexdigest()[:32]
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,216 @@
+"""Where a seller lives: on the thread of a server in process, or on its own next to a node elsewhere."""
+
+import asyncio
+import contextlib
+import itertools
+from typing import Any, Final, Protocol
+
+import httpx
+from solders.keypair import Keypair
+
+from agentpay.contract import json_text
+from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.chain.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.clock import Clock, SystemClock
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.port import Listener, bound_socket
+from agentpay_server.embedded.server import AgentPayServer
+from agentpay_server.embedded.world import World
+from agentpay_server.http.port.server import Served
+from agentpay_server.sandbox.facilitator.fee_payer import Rpc, keypair_of, rpc_of
+from agentpay_server.sandbox.snapshots import Part
+from agentpay_server.scheduler import Worker
+
+_RPC_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
+
+
+class Work(Worker, Part, Protocol):
+    """A seller, as its home sees it: it has due work, and goes back with a snapshot."""
+
+
+class Home(Protocol):
+    """Where a seller lives.
+
+    Attributes:
+        owner: the thread of the seller.
+        clock: the seller's time.
+        usdc_mint: address of the USDC mint.
+    """
+
+    owner: OwnerThread
+    clock: Clock
+    usdc_mint: str
+
+    @property
+    def rpc(self) -> Rpc:
+        """What reaches a node of the chain."""
+        ...
+
+    def keypair(self, name: str) -> Keypair:
+        """Return a key of the seller."""
+        ...
+
+    def move_in(self, work: Work) -> None:
+        """Run the due work of a seller from now on."""
+        ...
+
+    def woken(self) -> None:
+        """Hear that work falls due; called on the owner's thread."""
+        ...
+
+    def listen(self, app: Served, port: int) -> str:
+        """Open a port on 127.0.0.1, and return its URL."""
+        ...
+
+    def close(self, work: Work | None) -> None:
+        """End the port and the due work."""
+        ...
+
+
+class ServerHome:
+    """On the thread, the chain and the clock of a server in process.
+
+    Args:
+        server: the server, running.
+        name: of the seller; its keys follow from it and the chain.
+
+    Raises:
+        ValueError: the server works on a cluster.
+    """
+
+    def __init__(self, server: AgentPayServer, name: str) -> None:
+        self._world: World = server._running  # noqa: SLF001 - as its port does
+        self.owner: OwnerThread = self._world.owner
+        node = self._world.node
+        self._rpc = rpc_of(node)
+        self._genesis = node.chain.genesis_hash
+        self._name = name
+        context = self._world.server.context
+        self.clock: Clock = context.clock
+        self.usdc_mint: str = context.chain.usdc_mint
+        self._wakeup = context.wakeup
+        self._listener: Listener | None = None
+
+    @property
+    def rpc(self) -> Rpc:
+        """What reaches the node of the server's chain, on the server's thread."""
+        return self._rpc
+
+    def keypair(self, name: str) -> Keypair:
+        """Return a key that is the same for the same chain, whoever else may know it."""
+        return keypair_of("paywall", self._name, name, self._genesis)
+
+    def move_in(self, work: Work) -> None:
+        """Run the due work of a seller from now on, as the clock of the server says."""
+
+        async def add() -> None:
+            self._world.server.added_work.add(work)
+            self._world.server.snapshots.include(work)
+
+        self.owner.call(add())
+
+    def woken(self) -> None:
+        """Have the schedule look again."""
+        self._wakeup.set()
+
+    def listen(self, app: Served, port: int) -> str:
+        """Open a port on 127.0.0.1, until the paywall or the server closes."""
+        self._listener = self._world.open_port(app, port)
+        return self._listener.base_url
+
+    def close(self, work: Work | None) -> None:
+        """End the port and the due work."""
+
+        async def end() -> None:
+            if self._listener is not None:
+                await self._listener.close()
+            if work is not None:
+                self._world.server.added_work.remove(work)
+
+        # A server that has closed has ended all that.
+        with contextlib.suppress(RuntimeError):
+            self.owner.call(end())
+
+
+class NodeHome:
+    """On a thread of its own, next to the RPC node of a test chain.
+
+    Args:
+        rpc_url: of the node.
+        usdc_mint: address of the USDC mint.
+    """
+
+    def __init__(self, rpc_url: str, usdc_mint: str | None) -> None:
+        self.owner: OwnerThread = OwnerThread("agentpay-paywall")
+        self.clock: Clock = SystemClock()
+        self.usdc_mint: str = usdc_mint or USDC_MINTS["mainnet-beta"]
+        self._url = rpc_url
+        self._keypairs: dict[str, Keypair] = {}
+        self._ids = itertools.count(1)
+        self._http: httpx.AsyncClient | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def rpc(self) -> Rpc:
+        """What reaches the node."""
+        return self._call
+
+    async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
+        if self._http is None:
+            self._http = httpx.AsyncClient(timeout=_RPC_SECONDS, trust_env=False)
+        call = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        try:
+            answer = await self._http.post(
+                self._url,
+                content=json_text.print_json(call),
+                headers={"content-type": "application/json"},
+            )
+            told = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RpcError(INTERNAL_ERROR, f"the node does not answer: {error}") from None
+        if "error" in told:
+            raise RpcError(told["error"]["code"], told["error"]["message"], told["error"].get("data"))
+        return told["result"]
+
+    def keypair(self, name: str) -> Keypair:
+        """Return a key of chance: on a chain that others use, none may be known to them."""
+        return self._keypairs.setdefault(name, Keypair())
+
+    def move_in(self, work: Work) -> None:
+        """Look for due work now and again."""
+
+        async def look() -> None:
+            while True:
+                due_us = await work.next_due_us()
+                if due_us is not None and due_us <= self.clock.now_us():
+                    await work.run_due()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        async def begin() -> None:
+            self._looking = asyncio.get_running_loop().create_task(look())
+
+        self.owner.call(begin())
+
+    def woken(self) -> None:
+        """Do nothing: the next look is soon."""
+
+    def listen(self, app: Served, port: int) -> str:
+        """Open a port on 127.0.0.1, until the paywall closes."""
+        self._listener = Listener(app, app, bound_socket("127.0.0.1", port))
+        self.owner.call(self._listener.start())
+        return self._listener.base_url
+
+    def close(self, work: Work | None) -> None:  # noqa: ARG002 - as its kin has it
+        """End the port, the due work and the thread."""
+
+        async def end() -> None:
+            if self._listener is not None:
+                await self._listener.close()
+            if self._looking is not None:
+                self._looking.cancel()
+            if self._http is not None:
+                await self._http.aclose()
+
+        self.owner.stop(end)

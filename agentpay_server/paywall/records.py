@@ -1,0 +1,60 @@
+"""What a paywall remembers: sales, and requests."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal
+
+from attrs import field, frozen
+
+from agentpay_server.payments.terms import Protocol
+
+SaleStatus = Literal["held", "settled", "failed"]
+
+
+@frozen(kw_only=True)
+class Sale:
+    """A payment that the seller accepted: one for each signed message, however often it was presented.
+
+    Attributes:
+        path: path of the product.
+        protocol: protocol in which the payment was presented.
+        amount_usdc: total of all legs, in USDC.
+        payer: address of the owner who paid.
+        recipient: address of the primary recipient.
+        status: `held` if the seller has the signed bytes and has not broadcast them; `settled` if the payment
+            landed; `failed` if the chain refused it.
+        tx_signature: signature under which it was broadcast; None while it is held.
+        at: the seller's time at which it was accepted.
+        message_hash: identifies the signed message.
+    """
+
+    path: str
+    protocol: Protocol
+    amount_usdc: Decimal
+    payer: str
+    recipient: str
+    status: SaleStatus
+    tx_signature: str | None
+    at: datetime
+    message_hash: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class PaywallRequest:
+    """One request that reached the seller, with its response.
+
+    Attributes:
+        method: such as `GET`.
+        url: the whole URL.
+        protocol: protocol of the payment that it presented; None for none.
+        status: HTTP status of the response; None where the connection was dropped.
+        reason: why the payment was refused, as a code of x402's; None if it was not.
+        at: the seller's time at which it arrived.
+    """
+
+    method: str
+    url: str
+    protocol: Protocol | None
+    status: int | None
+    reason: str | None
+    at: datetime

@@ -1,0 +1,266 @@
+"""Whether a transaction pays what a seller asked for. Pure functions, as strict as the strictest peer.
+
+x402 demands one order of instructions; MPP demands the transfers and memos of the challenge, and nothing
+besides. Neither accepts a transaction in which the seller's own fee payer takes part: its signature must be
+worth the fee and nothing else.
+"""
+
+import struct
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from attrs import frozen
+from solders.instruction import CompiledInstruction
+from solders.message import MessageV0, to_bytes_versioned
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.instructions import (
+    COMPUTE_BUDGET_PROGRAM,
+    MEMO_PROGRAM,
+    TOKEN_PROGRAM,
+    USDC_DECIMALS,
+    associated_token_address,
+)
+from agentpay_server.chain.signing import transaction_of
+from agentpay_server.payments.terms import Leg, Protocol, Terms
+
+MOST_UNITS: Final = 200_000
+"""The highest compute-unit limit that sellers of MPP take."""
+
+MOST_UNIT_PRICE: Final = 5_000_000
+"""The highest price of a compute unit that sellers pay, in millionths of a lamport."""
+
+_LIGHTHOUSE: Final = Pubkey.from_string("L2TExMFKdjpN9kozasaurPirfHy9P8sbXoAN1qA3S95")
+_LEAST_STEPS: Final = 3
+_MOST_STEPS: Final = 6
+_OPTIONAL_STEPS: Final = ("fourth", "fifth", "sixth")
+_INVALID: Final = "invalid_exact_svm_payload"
+
+
+class PaymentRefusedError(ValueError):
+    """A transaction does not pay what was asked for.
+
+    Attributes:
+        reason: a code of x402's.
+        payer: address of the payer, as far as it is known.
+    """
+
+    def __init__(self, reason: str, message: str, payer: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.payer = payer
+
+
+@frozen(kw_only=True)
+class CheckedPayment:
+    """A transaction that pays what was asked for, if the chain takes it.
+
+    Attributes:
+        transaction: the transaction; the slot of the seller's fee payer may be empty.
+        message_hash: identifies the signed message, whatever other signatures the transaction carries.
+        payer: address of the owner whose money it is.
+    """
+
+    transaction: VersionedTransaction
+    message_hash: str
+    payer: str
+
+
+@frozen
+class _Step:
+    """An instruction with its accounts looked up."""
+
+    program: Pubkey
+    accounts: tuple[str, ...]
+    data: bytes
+
+
+def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
+    """Return the transaction in `raw`, if it pays `terms`.
+
+    Whether its signatures are valid and the payer has the money, only a simulation tells.
+
+    Args:
+        raw: the transaction as the payer presented it.
+        terms: what was asked for; the mint by its address.
+        fee_payers: addresses that the seller signs with.
+
+    Raises:
+        PaymentRefusedError: it pays something else, or does more than pay.
+    """
+    try:
+        transaction = transaction_of(raw)
+    except Exception:  # noqa: BLE001 - solders has several kinds of it
+        raise PaymentRefusedError(
+            f"{_INVALID}_transaction_could_not_be_decoded", "the transaction cannot be decoded"
+        ) from None
+    message = transaction.message
+    if isinstance(message, MessageV0) and message.address_table_lookups:
+        raise PaymentRefusedError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
+    keys = [str(key) for key in message.account_keys]
+    _require_fee_payer(keys, terms)
+    steps = [_step(instruction, message.account_keys) for instruction in message.instructions]
+    payer = _payer(steps)
+    if any(address in fee_payers for step in steps for address in step.accounts):
+        raise PaymentRefusedError(
+            f"{_INVALID}_transaction_fee_payer_transferring_funds",
+            "the fee payer takes part in the payment",
+            payer,
+        )
+    try:
+        if terms.protocol is Protocol.MPP:
+            _check_mpp(steps, terms)
+        else:
+            _check_x402(steps, terms)
+    except PaymentRefusedError as refused:
+        refused.payer = payer
+        raise
+    return CheckedPayment(
+        transaction=transaction,
+        message_hash=str(MessageV0.hash_raw_message(to_bytes_versioned(message))),
+        payer=payer,
+    )
+
+
+def _step(instruction: CompiledInstruction, keys: Sequence[Pubkey]) -> _Step:
+    try:
+        accounts = tuple(str(keys[index]) for index in instruction.accounts)
+        return _Step(keys[instruction.program_id_index], accounts, bytes(instruction.data))
+    except IndexError:
+        raise PaymentRefusedError(
+            f"{_INVALID}_transaction_could_not_be_decoded", "an instruction names an account that is missing"
+        ) from None
+
+
+def _require_fee_payer(keys: Sequence[str], terms: Terms) -> None:
+    if terms.fee_payer is not None and keys[:1] != [terms.fee_payer]:
+        raise PaymentRefusedError(
+            "invalid_exact_svm_fee_payer_mismatch", f"the fee payer must be {terms.fee_payer}"
+        )
+
+
+def _payer(steps: Sequence[_Step]) -> str:
+    """Return the authority of the first checked transfer; empty where there is none."""
+    return next((step.accounts[3] for step in steps if _is_transfer(step)), "")
+
+
+def _is_transfer(step: _Step) -> bool:
+    is_checked = step.data[:1] == b"\x0c" and len(step.data) == 10
+    return step.program == TOKEN_PROGRAM and is_checked and len(step.accounts) >= 4
+
+
+# --- x402
+
+
+def _check_x402(steps: Sequence[_Step], terms: Terms) -> None:
+    (leg,) = terms.legs
+    if not _LEAST_STEPS <= len(steps) <= _MOST_STEPS:
+        raise PaymentRefusedError(
+            f"{_INVALID}_transaction_instructions_length",
+            f"the transaction has {len(steps)} instructions; {_LEAST_STEPS} to {_MOST_STEPS} are accepted",
+        )
+    _check_budget(steps[0], steps[1])
+    transfer, optional = steps[2], steps[_LEAST_STEPS:]
+    if not _is_transfer(transfer):
+        raise PaymentRefusedError(
+            f"{_INVALID}_no_transfer_instruction", "the third instruction is no checked transfer"
+        )
+    for name, step in zip(_OPTIONAL_STEPS, optional, strict=False):
+        if step.program not in (MEMO_PROGRAM, _LIGHTHOUSE):
+            raise PaymentRefusedError(
+                f"{_INVALID}_unknown_{name}_instruction",
+                f"the {name} instruction calls {step.program}; only memos may follow the transfer",
+            )
+    _check_x402_transfer(transfer, leg, terms.mint)
+    if leg.memo is not None:
+        memos = [step.data for step in optional if step.program == MEMO_PROGRAM]
+        if len(memos) != 1:
+            raise PaymentRefusedError(f"{_INVALID}_memo_count", "the transaction must have exactly one memo")
+        if memos[0] != leg.memo.encode():
+            raise PaymentRefusedError(f"{_INVALID}_memo_mismatch", "the memo must be that of the challenge")
+
+
+def _check_budget(limit: _Step, price: _Step) -> None:
+    prefix = f"{_INVALID}_transaction_instructions_compute"
+    if limit.program != COMPUTE_BUDGET_PROGRAM or limit.data[:1] != b"\x02" or len(limit.data) != 5:
+        raise PaymentRefusedError(
+            f"{prefix}_limit_instruction", "the first instruction must set the compute-unit limit"
+        )
+    if price.program != COMPUTE_BUDGET_PROGRAM or price.data[:1] != b"\x03" or len(price.data) != 9:
+        raise PaymentRefusedError(
+            f"{prefix}_price_instruction", "the second instruction must set the compute-unit price"
+        )
+    if _unit_price(price) > MOST_UNIT_PRICE:
+        raise PaymentRefusedError(
+            f"{prefix}_price_instruction_too_high", f"the compute-unit price is above {MOST_UNIT_PRICE}"
+        )
+
+
+def _check_x402_transfer(step: _Step, leg: Leg, mint: str) -> None:
+    if step.accounts[1] != mint:
+        raise PaymentRefusedError(f"{_INVALID}_mint_mismatch", f"the mint must be {mint}")
+    if step.accounts[2] != associated_token_address(leg.recipient, mint):
+        raise PaymentRefusedError(
+            f"{_INVALID}_recipient_mismatch", f"the recipient must be the token account of {leg.recipient}"
+        )
+    if _amount(step) != leg.amount_micro:
+        raise PaymentRefusedError(
+            f"{_INVALID}_amount_mismatch",
+            f"the amount is {_amount(step)}; it must be exactly {leg.amount_micro}",
+        )
+
+
+# --- MPP
+
+
+def _check_mpp(steps: Sequence[_Step], terms: Terms) -> None:
+    left = list(steps)
+    for leg in terms.legs:
+        transfer = next((step for step in left if _pays(step, leg, terms.mint)), None)
+        if transfer is None:
+            raise PaymentRefusedError(
+                "payment_invalid", f"no transfer of {leg.amount_micro} to {leg.recipient}"
+            )
+        left.remove(transfer)
+        if leg.memo is not None:
+            memo = next((s for s in left if s.program == MEMO_PROGRAM and s.data == leg.memo.encode()), None)
+            if memo is None:
+                raise PaymentRefusedError("payment_invalid", "a memo of the challenge is missing")
+            left.remove(memo)
+    for step in left:
+        _check_extra(step)
+
+
+def _pays(step: _Step, leg: Leg, mint: str) -> bool:
+    return (
+        _is_transfer(step)
+        and step.accounts[1:3] == (mint, associated_token_address(leg.recipient, mint))
+        and _amount(step) == leg.amount_micro
+        and step.data[9] == USDC_DECIMALS
+    )
+
+
+def _check_extra(step: _Step) -> None:
+    """Refuse every instruction beyond the transfers and memos, except a modest compute budget."""
+    if step.program != COMPUTE_BUDGET_PROGRAM:
+        raise PaymentRefusedError("payment_invalid", f"unexpected instruction of {step.program}")
+    if step.data[:1] == b"\x02" and len(step.data) == 5:
+        (units,) = struct.unpack_from("<I", step.data, 1)
+        if units > MOST_UNITS:
+            raise PaymentRefusedError("payment_invalid", f"the compute-unit limit is above {MOST_UNITS}")
+    elif step.data[:1] == b"\x03" and len(step.data) == 9:
+        if _unit_price(step) > MOST_UNIT_PRICE:
+            raise PaymentRefusedError("payment_invalid", f"the compute-unit price is above {MOST_UNIT_PRICE}")
+    else:
+        raise PaymentRefusedError("payment_invalid", "unsupported instruction of the compute budget")
+
+
+def _amount(step: _Step) -> int:
+    amount: int = struct.unpack_from("<Q", step.data, 1)[0]
+    return amount
+
+
+def _unit_price(step: _Step) -> int:
+    price: int = struct.unpack_from("<Q", step.data, 1)[0]
+    return price

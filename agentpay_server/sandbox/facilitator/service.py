@@ -1,0 +1,221 @@
+"""The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
+
+It takes and returns what the facilitators of the field do, in versions 2 and 1 of x402, so that sellers'
+packages use it unchanged. It signs with a key of its own, which pays fees and nothing else.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay_server.chain.node.errors import RpcError
+from agentpay_server.payments import fields
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.sandbox.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.sandbox.facilitator.fee_payer import (
+    FailedOnChainError,
+    FeePayer,
+    NotConfirmedError,
+    SimulationFailedError,
+)
+
+NETWORKS: Final = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
+"""What the embedded chain calls itself in each version of x402: sellers know no chain of one's own."""
+
+_SCHEME: Final = "exact"
+_PROTOCOLS: Final = {2: Protocol.X402_V2, 1: Protocol.X402_V1}
+_AMOUNT_KEYS: Final = {2: "amount", 1: "maxAmountRequired"}
+
+Json = dict[str, Any]
+
+
+class InvalidRequestError(ValueError):
+    """A request is not one of x402's; the message names the field."""
+
+
+@frozen
+class _Request:
+    """What a seller sends to have a payment verified or settled."""
+
+    version: int
+    scheme: str
+    network: str
+    payload_scheme: str
+    payload_network: str
+    transaction: bytes
+    requirements: Mapping[str, Any]
+
+
+class Facilitator:
+    """Verifies and settles payments for sellers.
+
+    Args:
+        fee_payer: signs and broadcasts.
+    """
+
+    def __init__(self, fee_payer: FeePayer) -> None:
+        self._fee_payer = fee_payer
+        self._settling: set[str] = set()
+
+    def supported(self) -> Json:
+        """Return which payments are accepted, and the fee payer that challenges must name."""
+        extra = {"feePayer": self._fee_payer.address}
+        return {
+            "kinds": [
+                {"x402Version": version, "scheme": _SCHEME, "network": network, "extra": extra}
+                for version, network in NETWORKS.items()
+            ],
+            "extensions": [],
+            "signers": {"solana:*": [self._fee_payer.address]},
+        }
+
+    async def verify(self, content: object) -> Json:
+        """Return whether a payment would settle now.
+
+        Raises:
+            InvalidRequestError: `content` is no request of x402.
+        """
+        try:
+            checked = self._checked(_read(content))
+            await self._simulate(checked)
+        except PaymentRefusedError as refused:
+            return {
+                "isValid": False,
+                "invalidReason": refused.reason,
+                "invalidMessage": str(refused),
+                "payer": refused.payer,
+            }
+        return {"isValid": True, "payer": checked.payer}
+
+    async def settle(self, content: object) -> Json:
+        """Verify a payment, broadcast it, and return what became of it.
+
+        Raises:
+            InvalidRequestError: `content` is no request of x402.
+        """
+        request = _read(content)
+        try:
+            checked = self._checked(request)
+            signature = await self._settled(checked)
+        except PaymentRefusedError as refused:
+            return {
+                "success": False,
+                "errorReason": refused.reason,
+                "errorMessage": str(refused),
+                "payer": refused.payer,
+                "transaction": "",
+                "network": request.network,
+            }
+        return {
+            "success": True,
+            "payer": checked.payer,
+            "transaction": signature,
+            "network": request.network,
+        }
+
+    def _checked(self, request: _Request) -> CheckedPayment:
+        if (request.scheme, request.payload_scheme) != (_SCHEME, _SCHEME):
+            raise PaymentRefusedError("unsupported_scheme", "the scheme must be exact")
+        if request.network != request.payload_network:
+            raise PaymentRefusedError("network_mismatch", "the payment is for another network")
+        if request.network != NETWORKS[request.version]:
+            raise PaymentRefusedError("invalid_network", f"the network must be {NETWORKS[request.version]}")
+        terms = _terms(request)
+        if terms.fee_payer is None:
+            raise PaymentRefusedError(
+                "invalid_exact_svm_payload_missing_fee_payer", "extra.feePayer is missing"
+            )
+        if terms.fee_payer != self._fee_payer.address:
+            raise PaymentRefusedError(
+                "fee_payer_not_managed_by_facilitator",
+                f"extra.feePayer must be {self._fee_payer.address}, as GET /supported says",
+            )
+        return check_payment(request.transaction, terms, fee_payers=(self._fee_payer.address,))
+
+    async def _simulate(self, checked: CheckedPayment) -> None:
+        try:
+            await self._fee_payer.ready()
+            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
+        except (SimulationFailedError, NotConfirmedError, FailedOnChainError, RpcError) as error:
+            raise PaymentRefusedError("transaction_simulation_failed", str(error), checked.payer) from None
+
+    async def _settled(self, checked: CheckedPayment) -> str:
+        """Broadcast a payment that has not landed, and return its signature.
+
+        Of two requests for one payment, one settles: while it does, the other is refused here; later, the
+        simulation says that the payment has landed.
+        """
+        if checked.message_hash in self._settling:
+            raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+        self._settling.add(checked.message_hash)
+        try:
+            await self._simulate(checked)
+            signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
+            await self._fee_payer.confirmed(signature)
+        except (RpcError, FailedOnChainError) as error:
+            raise PaymentRefusedError("transaction_failed", str(error), checked.payer) from None
+        except NotConfirmedError as error:
+            raise PaymentRefusedError("settlement_pending", str(error), checked.payer) from None
+        finally:
+            self._settling.discard(checked.message_hash)
+        return signature
+
+
+def _read(content: object) -> _Request:
+    try:
+        request: Json = fields.exactly(content, dict, "the body")
+        payload = fields.member(request, "paymentPayload", dict)
+        requirements = fields.member(request, "paymentRequirements", dict)
+        version = fields.member(payload, "x402Version", int)
+        if version not in NETWORKS:
+            raise InvalidRequestError("x402Version must be 2 or 1")
+        named = fields.member(payload, "accepted", dict) if version == 2 else payload
+        encoded = fields.member(fields.member(payload, "payload", dict), "transaction", str)
+        return _Request(
+            version=version,
+            scheme=fields.member(requirements, "scheme", str),
+            network=fields.member(requirements, "network", str),
+            payload_scheme=fields.member(named, "scheme", str),
+            payload_network=fields.member(named, "network", str),
+            transaction=_decoded(encoded),
+            requirements=requirements,
+        )
+    except UnreadableChallengeError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _decoded(text: str) -> bytes:
+    if len(text) > fields.MAX_ENCODED_CHARACTERS:
+        raise UnreadableChallengeError("transaction is too long")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise UnreadableChallengeError("transaction is not base64") from None
+
+
+def _terms(request: _Request) -> Terms:
+    """Return what a seller asked for.
+
+    Raises:
+        PaymentRefusedError: its requirements cannot be met by any payment.
+    """
+    requirements = request.requirements
+    try:
+        extra = fields.optional(requirements, "extra", dict) or {}
+        return Terms(
+            protocol=_PROTOCOLS[request.version],
+            network=Network.DEVNET,
+            mint=fields.address(requirements, "asset"),
+            legs=(
+                Leg(
+                    recipient=fields.address(requirements, "payTo"),
+                    amount_micro=fields.amount_micro(requirements, _AMOUNT_KEYS[request.version]),
+                    memo=fields.memo(extra, "memo"),
+                ),
+            ),
+            fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
+        )
+    except UnreadableChallengeError as error:
+        raise PaymentRefusedError("invalid_payment_requirements", str(error)) from None

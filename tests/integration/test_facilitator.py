@@ -1,0 +1,393 @@
+"""The local facilitator: what sellers' packages ask it, and every payment that it must refuse.
+
+The table of refusals is that of the field's own facilitators; where they differ, the stricter one's.
+"""
+
+import base64
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import money
+import pytest
+import validators
+from command_line import next_json, processing
+from payer import Payer
+from server_world import Funded
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.message import Message, MessageV0, to_bytes_versioned
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer
+from agentpay_server.accounts.store import existing_account
+from agentpay_server.chain import instructions
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
+from agentpay_server.context import Context
+from agentpay_server.sandbox.facilitator.service import NETWORKS
+
+USDC = USDC_MINTS["mainnet-beta"]
+PRICE = 1_000
+
+
+@pytest.fixture(autouse=True)
+def _embedded() -> None:
+    validators.embedded_only("it is the chain that it settles on")
+
+
+@pytest.fixture
+def account(funded: Funded) -> Account:
+    return funded("1")
+
+
+@pytest.fixture
+def seller(client: AgentPay) -> Account:
+    return client.accounts.create(name="Seller")
+
+
+def post(server: AgentPayServer, path: str, content: object) -> Any:
+    answer = httpx.post(f"{server.facilitator_url}{path}", json=content)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def fee_payer(server: AgentPayServer) -> str:
+    kinds = httpx.get(f"{server.facilitator_url}/supported").json()["kinds"]
+    return str(kinds[0]["extra"]["feePayer"])
+
+
+class Case:
+    """A payment to be verified, with everything that a test may change."""
+
+    def __init__(self, server: AgentPayServer, account: Account, seller: Account) -> None:
+        self._server, self._account = server, account
+        self.fee_payer = fee_payer(server)
+        self.payer = account.chain_address
+        self.requirements: dict[str, Any] = {
+            "scheme": "exact",
+            "network": NETWORKS[2],
+            "asset": USDC,
+            "amount": str(PRICE),
+            "payTo": seller.chain_address,
+            "maxTimeoutSeconds": 60,
+            "extra": {"feePayer": self.fee_payer},
+        }
+        self.steps: list[Instruction] = [
+            instructions.set_compute_unit_limit(30_000),
+            instructions.set_compute_unit_price(1),
+            self.transfer(seller.chain_address),
+            instructions.memo("nonce"),
+        ]
+        self.is_legacy = False
+
+    def transfer(self, owner: str, amount_micro: int = PRICE, mint: str = USDC) -> Instruction:
+        return instructions.transfer_checked(
+            source=Pubkey.from_string(self._account.usdc_token_account),
+            destination=Pubkey.from_string(associated_token_address(owner, mint)),
+            owner=Pubkey.from_string(self.payer),
+            mint=Pubkey.from_string(mint),
+            amount_micro=amount_micro,
+        )
+
+    def signed(self) -> bytes:
+        async def work(context: Context) -> bytes:
+            blockhash = Hash.from_string((await context.chain.latest_blockhash()).value)
+            payer = Pubkey.from_string(self.fee_payer)
+            message: Message | MessageV0 = (
+                Message.new_with_blockhash(self.steps, payer, blockhash)
+                if self.is_legacy
+                else MessageV0.try_compile(payer, self.steps, [], blockhash)
+            )
+            record = await context.database.read(
+                lambda connection: existing_account(connection, self._account.account_id)
+            )
+            key, payload = spending_key(record.key_index), to_bytes_versioned(message)
+            count = message.header.num_required_signatures
+            signatures = [
+                Signature.from_bytes(context.signer.sign(key, payload))
+                if str(address) == self.payer
+                else Signature.default()
+                for address in message.account_keys[:count]
+            ]
+            return bytes(VersionedTransaction.populate(message, signatures))
+
+        return money.on_owner(self._server, work)
+
+    def request(self, raw: bytes | None = None, version: int = 2) -> dict[str, Any]:
+        transaction = base64.b64encode(self.signed() if raw is None else raw).decode()
+        requirements = dict(self.requirements)
+        payload: dict[str, Any] = {"x402Version": version, "payload": {"transaction": transaction}}
+        if version == 2:
+            payload["accepted"] = dict(requirements)
+        else:
+            requirements["network"] = NETWORKS[1]
+            requirements["maxAmountRequired"] = requirements.pop("amount")
+            payload |= {"scheme": "exact", "network": NETWORKS[1]}
+        return {"x402Version": version, "paymentPayload": payload, "paymentRequirements": requirements}
+
+
+@pytest.fixture
+def case(server: AgentPayServer, account: Account, seller: Account) -> Case:
+    return Case(server, account, seller)
+
+
+# --- What it accepts ---------------------------------------------------------------------------------------
+
+
+def test_it_tells_what_it_supports_and_who_pays_the_fee(server: AgentPayServer) -> None:
+    told = httpx.get(f"{server.facilitator_url}/supported").json()
+    assert [(kind["x402Version"], kind["network"]) for kind in told["kinds"]] == [
+        (2, "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"),
+        (1, "solana-devnet"),
+    ]
+    assert {kind["scheme"] for kind in told["kinds"]} == {"exact"}
+    assert told["signers"] == {"solana:*": [fee_payer(server)]}
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_payment_is_verified_then_settled_once(
+    server: AgentPayServer, client: AgentPay, case: Case, seller: Account, version: int
+) -> None:
+    request = case.request(version=version)
+    assert post(server, "/verify", request) == {"isValid": True, "payer": case.payer}
+    settled = post(server, "/settle", request)
+    assert (settled["success"], settled["payer"], settled["network"]) == (
+        True,
+        case.payer,
+        NETWORKS[version],
+    )
+    assert server.transactions.one(signature=settled["transaction"]).error is None
+    again = post(server, "/settle", request)
+    assert (again["success"], again["errorReason"], again["transaction"]) == (
+        False,
+        "transaction_simulation_failed",
+        "",
+    )
+    assert not post(server, "/verify", request)["isValid"]
+    assert str(client.accounts.balance(seller.account_id).balance_usdc) == "0.001000"
+
+
+def test_of_many_settlements_of_one_payment_at_once_one_succeeds(server: AgentPayServer, case: Case) -> None:
+    request = case.request()
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda _: post(server, "/settle", request)["success"], range(8)))
+    assert sum(told) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda case: case.steps.pop(),
+        lambda case: case.steps.append(instructions.memo("another")),
+        lambda case: setattr(case, "is_legacy", True),
+        lambda case: case.steps.__setitem__(0, instructions.set_compute_unit_limit(1_400_000)),
+        lambda case: case.requirements["extra"].__setitem__("memo", "nonce"),
+    ],
+    ids=["no memo", "two memos", "limit of 1.4 M", "legacy message", "the seller's memo"],
+)
+def test_harmless_deviations_are_accepted(
+    server: AgentPayServer, case: Case, change: Callable[[Case], object]
+) -> None:
+    change(case)
+    assert post(server, "/settle", case.request())["success"]
+
+
+# --- What it refuses ---------------------------------------------------------------------------------------
+
+
+def _other_order(case: Case) -> None:
+    case.steps[0], case.steps[1] = case.steps[1], case.steps[0]
+
+
+def _second_transfer(case: Case) -> None:
+    case.steps.append(case.transfer(case.requirements["payTo"], 1))
+
+
+def _unchecked(case: Case) -> None:
+    checked = case.steps[2]
+    source, _, destination, owner = checked.accounts
+    case.steps[2] = Instruction(
+        checked.program_id, struct.pack("<BQ", 3, PRICE), [source, destination, owner]
+    )
+
+
+def _creation(case: Case) -> None:
+    owner = Pubkey.from_string(case.requirements["payTo"])
+    case.steps[3] = instructions.create_associated_token_account_idempotent(
+        payer=Pubkey.from_string(case.payer), owner=owner, mint=Pubkey.from_string(USDC)
+    )
+
+
+def _wrong_recipient(case: Case) -> None:
+    case.steps[2] = case.transfer(case.payer)
+
+
+def _fee_payer_pays(case: Case) -> None:
+    accounts = list(case.steps[2].accounts)
+    accounts[3] = AccountMeta(Pubkey.from_string(case.fee_payer), is_signer=True, is_writable=False)
+    case.steps[2] = Instruction(case.steps[2].program_id, bytes(case.steps[2].data), accounts)
+
+
+def _amount(amount: int) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.steps[2] = case.transfer(case.requirements["payTo"], amount)
+
+    return change
+
+
+def _requirement(**changed: Any) -> Callable[[Case], None]:
+    return lambda case: case.requirements.update(changed)
+
+
+def _steps(count: int) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.steps = [*case.steps[:3], *[instructions.memo(str(n)) for n in range(count - 3)]][:count]
+
+    return change
+
+
+def _too_much(case: Case) -> None:
+    case.requirements["amount"] = "9000000"
+    case.steps[2] = case.transfer(case.requirements["payTo"], 9_000_000)
+
+
+REFUSED: Sequence[tuple[str, Callable[[Case], None], str]] = [
+    ("another order", _other_order, "compute_limit_instruction"),
+    ("a second transfer", _second_transfer, "unknown_fifth_instruction"),
+    ("an unchecked transfer", _unchecked, "no_transfer_instruction"),
+    ("an account is created", _creation, "unknown_fourth_instruction"),
+    ("another recipient", _wrong_recipient, "recipient_mismatch"),
+    ("the fee payer pays", _fee_payer_pays, "fee_payer_transferring_funds"),
+    ("one more", _amount(PRICE + 1), "amount_mismatch"),
+    ("one less", _amount(PRICE - 1), "amount_mismatch"),
+    ("two instructions", _steps(2), "instructions_length"),
+    ("seven instructions", _steps(7), "instructions_length"),
+    (
+        "a high price of units",
+        lambda case: case.steps.__setitem__(1, instructions.set_compute_unit_price(5_000_001)),
+        "compute_price_instruction_too_high",
+    ),
+    (
+        "another memo",
+        lambda case: case.requirements["extra"].__setitem__("memo", "order-42"),
+        "memo_mismatch",
+    ),
+    ("another mint", _requirement(asset=USDC_MINTS["devnet"]), "mint_mismatch"),
+    ("another scheme", _requirement(scheme="upto"), "unsupported_scheme"),
+    ("mainnet", _requirement(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"), "invalid_network"),
+    ("no fee payer", _requirement(extra={}), "missing_fee_payer"),
+    ("another fee payer", _requirement(extra={"feePayer": str(Keypair().pubkey())}), "not_managed"),
+    ("no address", _requirement(payTo="somebody"), "invalid_payment_requirements"),
+    ("no amount", _requirement(amount="0"), "invalid_payment_requirements"),
+    ("more than the payer has", _too_much, "transaction_simulation_failed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_every_other_deviation_is_refused(
+    server: AgentPayServer, client: AgentPay, case: Case, seller: Account, change: Any, reason: str
+) -> None:
+    change(case)
+    request = case.request()
+    verified, settled = post(server, "/verify", request), post(server, "/settle", request)
+    assert (verified["isValid"], settled["success"], settled["transaction"]) == (False, False, "")
+    assert reason in verified["invalidReason"]
+    assert verified["invalidReason"] == settled["errorReason"]
+    assert verified["invalidMessage"]
+    assert client.accounts.balance(seller.account_id).balance_usdc == 0
+
+
+def test_an_altered_or_unsigned_payment_is_refused(server: AgentPayServer, case: Case) -> None:
+    raw = bytearray(case.signed())
+    raw[-1] ^= 1
+    unsigned = VersionedTransaction.from_bytes(case.signed())
+    blank = VersionedTransaction.populate(unsigned.message, [Signature.default()] * len(unsigned.signatures))
+    for changed in (bytes(raw), bytes(blank), b"", b"\x00" * 200, b"\xff" * 1_300):
+        assert not post(server, "/verify", case.request(changed))["isValid"]
+        assert not post(server, "/settle", case.request(changed))["success"]
+
+
+def test_a_payment_in_two_networks_is_refused(server: AgentPayServer, case: Case) -> None:
+    request = case.request()
+    request["paymentPayload"]["accepted"]["network"] = "solana:4uhcVJyU9pJkvQyS88uRDiswHXSCkY3z"
+    assert post(server, "/verify", request)["invalidReason"] == "network_mismatch"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"paymentPayload": 1}',
+        b"\xff",
+        b'{"paymentPayload": {"x402Version": 3}}',
+    ],
+)
+def test_what_is_no_request_is_told_so(server: AgentPayServer, body: bytes) -> None:
+    for path in ("/verify", "/settle"):
+        answer = httpx.post(
+            f"{server.facilitator_url}{path}", content=body, headers={"content-type": "application/json"}
+        )
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+# --- Around ------------------------------------------------------------------------------------------------
+
+
+def test_pages_in_browsers_and_other_hosts_cannot_use_it(server: AgentPayServer, case: Case) -> None:
+    url = f"{server.facilitator_url}/settle"
+    form = httpx.post(url, content=b"{}", headers={"content-type": "text/plain"})
+    bare = httpx.post(url, content=b"{}")
+    rebound = httpx.get(f"{server.facilitator_url}/supported", headers={"host": "evil.example"})
+    crossed = httpx.post(url, json=case.request(), headers={"origin": "https://evil.example"})
+    assert (form.status_code, bare.status_code, rebound.status_code, crossed.status_code) == (
+        415,
+        415,
+        421,
+        403,
+    )
+    assert httpx.get(url).status_code == 405
+    assert httpx.post(f"{server.facilitator_url}/supported", json={}).status_code == 405
+    assert httpx.get(f"{server.facilitator_url}/else").status_code == 404
+
+
+def test_its_key_pays_fees_and_stays_the_same_for_the_chain(server: AgentPayServer, case: Case) -> None:
+    address = fee_payer(server)
+    post(server, "/settle", case.request())
+    call = {"jsonrpc": "2.0", "id": 1, "method": "getBalance", "params": [address]}
+    lamports = httpx.post(server.rpc_url, json=call).json()["result"]["value"]
+    assert lamports == 10 * 10**9 - 2 * 5_000 - 1
+    server.sandbox.reset()
+    assert fee_payer(server) == address
+
+
+def test_a_process_serves_it_next_to_the_chain(tmp_path: Any) -> None:
+    with processing("serve", "--port", "0", "--in-memory", "--chain-rpc") as process:
+        told = next_json(process)
+        assert told["facilitator_url"] == f"{told['base_url']}/sandbox/x402"
+        assert httpx.get(f"{told['facilitator_url']}/supported").status_code == 200
+    with processing("serve", "--port", "0", "--in-memory") as process:
+        told = next_json(process)
+        assert "facilitator_url" not in told
+        assert httpx.get(f"{told['base_url']}/sandbox/x402/supported").status_code == 401
+
+
+def test_a_payer_by_hand_signs_what_the_facilitator_accepts(
+    server: AgentPayServer, account: Account, case: Case
+) -> None:
+    challenge = {"x402Version": 2, "accepts": [case.requirements]}
+    header = base64.b64encode(httpx.Request("GET", "http://x", json=challenge).content).decode()
+    payment = Payer(server, account).payment(httpx.Response(402, headers={"payment-required": header}))
+    assert post(server, "/settle", case.request(payment.raw))["success"]

@@ -1,0 +1,253 @@
+"""Sellers built with the packages of the field, unchanged, paid by an account of the service.
+
+Each runs in an environment of its own, against our facilitator or our chain. What is asserted is the resource
+in the payer's hands and the money on chain. The marker `peers` is on those that take long to install.
+"""
+
+import json
+import re
+import select
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import environments
+import httpx
+import pytest
+import validators
+from attrs import frozen
+from payer import Payer
+from solders.keypair import Keypair
+
+from agentpay.contract.accounts import Account
+from agentpay_server import AgentPayServer
+from agentpay_server.payments.terms import Offer, Protocol
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "how-to" / "test-x402-server.md"
+X402_PYTHON = ("x402[svm,fastapi]==2.25.0", "uvicorn>=0.38,<1")
+X402_NODE = (
+    "express@5",
+    "@x402/core@2.27.0",
+    "@x402/express@2.27.0",
+    "@x402/svm@2.27.0",
+    "@solana/kit@5.5.1",
+)
+X402_V1 = ("express@4", "x402-express@1.2.0", "viem@2.56.0")
+MPP_NODE = ("@solana/mpp@0.6.0", "mppx@0.11.0", "viem@2.56.0", "@solana/kit@6.5.0")
+PAY_KIT = ("solana-pay-kit==0.10.0", "fastapi>=0.110,<1", "uvicorn>=0.38,<1")
+
+_START_SECONDS = 60
+_PRICE_MICRO = 1_000
+# Facilitators wait for a cluster for half a minute, and their clients with them.
+_PATIENT = httpx.Timeout(65)
+
+
+@frozen
+class World:
+    """A server whose accounts buy and sell."""
+
+    server: AgentPayServer
+    payer: Account
+    seller: Account
+    partner: Account
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What the programs of the peers are told."""
+        fee_payer = Keypair()
+        call = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "requestAirdrop",
+            "params": [str(fee_payer.pubkey()), 10**10],
+        }
+        assert "result" in httpx.post(self.server.rpc_url, json=call).json()
+        return {
+            "FACILITATOR_URL": self.server.facilitator_url,
+            "RPC_URL": self.server.rpc_url,
+            "PAY_TO": self.seller.chain_address,
+            "PARTNER": self.partner.chain_address,
+            "FEE_PAYER": json.dumps(list(bytes(fee_payer))),
+            "PORT": "0",
+            **more,
+        }
+
+    def balances(self) -> tuple[int, int, int]:
+        """What payer, seller and partner hold, in micro-USDC."""
+        accounts = self.server.client().accounts
+        held = [
+            accounts.balance(account.account_id).balance_usdc
+            for account in (self.payer, self.seller, self.partner)
+        ]
+        return tuple(int(usdc * 10**6) for usdc in held)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    validators.embedded_only("the peers work on its chain")
+    with AgentPayServer(clock="system") as server:
+        client = server.client()
+        payer, seller, partner = (
+            client.accounts.create(name=name) for name in ("Payer", "Seller", "Partner")
+        )
+        server.sandbox.fund(payer.account_id, 10)
+        yield World(server, payer, seller, partner)
+
+
+@contextmanager
+def shop(command: list[str], directory: Path, environment: dict[str, str]) -> Iterator[httpx.Client]:
+    """Run the program of a seller until it prints its URL; return a client of it."""
+    with environments.running(command, environment=environment, directory=directory) as process:
+        assert process.stdout is not None
+        said = []
+        while not (said and said[-1].startswith('{"url"')):
+            ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+            line = process.stdout.readline() if ready else ""
+            assert line, f"the shop did not start: {''.join(said)[-2000:]}"
+            said.append(line)
+        url = json.loads(said[-1])["url"]
+        with httpx.Client(base_url=url, timeout=_PATIENT, transport=httpx.HTTPTransport(retries=20)) as http:
+            yield http
+
+
+def python_shop(packages: tuple[str, ...], program: str, world: World, **more: str) -> Any:
+    interpreter = environments.python(*packages)
+    command = [str(interpreter), "-W", "ignore", str(HERE / "shops" / program)]
+    return shop(command, HERE, world.environment(**more))
+
+
+def node_shop(packages: tuple[str, ...], program: str, world: World, **more: str) -> Any:
+    directory = environments.node(*packages)
+    copy = environments.placed(directory, program, (HERE / "shops" / program).read_text("utf-8"))
+    return shop(["node", str(copy)], directory, world.environment(**more))
+
+
+def buy(
+    world: World,
+    http: httpx.Client,
+    path: str,
+    *,
+    method: str = "GET",
+    pick: Callable[[list[Offer]], Offer] | None = None,
+) -> tuple[httpx.Response, dict[str, str]]:
+    """Buy a path, and return the response and the header that paid."""
+    asked = http.request(method, path)
+    assert asked.status_code == 402, asked.text
+    header = Payer(world.server, world.payer).header(asked, pick=pick)
+    return http.request(method, path, headers=header), header
+
+
+def bought(world: World, http: httpx.Client, path: str, *, partner_micro: int = 0, **options: Any) -> None:
+    """Buy a path, and check who has paid what; the same payment again must not move money."""
+    before = world.balances()
+    response, header = buy(world, http, path, **options)
+    assert (response.status_code, response.json()) == (200, {"weather": "rain"}), response.text
+    expected = (
+        before[0] - _PRICE_MICRO,
+        before[1] + _PRICE_MICRO - partner_micro,
+        before[2] + partner_micro,
+    )
+    assert world.balances() == expected
+    http.request(options.get("method", "GET"), path, headers=header)
+    assert world.balances() == expected
+
+
+X402_SHOPS: dict[str, Callable[..., AbstractContextManager[httpx.Client]]] = {
+    "PyPI x402": lambda world, **more: python_shop(X402_PYTHON, "x402_python.py", world, **more),
+    "npm @x402/express": lambda world, **more: node_shop(X402_NODE, "x402_node.mjs", world, **more),
+}
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", X402_SHOPS)
+def test_a_seller_with_the_x402_package_is_paid(world: World, name: str) -> None:
+    with X402_SHOPS[name](world) as http:
+        bought(world, http, "/plain")
+        bought(world, http, "/plain", method="POST")
+        bought(world, http, "/external-id")
+        bought(world, http, "/upfront")
+        memos = [transaction.memo for transaction in world.server.transactions]
+        assert memos.count("order-42") == 1
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", X402_SHOPS)
+def test_a_seller_whose_handler_fails_does_not_settle(world: World, name: str) -> None:
+    with X402_SHOPS[name](world) as http:
+        before = world.balances()
+        response, _ = buy(world, http, "/boom")
+        assert (response.status_code, world.balances()) == (500, before)
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", X402_SHOPS)
+def test_a_seller_that_hints_at_a_blockhash_is_paid(world: World, name: str) -> None:
+    with X402_SHOPS[name](world, HINT_RPC_URL=world.server.rpc_url) as http:
+        bought(world, http, "/plain")
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_a_seller_of_x402_version_1_is_paid(world: World) -> None:
+    with node_shop(X402_V1, "x402_v1.mjs", world) as http:
+        bought(world, http, "/plain")
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_a_seller_with_the_mpp_package_is_paid(world: World) -> None:
+    with node_shop(MPP_NODE, "mpp_node.mjs", world) as http:
+        bought(world, http, "/plain")
+        bought(world, http, "/external-id")
+        bought(world, http, "/sponsored")
+        bought(world, http, "/split", partner_micro=100)
+        bought(world, http, "/split-sponsored", partner_micro=100)
+        memos = [transaction.memo for transaction in world.server.transactions]
+        assert (memos.count("order-42"), memos.count("fee")) == (1, 2)
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("protocol", [Protocol.MPP, Protocol.X402_V2])
+def test_a_seller_with_pay_kit_is_paid(world: World, protocol: Protocol) -> None:
+    with python_shop(PAY_KIT, "paykit.py", world) as http:
+        bought(
+            world,
+            http,
+            "/plain",
+            pick=lambda offers: next(offer for offer in offers if offer.terms.protocol is protocol),
+        )
+
+
+# --- The documentation -------------------------------------------------------------------------------------
+
+
+def documented(name: str) -> str:
+    """Return a program of the page for sellers."""
+    found = re.search(rf"`{re.escape(name)}`.*?\n```\w+\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.timeout(700)
+def test_the_documented_shop_in_python_runs(world: World, tmp_path: Path) -> None:
+    serve = (
+        "import json, socket, uvicorn, shop\n"
+        "sock = socket.socket(); sock.bind(('127.0.0.1', 0))\n"
+        "print(json.dumps({'url': f'http://127.0.0.1:{sock.getsockname()[1]}'}), flush=True)\n"
+        "uvicorn.Server(uvicorn.Config(shop.app, log_level='warning')).run(sockets=[sock])\n"
+    )
+    (tmp_path / "shop.py").write_text(documented("shop.py"))
+    command = [str(environments.python(*X402_PYTHON)), "-c", serve]
+    with shop(command, tmp_path, world.environment()) as http:
+        bought(world, http, "/forecast")
+
+
+@pytest.mark.timeout(700)
+def test_the_documented_shop_in_node_runs(world: World) -> None:
+    directory = environments.node(*X402_NODE)
+    program = environments.placed(directory, "shop.mjs", documented("shop.mjs"))
+    with shop(["node", str(program)], directory, world.environment()) as http:
+        bought(world, http, "/forecast")
