@@ -5,10 +5,10 @@ keywords. Keys and types are those of the methods, which document them. Options 
 `CallOptions`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, NotRequired, Required, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from agentpay._arguments import Names
 from agentpay._challenges import Pairs
@@ -127,52 +127,6 @@ class ListSessionsParams(TypedDict, total=False):
     idempotency_key: str | None
     limit: int | None
     cursor: str | None
-
-
-class AuthorizePaymentParams(TypedDict, total=False):
-    """Arguments of `payments.authorize`."""
-
-    account_id: Required[str]
-    idempotency_key: Required[str]
-    origin: Required[str]
-    headers: Required[Iterable[tuple[str, str]]]
-    body: str | None
-    url: str | None
-    method: str | None
-    max_amount: Decimal | int | str | None
-    memo: str | None
-
-
-class ListPaymentsParams(TypedDict, total=False):
-    """Arguments of `payments.list`."""
-
-    account_id: str | None
-    status: (
-        TransferStatus
-        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
-        | None
-    )
-    origin: str | None
-    since: datetime | None
-    limit: int | None
-    cursor: str | None
-
-
-class ReportOutcomeParams(TypedDict, total=False):
-    """Arguments of `payments.report_outcome` besides the payment."""
-
-    status_code: Required[int]
-    receipt: str | None
-    duration_ms: int | None
-
-
-class PinOriginParams(TypedDict, total=False):
-    """Arguments of `console.origins.put` besides the origin."""
-
-    category: str | None
-    recipients: Iterable[str] | None
-    max_amount: Decimal | int | str | None
-    blocked: bool
 
 
 class CreateAgentKeyParams(TypedDict, total=False):

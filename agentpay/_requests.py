@@ -198,12 +198,14 @@ def _quoted(name: str, value: object) -> str:
 
 
 def _free_text(name: str, value: object) -> str:
-    """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`."""
-    text = check_text(name, value)
-    if "//" in text:
-        # An empty part would be another path to whatever normalizes it.
-        return quote(text, safe="")
-    return "/".join(_quoted(name, part) for part in text.split("/"))
+    """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`.
+
+    The slashes of an origin are quoted: proxies merge two slashes in a row.
+    """
+    scheme, separator, host = check_text(name, value).partition("://")
+    if separator:
+        return _quoted(name, scheme) + quote(separator, safe="") + _quoted(name, host)
+    return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
 def _query_text(name: str, value: object) -> str:

@@ -139,7 +139,7 @@ class AsyncAgentPay:
 
     @cached_property
     def payments(self) -> "AsyncPayments":
-        """An extension: sellers behind HTTP 402 are paid, each purchase at most once."""
+        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
         from agentpay._async.payments import AsyncPayments  # noqa: PLC0415 - few need it
 
         return AsyncPayments(self._caller)

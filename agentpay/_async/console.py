@@ -171,7 +171,6 @@ class AsyncConsole(AsyncResource):
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
-        origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
         origins: what is known of sellers, and held against their challenges.
@@ -188,7 +187,6 @@ class AsyncConsole(AsyncResource):
         self.webhooks: AsyncRegisteredWebhooks = AsyncRegisteredWebhooks(caller)
         self.events: AsyncEvents = AsyncEvents(caller)
         self.deliveries: AsyncDeliveries = AsyncDeliveries(caller)
-        self.origins: AsyncOrigins = AsyncOrigins(caller)
         self.audit: AsyncAudit = AsyncAudit(caller)
         self.requests: AsyncServedRequests = AsyncServedRequests(caller)
         self.origins: AsyncOrigins = AsyncOrigins(caller)

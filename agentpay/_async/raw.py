@@ -132,10 +132,10 @@ class AsyncRawPayments(AsyncRawResource):
 class AsyncRawOrigins(AsyncRawResource):
     """`client.console.origins`, with responses."""
 
+    list: Final = AsyncRaw(AsyncOrigins.list)
     put: Final = AsyncRaw(AsyncOrigins.put)
     get: Final = AsyncRaw(AsyncOrigins.get)
     delete: Final = AsyncRaw(AsyncOrigins.delete)
-    list: Final = AsyncRaw(AsyncOrigins.list)
 
 
 class AsyncRawAccountDetails(AsyncRawResource):
@@ -216,7 +216,6 @@ class AsyncRawConsole(AsyncRawResource):
         self.webhooks: AsyncRawRegisteredWebhooks = AsyncRawRegisteredWebhooks(console.webhooks)
         self.events: AsyncRawEvents = AsyncRawEvents(console.events)
         self.deliveries: AsyncRawDeliveries = AsyncRawDeliveries(console.deliveries)
-        self.origins: AsyncRawOrigins = AsyncRawOrigins(console.origins)
         self.audit: AsyncRawAudit = AsyncRawAudit(console.audit)
         self.requests: AsyncRawServedRequests = AsyncRawServedRequests(console.requests)
         self.origins: AsyncRawOrigins = AsyncRawOrigins(console.origins)

@@ -140,7 +140,7 @@ class AgentPay:
 
     @cached_property
     def payments(self) -> "Payments":
-        """An extension: sellers behind HTTP 402 are paid, each purchase at most once."""
+        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
         from agentpay._sync.payments import Payments  # noqa: PLC0415 - few need it
 
         return Payments(self._caller)

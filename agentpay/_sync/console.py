@@ -172,7 +172,6 @@ class Console(Resource):
         webhooks: registered webhooks and their secrets.
         events: recorded events, and their replay.
         deliveries: deliveries of events, with every attempt.
-        origins: what is known of sellers behind HTTP 402.
         audit: the audit trail.
         requests: requests that the server has responded to.
         origins: what is known of sellers, and held against their challenges.
@@ -189,7 +188,6 @@ class Console(Resource):
         self.webhooks: RegisteredWebhooks = RegisteredWebhooks(caller)
         self.events: Events = Events(caller)
         self.deliveries: Deliveries = Deliveries(caller)
-        self.origins: Origins = Origins(caller)
         self.audit: Audit = Audit(caller)
         self.requests: ServedRequests = ServedRequests(caller)
         self.origins: Origins = Origins(caller)

@@ -1,7 +1,9 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Payments behind HTTP 402 as a resource, an extension: authorized, read, listed, and reported about."""
+"""Payments behind HTTP 402 as a resource, an extension: authorized, read, listed, reported.
 
-from collections.abc import Iterable
+`agentpay.payments.PaymentAuth` is built on it, for callers whose HTTP library is httpx.
+"""
+
 from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
@@ -9,84 +11,94 @@ from typing import Literal, Unpack
 from agentpay._arguments import usdc
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
+from agentpay._challenges import Pairs, challenge_of
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import payments
-from agentpay.contract.payments import AuthorizePayment, Payment, ReportOutcome
+from agentpay.contract.payments import (
+    AuthorizePayment,
+    Payment,
+    ReportOutcome,
+)
 from agentpay.contract.transfers import TransferStatus
 
 
 class Payments(Resource):
-    """Payments behind HTTP 402: the service signs, and the seller broadcasts.
+    """Payments that answer a seller's 402 (interface PM1 to PM9)."""
 
-    Every method works with an operator key, and with an agent-scoped key of the account that pays. Every
-    method raises the exceptions of `agentpay.errors`.
-    """
+    __module__ = "agentpay"
 
     def authorize(
         self,
         *,
         account_id: str,
         idempotency_key: str,
-        origin: str,
-        headers: Iterable[tuple[str, str]],
-        body: str | None = None,
-        url: str | None = None,
+        response: object = None,
+        origin: str | None = None,
+        url: object = None,
         method: str | None = None,
+        headers: Pairs | None = None,
+        body: bytes | str | None = None,
         max_amount: Decimal | int | str | None = None,
         memo: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment:
-        """Have a 402 paid: get the header that presents the payment to its seller.
+        """Sign the payment that a 402 asks for, and return the header that presents it to the seller.
 
-        The same key with equal terms returns the same signed transaction, wrapped for the challenge at hand.
+        Nothing moves before you send `payment.header` to the seller, with the request that is paid for. Do
+        not follow redirects with it. With httpx, `agentpay.payments.PaymentAuth` does all of this.
 
         Args:
             account_id: the account that pays, `acct_…`.
-            idempotency_key: 1 to 128 characters. One purchase has one key, however often it is tried.
-            origin: the seller that answered 402, such as `https://api.example.com`.
-            headers: name and value of each header of the 402; those with its challenges suffice.
-            body: body of the 402; only x402 version 1 has its challenge there.
-            url: what was asked for.
-            method: HTTP method of the request that was answered with 402.
-            max_amount: the most USDC to pay, with at most 6 decimals; the policy alone decides if None.
-                Floats are refused.
-            memo: max 200 characters; stays off chain.
+            idempotency_key: 1 to 128 characters. It names the purchase, not the attempt: the same key never
+                signs a second payment, and presents the first one again.
+            response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
+                `headers`, and `origin` or `url`:
+            origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
+                `url`.
+            url: the address that answered 402. Its query is not sent to the service.
+            method: the HTTP method of the request.
+            headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
+            body: of the response; x402 version 1 has its challenge there.
+            max_amount: the most USDC to pay; by default the policy alone decides. Floats are refused.
+            memo: at most 200 characters; it stays off chain.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The payment: `submitted` or `settled` with its `header`, or `pending_approval` without one.
+            The payment. Its `header` is None while it waits for an operator (`pending_approval`): call again
+            with the same key and a fresh 402 once it is approved.
 
         Raises:
-            TypeError: the amount is a float.
-            ValueError: the amount is negative, not finite, or has more than 6 decimals.
-            NotFoundError: no such account of this operator.
-            UnpayableChallengeError: the challenge cannot be read, or offers nothing that can be paid.
-            PolicyViolationError: the policy or the pin of the origin refuses it; the message names which.
+            TypeError: neither a response nor its parts, or `max_amount` is a float.
+            ValueError: the response is not a 402, or `max_amount` has more than 6 decimals.
+            UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
+            PolicyViolationError: the policy, or what is pinned of the seller, refuses it.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
-            IdempotencyConflictError: the key stands for other terms, or for a transfer.
-            ConflictError: the payment of the key has expired or failed; a new purchase takes a new key.
-            InvalidRecipientError: a recipient has no USDC token account.
-            ChainUnavailableError: the blockchain cannot be reached; nothing was done.
+            IdempotencyConflictError: the key was used for another purchase.
+            ConflictError: the payment of this key has expired or failed (`payment_expired`,
+                `payment_failed`): nothing moved, and a new purchase takes a new key.
+            PaymentOutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
+                the same key.
         """
-        asked = AuthorizePayment(
+        challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
+        request = AuthorizePayment(
             account_id=account_id,
             idempotency_key=idempotency_key,
-            origin=origin,
-            headers=tuple((name, value) for name, value in headers),
-            body=body,
-            url=url,
-            method=method,
+            origin=challenge.origin,
+            url=challenge.url,
+            method=challenge.method,
+            headers=challenge.headers,
+            body=challenge.body,
             max_amount=None if max_amount is None else usdc("max_amount", max_amount),
             memo=memo,
         )
-        request = prepare(payments.AUTHORIZE_PAYMENT, body=asked)
-        payment: Payment = self._call(request, options)
+        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request, idempotency_key=idempotency_key)
+        payment: Payment = self._call(prepared, options)
         return payment
 
     def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
-        """Read a payment, as the chain has it by now.
+        """Read a payment. Its `header` is None: `authorize` alone hands it out.
 
         Args:
             transfer_id: the payment, `txn_…`.
@@ -112,19 +124,19 @@ class Payments(Resource):
         cursor: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Payment]:
-        """List payments, newest first. An agent-scoped key lists those of its account.
+        """List payments of every status, newest first. An agent-scoped key lists those of its account.
 
         Args:
-            account_id: only those that this account pays.
-            status: only those that have come this far.
-            origin: only those to this seller.
-            since: only those that were asked for after this moment, which has a time zone.
-            limit: payments per page, 1 to 100; 20 by default.
+            account_id: only payments out of this account.
+            status: only payments that have come this far.
+            origin: only payments to this seller, such as `https://api.example.com`.
+            since: only payments that were asked for after this moment; with a UTC offset.
+            limit: payments per page, 1 to 100; 20 by default. Iterating goes through all pages.
             cursor: `cursor` of an earlier page, to go on from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
-        Returns:
-            The first page. Iterating over it yields all payments, fetching further pages as needed.
+        Raises:
+            ValueError: `since` has no UTC offset.
         """
         query = {
             "account_id": account_id,
@@ -145,7 +157,9 @@ class Payments(Resource):
         duration_ms: int | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment:
-        """Report what the seller answered to a payment: a claim, which decides nothing.
+        """Report what the seller answered to a payment, for the operator's records.
+
+        It is stored as your claim and decides nothing: what became of the money, the chain tells.
 
         Args:
             transfer_id: the payment, `txn_…`.
@@ -153,9 +167,6 @@ class Payments(Resource):
             receipt: the receipt header of the response, as it came.
             duration_ms: how long the paid request took, in milliseconds.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
-
-        Returns:
-            The payment.
 
         Raises:
             NotFoundError: no such payment of this operator.

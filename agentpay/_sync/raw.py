@@ -133,10 +133,10 @@ class RawPayments(RawResource):
 class RawOrigins(RawResource):
     """`client.console.origins`, with responses."""
 
+    list: Final = Raw(Origins.list)
     put: Final = Raw(Origins.put)
     get: Final = Raw(Origins.get)
     delete: Final = Raw(Origins.delete)
-    list: Final = Raw(Origins.list)
 
 
 class RawAccountDetails(RawResource):
@@ -217,7 +217,6 @@ class RawConsole(RawResource):
         self.webhooks: RawRegisteredWebhooks = RawRegisteredWebhooks(console.webhooks)
         self.events: RawEvents = RawEvents(console.events)
         self.deliveries: RawDeliveries = RawDeliveries(console.deliveries)
-        self.origins: RawOrigins = RawOrigins(console.origins)
         self.audit: RawAudit = RawAudit(console.audit)
         self.requests: RawServedRequests = RawServedRequests(console.requests)
         self.origins: RawOrigins = RawOrigins(console.origins)

@@ -10,7 +10,7 @@ AccountStatus = Literal["active", "paused"]
 """Whether an account may send: `paused` exactly while its policy is paused (interface A4)."""
 
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
-"""How far a transfer has come (interface T3, T4)."""
+"""The status of a transfer (interface T3, T4)."""
 
 PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
 """How a seller's challenge is written and answered."""

@@ -47,11 +47,12 @@ class Subject:
     """The object that error responses of an operation refer to (interface E2 to E4).
 
     Attributes:
-        kind: `transfer` or `session`; the field that names one is this and `_id`.
-        refused: what its status may be in a 402.
-        unknown: what its status may be in a 503, when its outcome is not known yet; empty for never.
-        is_always_stored: whether a refusal stores something to name; if not, the field is null then.
-        is_named_by_conflicts: whether a 409 names what the key stands for, where the caller may know of it.
+        kind: `transfer` or `session`; its field in the response is `transfer_id` or `session_id`.
+        refused: possible values of its status in a 402.
+        unknown: possible values of its status in a 503 with an unknown outcome; empty if there is no such
+            503.
+        is_always_stored: whether a refusal stores the object; if not, the field is null then.
+        is_named_by_conflicts: whether a 409 names the object that holds the key, if the caller may see it.
     """
 
     kind: str

@@ -52,7 +52,7 @@ class TransferInitiatedData(Model):
         transfer_id: the transfer, `txn_…`.
         account_id: the account that pays, `acct_…`.
         to: recipient, as sent.
-        amount_usdc: USDC to be moved.
+        amount_usdc: USDC to be transferred.
         tx_signature: signature of the on-chain transaction; None for a payment whose seller pays the fee, and
             names the transaction with that.
     """

@@ -41,15 +41,13 @@ PUBLIC = """
     PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin Policies Policy
     PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
     RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
-    RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
-    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
-    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
-    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks WebhookSignatureError
-    Payment PaymentHeader PaymentOutcome PaymentProtocol Payments PinnedOrigin Origins AsyncPayments
-    AsyncOrigins UnpayableChallengeError AuthorizePaymentParams ListPaymentsParams ReportOutcomeParams
-    PinOriginParams
-    __version__
+    ReportOutcomeParams RotateSecretParams ServedRequest ServedRequests ServerError
+    ServiceUnavailableError Session SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError Sessions SessionStatus PinOriginParams Transaction TransactionStatus
+    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
+    TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
+    WebhookSignatureError __version__
 """
 
 METHODS = {
@@ -58,7 +56,6 @@ METHODS = {
     "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
-    "payments": ["authorize", "get", "list", "report_outcome"],
     "console.accounts": ["allow_signing", "get"],
     "console.agent_keys": ["create", "list", "revoke"],
     "console.approvals": ["approve", "list", "reject"],
@@ -66,6 +63,7 @@ METHODS = {
     "console.deliveries": ["list"],
     "console.events": ["list", "replay"],
     "console.origins": ["delete", "get", "list", "put"],
+    "payments": ["authorize", "get", "list", "report_outcome"],
     "console.operator_keys": ["create", "list", "revoke"],
     "console.webhooks": ["delete", "list", "rotate_secret"],
 }
