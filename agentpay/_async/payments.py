@@ -23,7 +23,7 @@ from agentpay.contract.transfers import TransferStatus
 
 
 class AsyncPayments(AsyncResource):
-    """Payments that answer a seller's 402 (interface PM1 to PM9)."""
+    """Pays for responses with HTTP 402."""
 
     __module__ = "agentpay"
 
@@ -69,7 +69,8 @@ class AsyncPayments(AsyncResource):
 
         Raises:
             TypeError: neither a response nor its parts, or `max_amount` is a float.
-            ValueError: the response is not a 402, or `max_amount` has more than 6 decimals.
+            ValueError: the response is not a 402, its challenge is too large, or `max_amount` has more than
+                6 decimals.
             UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
             PolicyViolationError: the policy, or what is pinned of the seller, refuses it.
             AccountPausedError: the account is paused.
