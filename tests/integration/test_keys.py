@@ -41,6 +41,10 @@ ALLOWED = {
     "sessions.close",
     "sessions.get",
     "sessions.list",
+    "payments.authorize",
+    "payments.get",
+    "payments.list",
+    "payments.report_outcome",
 }
 
 REFUSED = [e for e in BOUND_ENDPOINTS if e.name not in ALLOWED and e.scope is not Scope.NO_KEY]

@@ -16,7 +16,13 @@ from agentpay_server.database.tables.identity import (
     server_state,
     sign_in_codes,
 )
-from agentpay_server.database.tables.money import chain_transactions, entries, transfers
+from agentpay_server.database.tables.money import (
+    chain_transactions,
+    entries,
+    payments,
+    pinned_origins,
+    transfers,
+)
 from agentpay_server.database.tables.outbox import deliveries, delivery_attempts, events, webhooks
 
 __all__ = [
@@ -35,6 +41,8 @@ __all__ = [
     "events",
     "metadata",
     "operators",
+    "payments",
+    "pinned_origins",
     "policy_records",
     "server_state",
     "session_charges",
