@@ -27,6 +27,10 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "listen": ("listen:listen", "Print events as they happen, and optionally forward them, signed."),
     "trigger": ("trigger:trigger", "Cause an event by real operations, on a test chain."),
     "simulate": ("simulate:simulate", "Simulate servers under faults on virtual time, from a seed."),
+    "crash-test": (
+        "crash_test:crash_test",
+        "Kill servers and agents while hostile sellers are paid, and count what was paid.",
+    ),
     "openapi": ("openapi:openapi", "Print the OpenAPI document of /v1."),
 }
 """Module and one-line help of each command; stated here so that `--help` imports no command."""

@@ -138,12 +138,13 @@ class NodeHome:
 
     Args:
         rpc_url: of the node.
-        usdc_mint: address of the USDC mint.
+        usdc_mint: address of the USDC mint; None for that of mainnet.
+        clock: the seller's time; None for the machine's.
     """
 
-    def __init__(self, rpc_url: str, usdc_mint: str | None) -> None:
+    def __init__(self, rpc_url: str, usdc_mint: str | None, clock: Clock | None) -> None:
         self.owner: OwnerThread = OwnerThread("agentpay-paywall")
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.usdc_mint: str = usdc_mint or USDC_MINTS["mainnet-beta"]
         self._url = rpc_url
         self._keypairs: dict[str, Keypair] = {}
