@@ -102,8 +102,9 @@ class Agent:
                 return "unpayable"
             except errors.ConflictError as conflict:
                 return str(conflict.code)
-            except errors.AgentPayError:
+            except errors.AgentPayError as error:
                 # A server that is down, or says that it cannot tell: the key makes trying again safe.
+                sys.stderr.write(f"{name}: {error}\n")
                 time.sleep(_PAUSE_SECONDS)
                 continue
             assert payment.header is not None  # noqa: S101 - nothing here waits for approval

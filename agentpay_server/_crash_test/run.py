@@ -27,9 +27,11 @@ PRICE_USDC: Final = Decimal("0.01")
 SPEED: Final = 3
 """How many seconds pass on the chain in one: a payment expires after 20 seconds."""
 
-_CAP_SHARE: Final = Decimal("0.5")
+_CAP_PURCHASES_PER_SECOND: Final = 0.5
+_LEAST_CAP_PURCHASES: Final = 5
 _START_USDC: Final = 1_000
-_KILL_EVERY_SECONDS: Final = 2.0
+_KILL_EVERY_SECONDS: Final = 3.0
+_SERVER_SHARE: Final = 0.4
 _LOOK_SECONDS: Final = 0.1
 _END_SECONDS: Final = 120.0
 _FUND_TRIES: Final = 50
@@ -47,6 +49,7 @@ class Plan:
         purchases: number of purchases of each agent.
         servers: number of server processes; more than one needs a PostgreSQL database.
         database_url: PostgreSQL database to use; None for an SQLite file.
+        keep: a new directory for data, logs and journals; None for one that is removed.
     """
 
     seed: int
@@ -55,6 +58,7 @@ class Plan:
     purchases: int
     servers: int
     database_url: str | None = field(default=None, repr=False)
+    keep: Path | None = None
 
 
 @frozen(kw_only=True)
@@ -63,7 +67,7 @@ class Line:
 
     Attributes:
         mode: the mode.
-        purchases: how many were tried.
+        purchases: how many were tried to their end, or paid.
         asked: how often agents asked the service to pay for them.
         served: how many ended with the resource.
         refused: how many the policy refused.
@@ -89,7 +93,6 @@ class Verdict:
         cap_usdc: the daily limit of the account.
         settled_usdc: what left the account, by the chain.
         over_cap_usdc: by how much that passes the limit.
-        unfinished: purchases that no agent finished.
         undecided: payments that the service had not brought to an end in time.
         differing: payments of which service and chain say different things.
         kills: how many processes were killed.
@@ -100,7 +103,6 @@ class Verdict:
     cap_usdc: Decimal
     settled_usdc: Decimal
     over_cap_usdc: Decimal
-    unfinished: int
     undecided: int
     differing: int
     kills: int
@@ -136,12 +138,12 @@ class CrashTest:
         """
         started = time.monotonic()
         with (
-            tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch,
+            self._directory() as scratch,
             contextlib.closing(ChainNode(speed=SPEED)) as node,
-            self._servers(node, Path(scratch)) as servers,
+            self._servers(node, scratch) as servers,
             Paywall(rpc_url=node.url, clock=node.clock) as shop,
         ):
-            return self._judged(node, servers, shop, Path(scratch), started)
+            return self._judged(node, servers, shop, scratch, started)
 
     def _judged(
         self, node: ChainNode, servers: list[ServerProcess], shop: Paywall, scratch: Path, started: float
@@ -155,7 +157,7 @@ class CrashTest:
             protocol = self._random.choice(list(Protocol))
             shop.sell(f"/{name}", PRICE_USDC, protocols=[protocol], external_id=name, mode=mode)
         url = shop.listen()
-        cap_usdc = (PRICE_USDC * len(names) * _CAP_SHARE).quantize(PRICE_USDC)
+        cap_usdc = PRICE_USDC * max(int(plan.seconds * _CAP_PURCHASES_PER_SECOND), _LEAST_CAP_PURCHASES)
         account_id = self._account(servers, cap_usdc)
         agents = self._agents(servers, url, account_id, names, scratch)
         self._disturb(servers, agents)
@@ -164,11 +166,10 @@ class CrashTest:
         outcomes = {name: told for agent in agents for name, told in agent.outcomes().items()}
         settled_usdc = from_micro(sum(landed.micro[name] for name in names))
         return Verdict(
-            lines=tuple(_lines(modes, outcomes, landed)),
+            lines=tuple(lines_of(modes, outcomes, landed)),
             cap_usdc=cap_usdc,
             settled_usdc=settled_usdc,
             over_cap_usdc=max(settled_usdc - cap_usdc, Decimal(0)),
-            unfinished=len(set(names) - set(outcomes)),
             undecided=undecided,
             differing=self._differing(servers, account_id, landed, names),
             kills=self._kills,
@@ -176,6 +177,15 @@ class CrashTest:
         )
 
     # --- The world
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[Path]:
+        if self._plan.keep is not None:
+            self._plan.keep.mkdir(parents=True)
+            yield self._plan.keep
+            return
+        with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
+            yield Path(scratch)
 
     @contextlib.contextmanager
     def _servers(self, node: ChainNode, scratch: Path) -> Iterator[list[ServerProcess]]:
@@ -260,7 +270,7 @@ class CrashTest:
     def _kill_one(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
         self._kills += 1
         running = [agent for agent in agents if agent.is_running]
-        if running and self._random.random() < 0.5:
+        if running and self._random.random() >= _SERVER_SHARE:
             victim = self._random.choice(running)
             victim.kill()
         else:
@@ -295,9 +305,12 @@ class CrashTest:
         return abs(says["settled"] - on_chain)
 
 
-def _lines(modes: dict[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed) -> Iterator[Line]:
+def lines_of(modes: dict[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed) -> Iterator[Line]:
+    """Yield a line for each mode in which something was tried."""
     for mode in _MODES:
-        names = [name for name, its in modes.items() if its is mode]
+        names = [
+            name for name, its in modes.items() if its is mode and (name in outcomes or landed.payments[name])
+        ]
         told = [outcomes.get(name, ("", 0)) for name in names]
         words = Counter(word for word, _ in told)
         if names:

@@ -125,6 +125,7 @@ def demo(
             None if operator_key else server.operator_key,
             story_seed,
             has_console=not no_dashboard,
+            paid_api_url=world.listen(),
             tools=world.tools() if has_tools else None,
         )
         if has_tools and find_spec("mcp") is None:
@@ -199,10 +200,12 @@ def _introduce(
     seed: int,
     *,
     has_console: bool,
+    paid_api_url: str,
     tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
-        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed, **(tools or {})}
+        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
+        told |= {"paid_api_url": paid_api_url, **(tools or {})}
         output.document({"demo": told})
         return
     output.line(
@@ -219,6 +222,7 @@ def _introduce(
         output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
     output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
+    output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
     if tools is not None:
         title = "Configuration of an MCP server for a model, with an account of its own:"
         output.line(Text(title, style="bold"))
