@@ -1,4 +1,4 @@
-"""P17: the limit holds and nothing is paid twice while servers and agents are killed, by `crash-test` itself."""
+"""P17: nothing is paid twice or over the limit while servers and agents are killed, by `crash-test` itself."""
 
 import json
 from collections import Counter
