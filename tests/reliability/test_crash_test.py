@@ -1,4 +1,4 @@
-"""P17: nothing is paid twice or over the limit while servers and agents are killed, by `crash-test` itself."""
+"""P17: nothing is paid twice or over the limit while servers and agents are killed, by `crash-test`."""
 
 import json
 from collections import Counter
