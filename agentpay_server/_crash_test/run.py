@@ -204,7 +204,9 @@ class CrashTest:
         try:
             self._say(f"starting {plan.servers} server(s)")
             for server in servers:
+                # One after the other: the first one creates the tables.
                 server.start()
+                server.wait()
             yield servers
         finally:
             for server in servers:
@@ -262,6 +264,8 @@ class CrashTest:
             time.sleep(_LOOK_SECONDS)
         for agent in agents:
             agent.kill()
+        for server in servers:
+            server.wait()
         self._say(f"killed {self._kills} processes; waiting for every payment to end")
 
     def _next_kill(self) -> float:

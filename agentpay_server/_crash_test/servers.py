@@ -39,24 +39,32 @@ class ServerProcess:
         self._environment = {**os.environ, **environment}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
 
     def start(self) -> None:
-        """Start, and return once it accepts requests.
-
-        Raises:
-            CannotStartError: it ended instead.
-        """
+        """Start, without waiting until it accepts requests."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log
             )
+        self._is_ready = False
+
+    def wait(self) -> None:
+        """Return once it accepts requests.
+
+        Raises:
+            CannotStartError: it ended instead, or is not ready in time.
+        """
+        if self._is_ready:
+            return
+        assert self._process is not None  # noqa: S101 - it was started
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         ready, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
         line = self._process.stdout.readline() if ready else b""
         if not line.startswith(b"{"):
             self.kill()
             raise CannotStartError(f"a server did not start: {self._last_words()}")
-        json.loads(line)
+        self._is_ready = True
 
     def kill(self) -> None:
         """Kill it, as a power cut would."""
