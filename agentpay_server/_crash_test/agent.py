@@ -13,16 +13,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import httpx
 
 from agentpay import AgentPay, errors
+from agentpay.payments import PaymentAuth
 
 _TRIES: Final = 4
 _SERVICE_TRIES: Final = 200
 _PAUSE_SECONDS: Final = 0.1
-_SELLER_SECONDS: Final = 10.0
 _AGAIN_SHARE: Final = 0.1
 
 
@@ -37,14 +36,8 @@ class Agent:
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
         self._random = random.Random(plan["seed"])  # noqa: S311 - no secret depends on it
-        self._shop = httpx.Client(base_url=plan["shop"], timeout=_SELLER_SECONDS, trust_env=False)
-        self._clients = [
-            AgentPay(api_key=plan["api_key"], base_url=url, max_retries=0, timeout=30)
-            for url in plan["services"]
-        ]
         self._done = Path(plan["done"])
-        parts = urlsplit(plan["shop"])
-        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._shops = [self._shop(url) for url in plan["services"]]
 
     def run(self) -> None:
         """Buy what is not done yet, and now and again something that is."""
@@ -56,60 +49,46 @@ class Agent:
             with self._done.open("a") as file:
                 file.write(f"{name} {outcome}:{asked}\n")
 
+    def _shop(self, service_url: str) -> httpx.Client:
+        """Return a client of the seller that has one server of the service pay."""
+        plan = self._plan
+        service = AgentPay(api_key=plan["api_key"], base_url=service_url, max_retries=0, timeout=30)
+        auth = PaymentAuth(service, account_id=plan["account_id"])
+        return httpx.Client(base_url=plan["shop"], auth=auth, trust_env=False)
+
     def _lines(self) -> Iterator[str]:
         if self._done.exists():
             # A line that a kill has cut off is no line.
             yield from (line for line in self._done.read_text().splitlines() if ":" in line)
 
     def _buy(self, name: str, path: str) -> tuple[str, int]:
-        """Try a purchase some times under its one key; return what came of it, and how often it asked."""
-        asked = 0
-        for _ in range(_TRIES):
-            challenge = self._got(path, {})
-            if challenge is None or challenge.status_code != 402:
-                continue
-            asked += 1
-            header = self._header(name, path, challenge)
-            if isinstance(header, str):
-                return header, asked
-            served = self._got(path, header)
-            if served is not None and served.status_code == 200:
-                return "served", asked
-        return "unserved", asked
-
-    def _got(self, path: str, header: dict[str, str]) -> httpx.Response | None:
-        try:
-            return self._shop.get(path, headers=header)
-        except httpx.HTTPError:
-            return None
-
-    def _header(self, name: str, path: str, challenge: httpx.Response) -> dict[str, str] | str:
-        """Return the header that pays; a word where the service refuses."""
+        """Try a purchase some times under its one key; return what came of it, and how often it was tried."""
+        tries = 0
         for _ in range(_SERVICE_TRIES):
-            client = self._random.choice(self._clients)
             try:
-                payment = client.payments.authorize(
-                    account_id=self._plan["account_id"],
-                    idempotency_key=name,
-                    origin=self._origin,
-                    url=self._origin + path,
-                    headers=challenge.headers.multi_items(),
-                    body=challenge.text[:65_536],
-                )
+                tries += 1
+                response = self._random.choice(self._shops).get(path, extensions={"payment_key": name})
+                if response.status_code == 200:
+                    return "served", tries
+            except errors.PaymentRefusedError:
+                # The seller has a payment and asks again: the same key presents the same payment.
+                pass
             except errors.TransferRejectedError:
-                return "refused"
+                return "refused", tries
             except errors.UnpayableChallengeError:
-                return "unpayable"
+                return "unpayable", tries
             except errors.ConflictError as conflict:
-                return str(conflict.code)
+                return str(conflict.code), tries
+            except httpx.HTTPError:
+                pass
             except errors.AgentPayError as error:
-                # A server that is down, or says that it cannot tell: the key makes trying again safe.
+                # A server that is down, or cannot tell what it has done: the key makes it safe to try again.
                 sys.stderr.write(f"{name}: {error}\n")
                 time.sleep(_PAUSE_SECONDS)
-                continue
-            assert payment.header is not None  # noqa: S101 - nothing here waits for approval
-            return {payment.header.name: payment.header.value}
-        return "unreachable"
+                tries -= 1
+            if tries == _TRIES:
+                break
+        return "unserved", tries
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from attrs import frozen
 from agentpay import AgentPay, errors
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import TransferStatus
+from agentpay.payments import PaymentAuth
 from agentpay_server.embedded.server import AgentPayServer
 from agentpay_server.paywall import Paywall
-from agentpay_server.paywall.paywall import IN_PROCESS_URL
 
 RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"
@@ -233,28 +233,20 @@ class DemoWorld:
             category="inference",
             content={"text": "Rain."},
         )
+        auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
         self._http = httpx.Client(
-            transport=self._paid_api.transport(), base_url=self._paid_api.base_url, trust_env=False
+            transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False
         )
 
     def _call_paid_api(self) -> None:
         """Call the paid API, which asks for money first."""
-        asked = self._http.get(_PAID_PATH)
         self._calls += 1
-        payment = self._agents[RESEARCH].payments.authorize(
-            account_id=self.accounts[RESEARCH],
-            idempotency_key=f"demo-call-{self._calls}",
-            origin=IN_PROCESS_URL,
-            url=str(asked.url),
-            headers=asked.headers.multi_items(),
-            body=asked.text,
-        )
-        assert payment.header is not None  # noqa: S101 - none of its policies asks for approval
-        self._http.get(_PAID_PATH, headers={payment.header.name: payment.header.value})
+        response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
+        transfer_id: str = response.extensions["payment"].transfer_id
         # What the seller says does not count: the service asks the chain.
-        settled = self._agents[RESEARCH].payments.get(payment.transfer_id)
+        settled = self._agents[RESEARCH].payments.get(transfer_id)
         action = f"pays {_CALL_USDC} USDC for a call of {INFERENCE}"
-        self._record(RESEARCH, action, settled.status, transfer_id=payment.transfer_id)
+        self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)
 
     def _break_receiver(self) -> None:
         """Make the webhook's receiver fail once; that delivery is retried after 30 seconds."""

@@ -17,11 +17,11 @@ import environments
 import httpx
 import pytest
 import validators
-from agentpay.contract.payments import Payment
 from attrs import frozen
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
+from agentpay.contract.payments import Payment
 from agentpay_server import AgentPayServer
 
 HERE = Path(__file__).parent
